@@ -1,0 +1,37 @@
+# `make train` and `make test` set up what they need; nothing but Python and make is asked for.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup train test test-slow lint docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: $(READY) ## create .venv with everything the project needs
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[example,plot,test]'
+	@touch $@
+
+train: $(READY) ## train the pipelined transformer on real text (about four minutes)
+	$(BIN)/python -m examples.pipelined_transformer.main $(ARGS)
+
+test: lint ## what to run before each commit
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: $(READY) ## the long property tests too
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+docs: $(READY) ## regenerate docs/passes.md and docs/flags.md
+	$(BIN)/python -m mpmd.tools.docs
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache out *.egg-info

@@ -1,0 +1,74 @@
+"""Every exception that mpmd raises on purpose, in one hierarchy.
+
+An error is a page for the reader: what is wrong in the user's words, where, what was found and what
+was expected, and what to do.  Several problems found together are raised together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MpmdError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(MpmdError, ValueError):
+    """The topology, the assignment or an option cannot be used as given."""
+
+
+class SignatureError(MpmdError, TypeError):
+    """A call does not fit what a function was traced or compiled for."""
+
+
+class PlacementError(MpmdError, ValueError):
+    """A computation or value cannot be given a mesh."""
+
+
+class IRError(MpmdError, ValueError):
+    """Misuse of the IR: the change asked for would leave an invalid program."""
+
+
+class PassError(MpmdError, ValueError):
+    """A pass found the program wrong.  Holds all diagnostics that were found, worst first."""
+
+    def __init__(self, message: str, diagnostics: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.diagnostics = tuple(diagnostics)
+
+
+class ScheduleError(MpmdError, ValueError):
+    """A pipeline schedule is impossible; names the first impossible task."""
+
+
+class ProgramError(MpmdError, ValueError):
+    """An instruction stream breaks a rule of the runtime; found before the first step."""
+
+
+class CompileError(MpmdError, RuntimeError):
+    """A fragment cannot be compiled."""
+
+
+class FragmentError(MpmdError, RuntimeError):
+    """A fragment failed while it ran; names fragment, mesh, stage, microbatch and step."""
+
+
+class HloError(MpmdError, ValueError):
+    """HLO text or an HLO module is malformed; shows the place."""
+
+
+class CheckpointError(MpmdError, RuntimeError):
+    """A checkpoint cannot be read or written."""
+
+
+class DataError(MpmdError, ValueError):
+    """Training data cannot be read."""
+
+
+def collect(kind: type[MpmdError], problems: Sequence[str], heading: str = "") -> MpmdError:
+    """One error for several problems, numbered when there is more than one."""
+    if len(problems) == 1:
+        return kind(problems[0])
+    lines = [heading or f"{len(problems)} problems:"]
+    lines += [f"  {n}. {problem}" for n, problem in enumerate(problems, 1)]
+    return kind("\n".join(lines))
