@@ -1,0 +1,115 @@
+"""The IR of mpmd: MLIR, through the bindings and the `mpmd` dialect in jaxlib.
+
+    module = ir.parse(text)
+    for f in ir.funcs(module):
+        for fragment in ir.fragments(f):
+            print(fragment.mesh, fragment.origins, fragment.inputs)
+
+Passes read with what is in `query`, change with what is in `edit` and `fragments`, and never call MLIR's
+own mutators: those crash the process when misused, ours raise.
+"""
+
+from jax.extend.mlir.ir import (
+    ArrayAttr,
+    Attribute,
+    Block,
+    BoolAttr,
+    DictAttr,
+    FlatSymbolRefAttr,
+    InsertionPoint,
+    IntegerAttr,
+    IntegerType,
+    Location,
+    Module,
+    RankedTensorType,
+    StringAttr,
+    Type,
+    UnitAttr,
+    Value,
+)
+from jax.extend.mlir.ir import OpView as Op
+
+from mpmd.ir.context import context, to_text
+from mpmd.ir.edit import (
+    after,
+    append_arg,
+    at_end,
+    at_start,
+    before,
+    clone,
+    clone_body,
+    clone_with,
+    create,
+    erase,
+    erase_args,
+    keep_only,
+    move_after,
+    move_before,
+    move_to_start,
+    rebuild,
+    reorder,
+    replace,
+    replace_uses,
+    replace_uses_in,
+    return_types_changed,
+    set_operand,
+    set_type,
+)
+from mpmd.ir.fragments import (
+    drop,
+    filter_attributes,
+    make_fragment,
+    make_transfer,
+    merge,
+    remove_dead_code,
+    split,
+)
+from mpmd.ir.ops import (
+    Assign,
+    Broadcast,
+    Call,
+    For,
+    Fragment,
+    FragmentCall,
+    Func,
+    FuncCall,
+    NamedComputation,
+    NamedTensor,
+    Reduce,
+    Return,
+    Transfer,
+    Unassign,
+    attribute_dicts,
+    put,
+    put_attribute_dicts,
+)
+from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass
+from mpmd.ir.query import (
+    arg_index,
+    fragments,
+    funcs,
+    is_constant,
+    is_pure,
+    is_unused,
+    module_of,
+    ops,
+    ops_flowing_to,
+    producer,
+    read_by,
+    result_index,
+    symbol_table,
+    top_down,
+    users,
+    walk,
+)
+from mpmd.ir.reading import location_of, parse
+from mpmd.ir.types import (
+    MeshTensor,
+    Origin,
+    Topology,
+    axes_of,
+    element_count,
+    string_array,
+    string_list,
+)
+from mpmd.ir.verify import verify

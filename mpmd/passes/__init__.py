@@ -1,0 +1,36 @@
+"""Every pass over the MPMD IR, by name.  One pass per file; a family's table stands in its package."""
+
+from __future__ import annotations
+
+import difflib
+
+from mpmd.errors import ConfigError
+from mpmd.passes import (
+    calls,
+    cleanup,
+    export,
+    import_,
+    merge,
+    propagation,
+    schedule,
+    split,
+    transfers,
+    validate,
+)
+from mpmd.support.passes import Pass, with_options
+
+_FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, validate)
+
+PASSES: dict[str, type[Pass]] = {kind.name: kind for family in _FAMILIES for kind in family.PASSES}
+
+
+def make_pass(name: str, options: str = "") -> Pass:
+    """A pass by its name and the text of its options, such as `"merge-any-consumer=true"`.
+
+    Raises:
+        ConfigError: no such pass or option.
+    """
+    if name not in PASSES:
+        close = difflib.get_close_matches(name, PASSES, 3)
+        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    return with_options(PASSES[name], options)

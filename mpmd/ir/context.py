@@ -1,0 +1,49 @@
+"""The MLIR context, text in and out, and two repairs to the bindings.
+
+In jaxlib an op's hash is that of its contents, so that a set or dict loses an op when its operands or
+attributes change, and comparing an op to None raises.  Here an op is hashed and compared by its address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.interpreters import mlir as jax_mlir
+
+
+@functools.cache
+def context() -> ir.Context:
+    """The one context of the process, with every dialect that JAX knows."""
+    made = jax_mlir.make_ir_context()
+    # A Python diagnostic handler together with a verifier on many threads deadlocks.
+    made.enable_multithreading(False)
+    made.allow_unregistered_dialects = True
+    return made
+
+
+def to_text(module: ir.Module, locations: bool = False) -> str:
+    """The module as MLIR text; `parse` is the way back."""
+    text: str = module.operation.get_asm(enable_debug_info=locations)
+    return text
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, ctypes.c_char_p]
+
+
+def _address(op: Any) -> int:
+    try:
+        return int(_pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr"))
+    except RuntimeError:  # the bindings know that it was erased: it is equal to itself alone
+        return -id(op)
+
+
+def _equal(op: Any, other: object) -> bool:
+    return isinstance(other, (ir.Operation, ir.OpView)) and _address(op) == _address(other)
+
+
+for _class in (ir.Operation, ir.OpView):
+    _class.__hash__, _class.__eq__ = _address, _equal

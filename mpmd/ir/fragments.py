@@ -1,0 +1,242 @@
+"""Making, merging, splitting and shrinking fragments and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+from jax.extend.mlir.ir import OpView as Op
+from jax.extend.mlir.ir import Value
+
+from mpmd.ir import counting, edit
+from mpmd.ir.context import context
+from mpmd.ir.ops import Fragment, Transfer, attribute_dicts, put_attribute_dicts
+from mpmd.ir.query import is_pure, is_unused, ops, producer, read_by, users
+from mpmd.ir.types import MeshTensor, Origin, string_array
+
+
+def make_fragment(
+    mesh: str,
+    inputs: Sequence[Value],
+    types: Sequence[ir.Type],
+    where: ir.InsertionPoint,
+    body: Callable[[list[Value], ir.InsertionPoint], Sequence[Value]],
+    origins: Sequence[Origin] = (),
+    inferred_by: Sequence[str] = (),
+    location: ir.Location | None = None,
+) -> Fragment:
+    """A fragment whose ops are made by `body(args, insertion point)`, which gives what it returns."""
+    location = location or ir.Location.unknown(context())
+    attributes = {
+        "mesh_name": ir.StringAttr.get(mesh, context()),
+        "origin": ir.ArrayAttr.get([o.attribute() for o in origins], context()),
+    }
+    if inferred_by:
+        attributes["mpmd.inferred_by"] = string_array(inferred_by)
+    made = edit.create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
+    block = made.regions[0].blocks.append(
+        *(_inner_type(v.type) for v in inputs), arg_locs=[location] * len(inputs)
+    )
+    returned = body(list(block.arguments), ir.InsertionPoint(block))
+    edit.create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
+    return made
+
+
+def _inner_type(kind: ir.Type) -> ir.Type:
+    return kind.tensor if isinstance(kind, MeshTensor) else kind
+
+
+def make_transfer(
+    value: Value, kind: ir.Type, where: ir.InsertionPoint, location: ir.Location | None = None
+) -> Transfer:
+    """A transfer of `value` to the mesh, memory and sharding of `kind`."""
+    return edit.create("mpmd.transfer", [value], [kind], where, location=location or value.location)
+
+
+def drop(fragment: Fragment, results: Collection[int] = (), inputs: Collection[int] = ()) -> Fragment:
+    """The fragment without some unused results and inputs; attributes per operand or result follow."""
+    if not results and not inputs:
+        return fragment
+    kept_results = [i for i in range(len(fragment.results)) if i not in results]
+    kept_inputs = [i for i in range(len(fragment.inputs)) if i not in inputs]
+    if results:
+        returned = fragment.returned
+        fragment.returned = [returned[i] for i in kept_results]
+    edit.erase_args(fragment.body, inputs)
+    old_results = [fragment.results[i] for i in kept_results]
+    made = edit.rebuild(fragment, [fragment.inputs[i] for i in kept_inputs], [r.type for r in old_results])
+    filter_attributes(made, kept_inputs, kept_results)
+    for old, new in zip(old_results, made.results):
+        edit.replace_uses(old, new)
+    edit.erase(fragment)
+    return made
+
+
+def filter_attributes(op: Op, kept_inputs: Sequence[int], kept_results: Sequence[int]) -> None:
+    """Keeps the entries at the given old positions of every attribute that has one entry per value."""
+    for name, kept in (("arg_attrs", kept_inputs), ("res_attrs", kept_results)):
+        if name in op.attributes:
+            dicts = attribute_dicts(op, name, 0)
+            put_attribute_dicts(op, name, [dicts[i] for i in kept])
+    for name, kept in (("in_shardings", kept_inputs), ("out_shardings", kept_results)):
+        if name in op.attributes:
+            shardings = sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
+            with context():
+                op.attributes[name] = sdy.TensorShardingPerValueAttr.get([shardings[i] for i in kept])
+
+
+def remove_dead_code(fragment: Fragment) -> Fragment | None:
+    """Drops what is unused: results, then ops, then inputs.  None if nothing was left and it is erased."""
+    fragment = drop(fragment, results={i for i, r in enumerate(fragment.results) if is_unused(r)})
+    edit.keep_only(fragment.body, lambda op: not is_unused(op) or not is_pure(op))
+    fragment = drop(fragment, inputs={i for i, a in enumerate(fragment.args) if is_unused(a)})
+    if fragment.results or fragment.inputs or ops(fragment.body):
+        return fragment
+    edit.erase(fragment)
+    return None
+
+
+def merge(a: Fragment, b: Fragment) -> Fragment:
+    """One fragment that does `a` and then `b`, standing where `b` stands.
+
+    Operands: those of `a`, then those of `b` that are neither results of `a` nor there already.
+    Results: those of `a` that have a user other than `b`, then those of `b`.  Origins and stage are
+    united (`a` first); every other attribute of both is dropped.  The ops of `a` move into the body of
+    `b`: merging bottom-up, `a` is the small one.  If `a` has one input and one result with one use, the
+    operand list of `b` stays as it is, with the input of `a` for its result.
+
+    Source: openxla/shardy MPMD, `MergeFragments`.
+    """
+    origins = list(dict.fromkeys(a.origins + b.origins))
+    stage = b.stage if a.stage is None else a.stage
+    body, old_args = b.body, b.args
+    uses = [use for r in a.results for use in r.uses]
+    if len(a.inputs) == len(a.results) == len(uses) == 1 and uses[0].owner == b:
+        inputs = [a.inputs[0] if v == a.results[0] else v for v in b.inputs]
+        inside = _args_in_place(a, b)
+    else:
+        made_by_a = set(a.results)
+        inputs = list(dict.fromkeys([*a.inputs, *(v for v in b.inputs if v not in made_by_a)]))
+        like = dict(zip([*b.inputs, *a.inputs], [*old_args, *a.args]))
+        inside = {v: edit.append_arg(body, like[v]) for v in inputs}
+        _move_body(a, body, [inside[v] for v in a.inputs])
+        inside |= dict(zip(a.results, a.returned))
+        for value, arg in zip(b.inputs, old_args):
+            edit.replace_uses(arg, inside[value])
+        edit.erase_args(body, range(len(old_args)))
+    kept = [r for r in a.results if any(user != b for user in users(r))]
+    results = [*kept, *b.results]
+    if kept:
+        b.returned = [inside[r] for r in kept] + b.returned
+    attributes = {"mesh_name": b.attributes["mesh_name"], "origin": b.attributes["origin"]}
+    merged = edit.create(
+        "mpmd.fragment", inputs, [r.type for r in results], edit.before(b), attributes,
+        ir.Location.fused([a.location, b.location], context=context()), regions=1,
+    )  # fmt: skip
+    body.append_to(merged.regions[0])
+    merged.origins, merged.stage = origins, stage
+    for old, new in zip(results, merged.results, strict=True):
+        edit.replace_uses(old, new)
+    edit.erase(b)
+    edit.erase(a)
+    return merged
+
+
+def _args_in_place(a: Fragment, b: Fragment) -> dict[Value, Value]:
+    """Moves the body of `a` to the front of that of `b`, whose argument for `a` takes `a`'s input."""
+    position = list(b.inputs).index(a.results[0])
+    arg = b.args[position]
+    source = a.args[0]
+    if arg.type == source.type:
+        first = b.body.operations[0]
+        returned = a.returned[0]
+        if returned == source:
+            return {a.results[0]: arg}
+        uses = [(use.owner, use.operand_number) for use in arg.uses]
+        _move_body_before(a, first, [arg])
+        for owner, number in uses:
+            owner.operation.operands[number] = returned
+        return {a.results[0]: returned}
+    # An argument's type can be changed in place once nothing uses it any more.
+    returned = a.returned[0]
+    edit.replace_uses(arg, returned)
+    arg.set_type(source.type)
+    _move_body_before(a, b.body.operations[0], [arg])
+    return {a.results[0]: returned}
+
+
+def _move_body(a: Fragment, body: ir.Block, values: Sequence[Value]) -> None:
+    _move_body_before(a, body.operations[0], values)
+
+
+def _move_body_before(a: Fragment, first: Op, values: Sequence[Value]) -> None:
+    """Moves the ops of `a` to before `first`, with `values` for its arguments."""
+    counting.note_edit()
+    inner = ops(a.body)
+    for arg, value in zip(a.args, values):
+        edit.replace_uses(arg, value)
+    for op in inner:
+        op.operation.move_before(first.operation)
+
+
+def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -> tuple[Fragment, Fragment]:
+    """Two fragments for one: the ops `in_first` and some results, then the rest.
+
+    What the rest reads of the first, the *residuals*, becomes results of the first and operands of the
+    second; both keep all operands of the original.  Ops without operands that the rest needs and that
+    are not `in_first` stay in the second.
+    """
+    rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
+    residuals = _residuals([fragment.returned[i] for i in rest], in_first, fragment)
+    second = edit.clone(fragment, edit.after(fragment))
+    twin = dict(zip(_inner_values(fragment), _inner_values(second)))
+    second_ops = {t for op, t in zip(ops(fragment.body), ops(second.body)) if op not in in_first}
+
+    def cut(
+        part: Fragment, kept: Sequence[int], inputs: Sequence[Value], returned: Sequence[Value]
+    ) -> Fragment:
+        types = [fragment.results[i].type for i in kept]
+        old = part.returned
+        part.returned = [old[i] for i in kept] + list(returned)
+        made: Fragment = edit.rebuild(
+            part, [*part.inputs, *inputs], types + [MeshTensor.get(part.mesh, v.type) for v in returned]
+        )
+        for i, result in zip(kept, made.results):
+            edit.replace_uses(fragment.results[i], result)
+        return made
+
+    first = cut(fragment, list(first_results), [], residuals)
+    for v in residuals:
+        edit.replace_uses(twin[v], edit.append_arg(second.body, like=v))
+    cut_second = cut(second, rest, list(first.results)[len(first_results) :], [])
+    edit.keep_only(first.body, in_first.__contains__)
+    edit.keep_only(cut_second.body, second_ops.__contains__)
+    edit.erase(second)
+    edit.erase(fragment)
+    return first, cut_second
+
+
+def _residuals(values: Iterable[Value], boundary: set[Op], fragment: Fragment) -> list[Value]:
+    """Going up from `values`: the first values met that ops of `boundary` or block arguments make.
+
+    Depth first, last pushed first.
+    """
+    found: dict[Value, None] = {}
+    seen: set[Value] = set()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        op = producer(value)
+        if op is None or op in boundary:
+            found[value] = None
+        else:
+            todo += read_by(op)
+    return list(found)
+
+
+def _inner_values(fragment: Fragment) -> list[Value]:
+    return fragment.args + [r for op in ops(fragment.body) for r in op.results]

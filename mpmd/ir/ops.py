@@ -1,0 +1,340 @@
+"""The ops of a program, with their attributes as Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func, mpmd
+
+from mpmd.ir import counting
+from mpmd.ir.context import context
+from mpmd.ir.types import Origin, Topology, string_array, string_list
+from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
+
+NamedTensor = mpmd.NamedTensorOp
+Broadcast = mpmd.BroadcastOp
+Return = mpmd.ReturnOp
+FuncCall = func.CallOp
+
+
+def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:
+    """Sets an attribute of an op; None removes it."""
+    if attribute is None:
+        if name in op.attributes:
+            counting.note_edit()
+            del op.attributes[name]
+    elif name not in op.attributes or op.attributes[name] != attribute:
+        counting.note_edit()
+        op.attributes[name] = attribute
+
+
+def _flag(name: str, doc: str) -> property:
+    """Whether the op has the unit attribute `name`."""
+
+    def setter(op: Any, value: bool) -> None:
+        put(op, name, ir.UnitAttr.get(context()) if value else None)
+
+    return property(lambda op: name in op.attributes, setter, doc=doc)
+
+
+def _integer(name: str, bits: int, signless: bool, doc: str) -> property:
+    """An optional integer attribute."""
+
+    def getter(op: Any) -> int | None:
+        return int(ir.IntegerAttr(op.attributes[name]).value) if name in op.attributes else None
+
+    def setter(op: Any, value: int | None) -> None:
+        make = ir.IntegerType.get_signless if signless else ir.IntegerType.get_unsigned
+        put(op, name, None if value is None else ir.IntegerAttr.get(make(bits, context()), value))
+
+    return property(getter, setter, doc=doc)
+
+
+def _string(name: str, doc: str) -> property:
+    """An optional string attribute."""
+
+    def getter(op: Any) -> str | None:
+        return str(ir.StringAttr(op.attributes[name]).value) if name in op.attributes else None
+
+    def setter(op: Any, value: str | None) -> None:
+        put(op, name, None if value is None else ir.StringAttr.get(value, context()))
+
+    return property(getter, setter, doc=doc)
+
+
+class _HasBody:
+    """An op with one block, whose terminator returns the op's results.
+
+    The bindings' classes admit no second base, so `_extends` copies these members.
+    """
+
+    @property
+    def body(self) -> ir.Block:
+        """The block."""
+        return self.regions[0].blocks[0]  # type: ignore[attr-defined]
+
+    @property
+    def args(self) -> list[ir.Value]:
+        """The block's arguments."""
+        return list(self.body.arguments)
+
+    @property
+    def terminator(self) -> ir.OpView:
+        """The op that returns.  (Not `operations[-1]`: that walks the whole block.)"""
+        return ir.InsertionPoint.at_block_terminator(self.body).ref_operation.opview
+
+    @property
+    def returned(self) -> list[ir.Value]:
+        """What the body returns."""
+        return list(self.terminator.operands)
+
+    @returned.setter
+    def returned(self, values: Sequence[ir.Value]) -> None:
+        old = self.terminator
+        counting.note_edit()
+        if len(values) == len(old.operands):
+            for i, value in enumerate(values):
+                old.operands[i] = value
+            return
+        ir.Operation.create(old.name, operands=list(values), loc=old.location, ip=ir.InsertionPoint(old))
+        old.operation.erase()
+
+
+def _extends(kind: Any) -> Any:
+    """Makes the bindings give `kind` for the ops that were of its base class."""
+    if hasattr(kind, "region") or kind.OPERATION_NAME == "func.func":
+        for name in ("body", "args", "terminator", "returned"):
+            setattr(kind, name, getattr(_HasBody, name))
+    dialect = func_dialect if kind.OPERATION_NAME.startswith("func.") else mpmd_dialect
+    return register_operation(dialect, replace=True)(kind)
+
+
+@_extends
+class Func(func.FuncOp):
+    """A function.  One with a topology is an *MPMD function*; a public one an *entry point*."""
+
+    @property
+    def symbol(self) -> str:
+        """Its name."""
+        return str(self.sym_name.value)
+
+    @property
+    def is_mpmd(self) -> bool:
+        """Whether it runs on the meshes of a topology."""
+        return "topology" in self.attributes
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it is an MPMD or an SPMD function."""
+        return self.is_mpmd or "mesh_shape" in self.attributes
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it can be called from outside of the module."""
+        visibility = self.attributes.get("sym_visibility")
+        return visibility is None or ir.StringAttr(visibility).value == "public"
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether it is an MPMD function that is public."""
+        return self.is_mpmd and self.is_public
+
+    @property
+    def topology(self) -> Topology:
+        """Its meshes."""
+        return Topology.of(self.attributes["topology"])
+
+    @topology.setter
+    def topology(self, topology: Topology) -> None:
+        put(self, "topology", topology.attribute())
+
+    def arg_attribute(self, index: int, name: str) -> ir.Attribute | None:
+        """Attribute `name` of argument `index`; None if it has none."""
+        return _nth(self.attributes.get("arg_attrs"), index).get(name)
+
+    def result_attribute(self, index: int, name: str) -> ir.Attribute | None:
+        """Attribute `name` of result `index`; None if it has none."""
+        return _nth(self.attributes.get("res_attrs"), index).get(name)
+
+    def set_arg_attribute(self, index: int, name: str, attribute: ir.Attribute | None) -> None:
+        """Sets or (None) removes an attribute of an argument."""
+        _put_nth(self, "arg_attrs", len(self.args), index, name, attribute)
+
+    def set_result_attribute(self, index: int, name: str, attribute: ir.Attribute | None) -> None:
+        """Sets or (None) removes an attribute of a result."""
+        _put_nth(self, "res_attrs", len(self.returned), index, name, attribute)
+
+
+@_extends
+class Fragment(mpmd.FragmentOp):
+    """A computation on one mesh.  `inputs[i]` is `args[i]` inside."""
+
+    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
+    stage = _integer("stage_id", 64, True, "Its pipeline stage; only user fragments have one.")
+    split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
+    split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
+    is_remat = _flag("remat", "Whether it recomputes, or was merged with one that does.")
+    mesh = _string("mesh_name", "Name of its mesh.")
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The named computations it holds; none if it was inferred."""
+        return [Origin.of(a) for a in self.origin]
+
+    @origins.setter
+    def origins(self, origins: Sequence[Origin]) -> None:
+        put(self, "origin", ir.ArrayAttr.get([o.attribute() for o in origins], context()))
+
+    @property
+    def is_user(self) -> bool:
+        """Whether the user named some of it; else it was inferred."""
+        return len(self.origin) > 0
+
+    @property
+    def transpose_count(self) -> int | None:
+        """How often all of it was transposed; None if its origins disagree or it has none."""
+        counts = {o.transpose_count for o in self.origins}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether all its origins were transposed 0 times."""
+        return self.transpose_count == 0
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether all its origins were transposed once."""
+        return self.transpose_count == 1
+
+    @property
+    def is_scheduling_unit(self) -> bool:
+        """Whether it is one microbatch's forward or backward work."""
+        return self.call_counter is not None and self.transpose_count in (0, 1)
+
+    @property
+    def inferred_by(self) -> list[str]:
+        """The passes that made it, if it is inferred."""
+        return string_list(self.attributes.get("mpmd.inferred_by"))
+
+    @inferred_by.setter
+    def inferred_by(self, names: Sequence[str]) -> None:
+        put(self, "mpmd.inferred_by", string_array(names) if names else None)
+
+
+@_extends
+class Transfer(mpmd.TransferOp):
+    """Moves a value to another mesh or memory."""
+
+    @property
+    def is_intra_mesh(self) -> bool:
+        """Whether both ends have the same mesh and the same memory kind."""
+        source, target = self.tensor.type, self.result.type
+        return source.mesh == target.mesh and source.memory_kind == target.memory_kind
+
+
+@_extends
+class Call(mpmd.CallOp):
+    """A call of the function that is one microbatch's work."""
+
+    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
+    unroll_counter = _integer("unroll_counter", 32, False, "Its iteration in an unrolled loop.")
+
+    @property
+    def callee_name(self) -> str:
+        """Name of the function it calls."""
+        return str(self.callee.value)
+
+
+@_extends
+class For(mpmd.ForOp):
+    """A loop with a fixed number of iterations; the last block argument is the iteration's index."""
+
+    @property
+    def trip_count(self) -> int:
+        """Number of iterations."""
+        return int(self.iterations.value)
+
+
+@_extends
+class NamedComputation(mpmd.NamedComputationOp):
+    """A user's name for a computation."""
+
+    @property
+    def named(self) -> Origin:
+        """The name, and how often it was transposed."""
+        return Origin.of(self.origin)
+
+
+@_extends
+class Assign(mpmd.AssignOp):
+    """From a plain tensor to a mesh tensor, while importing.  `reason` says why."""
+
+    reason = _string("origin", "Why it is there: a user's name, or a word such as `user_in`.")
+
+
+@_extends
+class Unassign(mpmd.UnassignOp):
+    """From a mesh tensor to a plain tensor, while importing.  `reason` says why."""
+
+    reason = _string("origin", "Why it is there: a user's name, or a word such as `user_in`.")
+
+
+@_extends
+class Reduce(mpmd.ReduceOp):
+    """May be computed by a reduction across meshes."""
+
+    @property
+    def kind(self) -> str:
+        """`none`, `add`, `max`, `min`, `mul`, `or` or `and`."""
+        return str(self.reduction).removeprefix("#mpmd.reduction<").rstrip(">")
+
+
+@_extends
+class FragmentCall(mpmd.FragmentCallOp):
+    """A fragment whose body is a function of the module."""
+
+    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
+    stage = _integer("stage_id", 64, True, "Its pipeline stage.")
+    split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
+    split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
+    is_remat = _flag("remat", "Whether it recomputes.")
+    mesh = _string("mesh_name", "Name of its mesh.")
+    origins = Fragment.origins
+
+    @property
+    def callee_name(self) -> str:
+        """Name of the function it calls."""
+        return str(self.callee.value)
+
+
+def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.Attribute]]:
+    """The dictionaries of a per-operand or per-result attribute, `count` of them."""
+    attribute = op.attributes.get(name)
+    if attribute is None:
+        return [{} for _ in range(count)]
+    return [_entries(a) for a in ir.ArrayAttr(attribute)]
+
+
+def put_attribute_dicts(op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]]) -> None:
+    """Sets a per-operand or per-result attribute; removes it if all its dictionaries are empty."""
+    array = ir.ArrayAttr.get([ir.DictAttr.get(d, context()) for d in dicts], context())
+    put(op, name, array if any(dicts) else None)
+
+
+def _entries(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
+    entries = ir.DictAttr(attribute)
+    return {entries[i].name: entries[i].attr for i in range(len(entries))}
+
+
+def _nth(attribute: ir.Attribute | None, index: int) -> dict[str, ir.Attribute]:
+    return {} if attribute is None else _entries(ir.ArrayAttr(attribute)[index])
+
+
+def _put_nth(f: Func, which: str, count: int, index: int, name: str, attribute: ir.Attribute | None) -> None:
+    dicts = attribute_dicts(f, which, count)
+    dicts[index].pop(name, None)
+    if attribute is not None:
+        dicts[index][name] = attribute
+    put_attribute_dicts(f, which, dicts)

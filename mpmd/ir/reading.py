@@ -1,0 +1,49 @@
+"""Programs from text, and places in the user's code from MLIR locations."""
+
+from __future__ import annotations
+
+import re
+
+from jax.extend.mlir import ir
+
+from mpmd.errors import IRError
+from mpmd.ir.context import context
+
+
+def parse(text: str | bytes, verify: bool = True) -> ir.Module:
+    """A module from MLIR text or bytecode.
+
+    Raises:
+        IRError: the text is no valid module; says where and why.
+    """
+    if isinstance(text, str):
+        _require_known_callees(text)
+    try:
+        with context(), ir.Location.unknown():
+            if verify:
+                return ir.Module.parse(text, context())
+            return ir.Operation.parse(text, context=context()).opview
+    except ir.MLIRError as e:
+        raise IRError(f"cannot read the program: {e}") from None
+
+
+def _require_known_callees(text: str) -> None:
+    """The dialect's verifier crashes the process on a call of an unknown function."""
+    if "mpmd.call" not in text and "mpmd.fragment_call" not in text:
+        return
+    text = re.sub(r"(?m)^\s*//.*$", "", text)
+    name = r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)'
+    known = set(re.findall(r"func\.func(?:\s+(?:public|private|nested))?\s+" + name, text))
+    called = re.findall(r"mpmd\.(?:call|fragment_call<[^@]*>)\s+" + name, text)
+    for callee in dict.fromkeys(c for c in called if c not in known):
+        raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
+
+
+_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
+
+
+def location_of(place: object) -> tuple[str, int, int] | None:
+    """File, line and column of an MLIR location (or of the op or value there); the innermost call's first."""
+    location = getattr(place, "location", place)
+    found = _FILE.search(str(location))
+    return (found[1], int(found[2]), int(found[3])) if found else None

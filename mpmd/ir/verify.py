@@ -1,0 +1,95 @@
+"""What must hold of a program, beyond what the dialect's own verifier checks.
+
+The dialect accepts, and passes then misread or crash on: calls that do not fit their callee or name an
+unknown one, per-value attributes of the wrong length, counters of the wrong type, stages on inferred
+fragments, doubled meshes and origins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+
+from mpmd.errors import IRError, collect
+from mpmd.ir.ops import Call, Fragment, FragmentCall, Func
+from mpmd.ir.query import funcs, ops
+from mpmd.ir.types import MeshTensor
+
+
+def verify(module: ir.Module) -> None:
+    """Checks a module.
+
+    Raises:
+        IRError: with every violation of ours, or with MLIR's own message.
+    """
+    problems = list(violations(module))
+    if problems:
+        raise collect(IRError, problems, "the program is invalid:")
+    try:
+        module.operation.verify()
+    except ir.MLIRError as e:
+        raise IRError(f"the program is invalid: {e}") from None
+
+
+def violations(module: ir.Module) -> Iterator[str]:
+    """Each violation that MLIR's verifier does not find, as one sentence."""
+    symbols = {f.symbol: f for f in funcs(module)}
+    for f in symbols.values():
+        if f.is_mpmd:
+            yield from _topology_problems(f)
+        if f.is_external:
+            continue
+        for op in ops(f):
+            where = f"{op.operation.name} in @{f.symbol} at {op.location}: "
+            if isinstance(op, (Call, FragmentCall)):
+                yield from (where + p for p in _call_problems(op, symbols))
+            elif isinstance(op, Fragment):
+                yield from (where + p for p in _fragment_problems(op))
+
+
+def _topology_problems(f: Func) -> Iterator[str]:
+    names = re.findall(r'<"([^"]*)" : <', str(f.attributes["topology"]))
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+        yield f'@{f.symbol}: two meshes of its topology are called "{name}"'
+    for i, arg in enumerate(f.args if not f.is_external else []):
+        if isinstance(arg.type, MeshTensor) and arg.type.mesh not in names:
+            yield f'@{f.symbol}: argument {i} is on mesh "{arg.type.mesh}", which its topology lacks'
+
+
+def _call_problems(op: Call | FragmentCall, symbols: dict[str, Func]) -> Iterator[str]:
+    callee = symbols.get(op.callee_name)
+    if callee is None:
+        yield f"it calls @{op.callee_name}, which the module does not have"
+        return
+    given, wanted = len(op.operands), len(callee.args)
+    if given != wanted:
+        yield f"it has {given} operands, @{op.callee_name} has {wanted} arguments"
+    given, wanted = len(op.results), len(callee.returned)
+    if given != wanted:
+        yield f"it has {given} results, @{op.callee_name} returns {wanted}"
+
+
+def _fragment_problems(op: Fragment) -> Iterator[str]:
+    if "stage_id" in op.attributes:
+        if not op.is_user:
+            yield "an inferred fragment has a stage"
+        elif op.stage < 0:
+            yield f"its stage {op.stage} is negative"
+    if "call_counter" in op.attributes and str(op.attributes["call_counter"].type) != "ui32":
+        yield f"its call_counter is a {op.attributes['call_counter'].type}, not a ui32"
+    origins = op.origins
+    for origin in dict.fromkeys(o for o in origins if origins.count(o) > 1):
+        yield f"it has the origin {origin} twice"
+    counts = {"arg_attrs": len(op.inputs), "res_attrs": len(op.results)}
+    for name, count in counts.items():
+        if name in op.attributes and len(ir.ArrayAttr(op.attributes[name])) != count:
+            yield f"its {name} has {len(ir.ArrayAttr(op.attributes[name]))} entries for {count} values"
+    counts = {"in_shardings": len(op.inputs), "out_shardings": len(op.results)}
+    for name, count in counts.items():
+        if name in op.attributes:
+            have = len(sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)
+            if have != count:
+                yield f"its {name} has {have} entries for {count} values"

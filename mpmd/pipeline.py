@@ -1,0 +1,1 @@
+"""The whole MPMD pipeline as lists: each entry a pass and the reason why it stands there."""

@@ -1,0 +1,135 @@
+"""What passes have to say about a program: errors, warnings and notices, collected.
+
+A pass reports and goes on; whoever runs it decides what to do with all that was reported.
+
+    with collecting() as found:
+        pass_.run(module)
+    found.raise_if_errors()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+from mpmd.errors import PassError
+
+
+class Severity(enum.Enum):
+    """How bad it is.
+
+    `ERROR` ends the pipeline after the pass that reported it.  `LATE_ERROR` lets the pipeline go on and
+    fails it at its end.  `WARNING` reaches the user.  `NOTICE` is kept with the lowered program.
+    """
+
+    ERROR = "error"
+    LATE_ERROR = "late error"
+    WARNING = "warning"
+    NOTICE = "notice"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the program cannot be used."""
+        return self in (Severity.ERROR, Severity.LATE_ERROR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """One finding at one place.  `location` is whatever the IR calls a location; it prints."""
+
+    severity: Severity
+    message: str
+    location: Any = None
+
+    def __str__(self) -> str:
+        where = "" if self.location is None else f"{self.location}: "
+        return f"{where}{self.severity.value}: {self.message}"
+
+
+class Diagnostics(list[Diagnostic]):
+    """All findings of a run, in the order in which they were made."""
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """The findings that make the program unusable."""
+        return [d for d in self if d.severity.is_error]
+
+    def of(self, severity: Severity) -> list[Diagnostic]:
+        """The findings of one severity."""
+        return [d for d in self if d.severity is severity]
+
+    def raise_if_errors(self, heading: str = "") -> None:
+        """Raises one `PassError` that holds every error found.
+
+        Raises:
+            PassError: if there is at least one error.
+        """
+        errors = self.errors
+        if not errors:
+            return
+        if len(errors) == 1:
+            text = errors[0].message
+        else:
+            text = f"{len(errors)} errors:\n" + "\n".join(
+                f"  {n}. {_indented(d.message)}" for n, d in enumerate(errors, 1)
+            )
+        raise PassError(f"{heading}{text}", tuple(self))
+
+
+def _indented(message: str) -> str:
+    return message.replace("\n", "\n     ")
+
+
+_current: contextvars.ContextVar[Diagnostics | None] = contextvars.ContextVar("diagnostics", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[Diagnostics]:
+    """Collects what is reported inside.  Nested collections hand their findings to the outer one too."""
+    outer = _current.get()
+    found = Diagnostics()
+    token = _current.set(found)
+    try:
+        yield found
+    finally:
+        _current.reset(token)
+        if outer is not None:
+            outer.extend(found)
+
+
+def report(severity: Severity, message: str, location: Any = None) -> None:
+    """Adds a finding to the current collection.
+
+    Raises:
+        PassError: if nobody collects and it is an error, so that no error is ever lost.
+    """
+    diagnostic = Diagnostic(severity, message, location)
+    found = _current.get()
+    if found is not None:
+        found.append(diagnostic)
+    elif severity.is_error:
+        raise PassError(str(diagnostic), (diagnostic,))
+
+
+def error(message: str, location: Any = None) -> None:
+    """Reports that the program is wrong; the pipeline stops after this pass."""
+    report(Severity.ERROR, message, location)
+
+
+def late_error(message: str, location: Any = None) -> None:
+    """Reports that the program is wrong, in a way that lets the rest of the pipeline run."""
+    report(Severity.LATE_ERROR, message, location)
+
+
+def warning(message: str, location: Any = None) -> None:
+    """Reports something that the user should look at."""
+    report(Severity.WARNING, message, location)
+
+
+def notice(message: str, location: Any = None) -> None:
+    """Reports something that explains a result; kept, not shown unasked."""
+    report(Severity.NOTICE, message, location)

@@ -1,0 +1,106 @@
+"""Running passes in order: verified, timed, dumped, and blamed when they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpmd.support import diagnostics
+from mpmd.support.passes import Pass
+
+log = logging.getLogger("mpmd.passes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What to do around each pass.
+
+    Attributes:
+        verify: called with the module after each pass; raises if it is invalid.
+        text: prints a module; needed for dumps and for checking the changed bit.
+        verify_each: whether to verify after every pass rather than once at the end.
+        check_changed: whether to compare what a pass returns with what it did to the text.
+        disabled: names of passes to leave out.
+        dump_to: folder for one file per pass that changed the module.
+        dump_passes: regular expression on names of passes to dump.
+        after: called with each pass and the module after it; for tools that show a pipeline.
+        suffix: extension of dumped files.
+    """
+
+    verify: Callable[[Any], None]
+    text: Callable[[Any], str]
+    verify_each: bool = False
+    check_changed: bool = False
+    disabled: frozenset[str] = frozenset()
+    dump_to: Path | None = None
+    dump_passes: str = ".*"
+    after: Callable[[Pass, Any, bool], None] | None = None
+    suffix: str = ".mlir"
+
+
+@dataclasses.dataclass
+class Timing:
+    """Seconds per pass, in the order in which they ran."""
+
+    seconds: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all passes together."""
+        return sum(s for _, s in self.seconds)
+
+    def as_text(self) -> str:
+        """A table, slowest first."""
+        rows = sorted(self.seconds, key=lambda row: -row[1])
+        return "\n".join(f"{seconds * 1e3:9.2f} ms  {name}" for name, seconds in rows)
+
+
+def run_pipeline(
+    module: Any, passes: Sequence[Pass], watch: Watch, timing: Timing | None = None
+) -> diagnostics.Diagnostics:
+    """Runs the passes on `module`, in place.
+
+    Returns:
+        Warnings and notices of all passes.
+
+    Raises:
+        PassError: with all errors that the first failing pass reported, and all late errors before it.
+    """
+    timing = timing if timing is not None else Timing()
+    with diagnostics.collecting() as found:
+        for number, pass_ in enumerate(passes):
+            if pass_.name in watch.disabled:
+                continue
+            _run_one(number, pass_, module, watch, timing)
+            if found.of(diagnostics.Severity.ERROR):
+                found.raise_if_errors()
+        if not watch.verify_each:
+            watch.verify(module)
+    found.raise_if_errors()
+    return found
+
+
+def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> None:
+    before = watch.text(module) if watch.check_changed else ""
+    start = time.perf_counter()
+    try:
+        changed = pass_.run(module)
+        if watch.verify_each:
+            watch.verify(module)
+    except Exception as e:
+        e.add_note(f"while running pass {number}: {pass_}")
+        raise
+    timing.seconds.append((pass_.name, time.perf_counter() - start))
+    log.debug("%-50s %s %.2f ms", pass_, "changed" if changed else "-", timing.seconds[-1][1] * 1e3)
+    if watch.check_changed and changed != (before != watch.text(module)):
+        raise AssertionError(f"{pass_.name} says changed={changed}, its text says otherwise")
+    if watch.after is not None:
+        watch.after(pass_, module, changed)
+    if watch.dump_to is not None and changed and re.search(watch.dump_passes, pass_.name):
+        watch.dump_to.mkdir(parents=True, exist_ok=True)
+        (watch.dump_to / f"{number:03d}.{pass_.name}{watch.suffix}").write_text(watch.text(module))
