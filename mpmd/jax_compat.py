@@ -5,10 +5,11 @@ Everything here is looked up once, at import or first use, and each name says wh
 
 from __future__ import annotations
 
+from jax.core import ShapedArray
 from jaxlib.mlir._mlir_libs._mlir import register_operation
 from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
 
 func_dialect = _func_ops_gen._Dialect
 mpmd_dialect = _mpmd_ops_gen._Dialect
 
-__all__ = ["func_dialect", "mpmd_dialect", "register_operation"]
+__all__ = ["ShapedArray", "func_dialect", "mpmd_dialect", "register_operation"]

@@ -61,6 +61,7 @@ from mpmd.ir.fragments import (
     make_fragment,
     make_transfer,
     merge,
+    merge_all,
     remove_dead_code,
     split,
 )
@@ -108,6 +109,7 @@ from mpmd.ir.types import (
     Origin,
     Topology,
     axes_of,
+    axis_ref,
     element_count,
     string_array,
     string_list,

@@ -170,14 +170,15 @@ def _move_body(a: Fragment, body: ir.Block, values: Sequence[Value]) -> None:
     _move_body_before(a, body.operations[0], values)
 
 
-def _move_body_before(a: Fragment, first: Op, values: Sequence[Value]) -> None:
-    """Moves the ops of `a` to before `first`, with `values` for its arguments."""
+def _move_body_before(a: Fragment, first: Op, values: Sequence[Value]) -> list[Value]:
+    """Moves the ops of `a` to before `first`, with `values` for its arguments; what `a` returns, there."""
     counting.note_edit()
     inner = ops(a.body)
     for arg, value in zip(a.args, values):
         edit.replace_uses(arg, value)
     for op in inner:
         op.operation.move_before(first.operation)
+    return a.returned
 
 
 def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -> tuple[Fragment, Fragment]:
@@ -240,3 +241,42 @@ def _residuals(values: Iterable[Value], boundary: set[Op], fragment: Fragment) -
 
 def _inner_values(fragment: Fragment) -> list[Value]:
     return fragment.args + [r for op in ops(fragment.body) for r in op.results]
+
+
+def merge_all(group: Sequence[Fragment]) -> Fragment:
+    """One fragment for several of one mesh, given in program order, standing where the last one stands.
+
+    Operands: every value that a member reads and no member makes, once.  Results: those that something
+    outside of the group uses.  Origins, stage, call counter and makers are united where members agree;
+    linear in the size of the group.  The caller must see to it that the block is in order afterwards.
+    """
+    last = group[-1]
+    members = set(group)
+    made_inside = {r for f in group for r in f.results}
+    inputs = list(dict.fromkeys(v for f in group for v in f.inputs if v not in made_inside))
+    results = [r for f in group for r in f.results if any(user not in members for user in users(r))]
+    attributes = {"mesh_name": last.attributes["mesh_name"], "origin": last.attributes["origin"]}
+    location = ir.Location.fused([f.location for f in (group[0], last)], context=context())
+    merged = edit.create(
+        "mpmd.fragment", inputs, [r.type for r in results], edit.before(last), attributes, location, regions=1
+    )
+    block = merged.regions[0].blocks.append(
+        *(_inner_type(v.type) for v in inputs), arg_locs=[v.location for v in inputs]
+    )
+    inside = dict(zip(inputs, block.arguments))
+    end = edit.create("mpmd.return", [], [], ir.InsertionPoint(block), location=location)
+    for f in group:
+        returned = _move_body_before(f, end, [inside[v] for v in f.inputs])
+        inside |= dict(zip(f.results, returned))
+    merged.returned = [inside[r] for r in results]
+    merged.origins = list(dict.fromkeys(o for f in group for o in f.origins))
+    counters, stages = {f.call_counter for f in group}, {f.stage for f in group}
+    merged.call_counter = counters.pop() if len(counters) == 1 else None
+    merged.stage = stages.pop() if len(stages) == 1 else None
+    if not merged.is_user:
+        merged.inferred_by = list(dict.fromkeys(name for f in group for name in f.inferred_by))
+    for old, new in zip(results, merged.results, strict=True):
+        edit.replace_uses(old, new)
+    for f in reversed(group):
+        edit.erase(f)
+    return merged

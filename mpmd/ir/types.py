@@ -149,6 +149,11 @@ def axes_of(mesh: sdy.MeshAttr) -> dict[str, int]:
     return {axis.name: axis.size for axis in (sdy.MeshAxisAttr(a) for a in mesh.axes)}
 
 
+def axis_ref(attribute: ir.Attribute) -> sdy.AxisRefAttr:
+    """The axis that an entry of a dim's sharding names."""
+    return sdy.AxisRefAttr(attribute)
+
+
 def element_count(kind: ir.ShapedType) -> int:
     """How many elements a tensor has, globally."""
     return math.prod(kind.shape)

@@ -1,0 +1,127 @@
+"""What `mpmd.jit` is told besides the function: where names go, and how the pipeline runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from mpmd.api.topology import Topology
+from mpmd.errors import ConfigError, collect
+from mpmd.options import PipelineOptions
+
+Place = str | tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a name goes: a mesh, a stage if one was given, a memory if not the device's."""
+
+    mesh: str
+    stage: int | None = None
+    memory_kind: str | None = None
+
+    def __str__(self) -> str:
+        memory = f"#{self.memory_kind}" if self.memory_kind else ""
+        stage = f"/{self.stage}" if self.stage is not None else ""
+        return f"{self.mesh}{memory}{stage}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Made by `make_config`, which says what the fields mean."""
+
+    topology: Topology
+    assignment: dict[str, Placement]
+    schedule: Any = "1f1b"
+    input_meshes: Any = None
+    output_meshes: Any = None
+    constraints: tuple[tuple[int, int], ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    backend: str | None = None
+    options: PipelineOptions | None = None
+
+
+def make_config(
+    topology: Topology,
+    assignment: Mapping[str, Place],
+    *,
+    schedule: Any = "1f1b",
+    input_meshes: Any = None,
+    output_meshes: Any = None,
+    constraints: tuple[tuple[int, int], ...] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    backend: str | None = None,
+    options: PipelineOptions | None = None,
+) -> Config:
+    """Says where the named parts of a step run.
+
+    Args:
+        topology: the meshes, in pipeline order.
+        assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
+            pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
+        schedule: name of a pipeline schedule, or a schedule of your own.
+        input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
+        output_meshes: likewise for the results.
+        constraints: pairs (flat argument, flat result) that must live on one mesh.
+        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of a mesh.
+        out_shardings: likewise for the results.
+        backend: `"xla"`, or None for the flag's.
+        options: pass options; None for those of the flags, read when a function is first traced.
+
+    Raises:
+        ConfigError: an unknown mesh, memory or schedule, or a bad stage; all problems at once.
+    """
+    problems: list[str] = []
+    placed = {}
+    for name, place in assignment.items():
+        found = _placement(name, place, topology, problems)
+        if found is not None:
+            placed[name] = found
+    if not assignment:
+        problems.append("the assignment is empty: name a computation and give it a mesh")
+    problems += _stage_problems(placed)
+    if problems:
+        raise collect(ConfigError, problems, "the configuration cannot be used:")
+    return Config(
+        topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
+        out_shardings, backend, options,
+    )  # fmt: skip
+
+
+def _placement(name: str, place: Place, topology: Topology, problems: list[str]) -> Placement | None:
+    mesh, stage = (place, None) if isinstance(place, str) else (place[0], place[1])
+    mesh, _, memory = mesh.partition("#")
+    if mesh not in topology:
+        problems.append(f"{name!r} is assigned to an unknown mesh {mesh!r}{did_you_mean(mesh, topology)}")
+        return None
+    if memory not in ("", "device", "pinned_host"):
+        problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
+    if stage is not None and (not isinstance(stage, int) or stage < 0):
+        problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
+    return Placement(mesh, stage, memory or None)
+
+
+def _stage_problems(placed: dict[str, Placement]) -> list[str]:
+    """A stage lives on one mesh; either all computations on a schedule have one, or none."""
+    meshes: dict[int, dict[str, str]] = {}
+    for name, place in placed.items():
+        if place.stage is not None:
+            meshes.setdefault(place.stage, {})[place.mesh] = name
+    return [
+        f"stage {stage} is assigned to several meshes: "
+        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(found.items()))
+        for stage, found in sorted(meshes.items())
+        if len(found) > 1
+    ]
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """The end of a sentence about an unknown word."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(map(repr, known))}"

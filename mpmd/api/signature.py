@@ -1,0 +1,160 @@
+"""The arguments of a call: which are static, which are donated, and what their leaves look like."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.errors import SignatureError
+
+Leaf = tuple[tuple[int, ...], Any, bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentRules:
+    """Which arguments are static and which are donated, by position and by name."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        fn: Callable[..., Any],
+        static_argnums: int | Iterable[int],
+        static_argnames: str | Iterable[str],
+        donate_argnums: int | Iterable[int],
+        donate_argnames: str | Iterable[str],
+    ) -> ArgumentRules:
+        """The rules for a function: what was given by position counts by name too, and the other way.
+
+        Raises:
+            SignatureError: a position or name that the function does not have.
+        """
+        names = _positional_names(fn)
+        static = _both_ways(fn, names, static_argnums, static_argnames, "static")
+        donated = _both_ways(fn, names, donate_argnums, donate_argnames, "donate")
+        return ArgumentRules(*static, *donated)
+
+
+def _positional_names(fn: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]
+
+
+def _both_ways(
+    fn: Callable[..., Any], names: list[str], nums: Any, argnames: Any, what: str
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    numbers = [nums] if isinstance(nums, int) else list(nums)
+    words = [argnames] if isinstance(argnames, str) else list(argnames)
+    known = _all_names(fn)
+    for word in words:
+        if known is not None and word not in known:
+            raise SignatureError(f"{what}_argnames names {word!r}, but {_name(fn)} takes {', '.join(known)}")
+    for number in numbers:
+        if names and not -len(names) <= number < len(names) and not _has_varargs(fn):
+            raise SignatureError(
+                f"{what}_argnums names argument {number}, but {_name(fn)} takes {len(names)} positional ones"
+            )
+    numbers = [n % len(names) if n < 0 else n for n in numbers]
+    words += [names[n] for n in numbers if n < len(names)]
+    numbers += [names.index(w) for w in words if w in names]
+    return tuple(sorted(set(numbers))), tuple(sorted(set(words)))
+
+
+def _all_names(fn: Callable[..., Any]) -> list[str] | None:
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return list(parameters)
+
+
+def _has_varargs(fn: Callable[..., Any]) -> bool:
+    kinds = [p.kind for p in inspect.signature(fn).parameters.values()]
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", repr(fn))
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call, flattened.
+
+    Attributes:
+        leaves: the arrays, in the order of the flat arguments of the traced function.
+        tree: their pytree: `(positional, keywords)` without the static ones.
+        statics: position or name, and value, of each static argument.
+        donated: positions in `leaves` of those that the call may consume.
+    """
+
+    leaves: list[Any]
+    tree: Any
+    statics: tuple[tuple[Any, Hashable], ...]
+    donated: tuple[int, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for calls that one traced function serves."""
+        return self.tree, tuple(map(describe, self.leaves)), self.statics
+
+
+def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of a call by the rules of its function."""
+    statics: list[tuple[Any, Hashable]] = [(i, args[i]) for i in rules.static_argnums if i < len(args)]
+    statics += [(name, kwargs[name]) for name in rules.static_argnames if name in kwargs]
+    for where, value in statics:
+        try:
+            hash(value)
+        except TypeError:
+            raise SignatureError(
+                f"static argument {where!r} is {value!r}, which has no hash\n"
+                "  a program is compiled for each value of a static argument: pass a tuple instead of a "
+                "list, or do not declare it static"
+            ) from None
+    dynamic = [a for i, a in enumerate(args) if i not in rules.static_argnums]
+    donatable = [i in rules.donate_argnums for i in range(len(args)) if i not in rules.static_argnums]
+    named = {name: value for name, value in kwargs.items() if name not in rules.static_argnames}
+    donated: list[int] = []
+    leaves: list[Any] = []
+    for argument, may in [
+        *zip(dynamic, donatable),
+        *((named[k], k in rules.donate_argnames) for k in sorted(named)),
+    ]:
+        flat = jax.tree.leaves(argument)
+        donated += range(len(leaves), len(leaves) + len(flat)) if may else ()
+        leaves += flat
+    return Arguments(leaves, jax.tree.structure((tuple(dynamic), named)), tuple(statics), tuple(donated))
+
+
+def describe(leaf: Any) -> Leaf:
+    """Shape, dtype and weakness of an array-like; what a program is compiled for."""
+    if isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+        weak = bool(getattr(leaf, "weak_type", False))
+        return tuple(leaf.shape), _canonical(leaf.dtype), weak
+    kind = jax.typeof(leaf)
+    return tuple(kind.shape), kind.dtype, bool(kind.weak_type)
+
+
+def _canonical(dtype: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(dtype) if isinstance(dtype, np.dtype) else dtype
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """A leaf as `jax.jit` traces it, without any device."""
+    shape, dtype, weak = describe(leaf)
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)

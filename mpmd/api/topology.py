@@ -1,0 +1,134 @@
+"""The meshes that a step runs on."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mpmd import ir
+from mpmd.errors import ConfigError, collect
+
+MeshLike = int | Mesh | Mapping[str, int] | Sequence[Any]
+
+
+class Topology(Mapping[str, Mesh]):
+    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Made by `make_topology`."""
+
+    def __init__(self, meshes: Mapping[str, Mesh]) -> None:
+        self._meshes = dict(meshes)
+
+    def __getitem__(self, name: str) -> Mesh:
+        return self._meshes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._meshes)
+
+    def __len__(self) -> int:
+        return len(self._meshes)
+
+    def __repr__(self) -> str:
+        def shape(mesh: Mesh) -> str:
+            return "x".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+        return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+
+    def ir(self) -> ir.Topology:
+        """The topology as an attribute of the IR."""
+        return ir.Topology.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
+
+    @property
+    def shared_devices(self) -> dict[str, list[str]]:
+        """Device -> names of the meshes that it stands in, for devices in more than one."""
+        found: dict[str, list[str]] = {}
+        for name, mesh in self.items():
+            for device in mesh.devices.flat:
+                found.setdefault(str(device), []).append(name)
+        return {device: names for device, names in found.items() if len(names) > 1}
+
+
+def make_topology(meshes: Mapping[str, MeshLike], *, devices: Sequence[Any] | None = None) -> Topology:
+    """The meshes of a program, in pipeline order.
+
+    Args:
+        meshes: for each name a `jax.sharding.Mesh`, a list of devices, a number of devices (one axis
+            called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.  Numbers take devices in
+            order from `devices`.
+        devices: where numbers take devices from; `jax.devices()` by default.
+
+    Raises:
+        ConfigError: no mesh, a bad name or size, or fewer devices than asked for; all problems at once.
+    """
+    if not meshes:
+        raise ConfigError("a topology needs at least one mesh, such as make_topology({'m0': 1, 'm1': 1})")
+    problems = [p for name in meshes for p in _name_problems(name)]
+    sizes = {name: _axes(spec) for name, spec in meshes.items()}
+    problems += [
+        f"mesh {name!r}: axis {axis!r} has size {size}; it must be a positive whole number"
+        for name, axes in sizes.items()
+        for axis, size in axes.items()
+        if not isinstance(size, int) or size < 1
+    ]
+    if problems:
+        raise collect(ConfigError, problems, "the topology cannot be made:")
+    needed = sum(math.prod(axes.values()) for axes in sizes.values())
+    pool = list(devices if devices is not None else jax.devices() if needed else [])
+    if needed > len(pool):
+        raise ConfigError(_too_few(sizes, needed, pool))
+    made = {}
+    for name, spec in meshes.items():
+        axes = sizes[name]
+        count = math.prod(axes.values()) if axes else 0
+        taken, pool = pool[:count], pool[count:]
+        made[name] = _mesh(spec, axes, taken)
+    topology = Topology(made)
+    for device, names in topology.shared_devices.items():
+        warnings.warn(
+            f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
+        )
+        break
+    return topology
+
+
+def _name_problems(name: str) -> list[str]:
+    if not name or "@" in name or '"' in name:
+        return [f"{name!r} is no mesh name: it must not be empty, nor hold '@' or quotes"]
+    if name.endswith(("#pinned_host", "#device")):
+        return [f"{name!r} is no mesh name: a memory kind belongs to an assignment, not to a mesh"]
+    return []
+
+
+def _axes(spec: MeshLike) -> dict[str, int]:
+    """Axis sizes of meshes that are given by size; none for those given by devices."""
+    if isinstance(spec, Mesh):
+        return {}
+    if isinstance(spec, (int, np.integer)):
+        return {"data": int(spec)}
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    return {}
+
+
+def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
+    if isinstance(spec, Mesh):
+        return spec
+    if axes:
+        return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+    return Mesh(np.array(list(spec)), ("data",))  # type: ignore[arg-type]
+
+
+def _too_few(sizes: dict[str, dict[str, int]], needed: int, pool: list[Any]) -> str:
+    rows = ", ".join(f"{name}: {math.prod(axes.values())}" for name, axes in sizes.items() if axes)
+    platform = pool[0].platform if pool else "cpu"
+    hint = (
+        f"\n  for virtual CPU devices call jax.config.update('jax_num_cpu_devices', {needed}) before anything"
+        " else uses JAX"
+        if platform == "cpu"
+        else "\n  ask for smaller meshes, or give meshes that share devices as lists of devices"
+    )
+    return f"the topology needs {needed} devices ({rows}), but there are {len(pool)} ({platform}){hint}"

@@ -1,0 +1,174 @@
+"""Fragments through `jax.jit`: a primitive whose lowering is the fragment's own module."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir as mlir
+from jax.interpreters import mlir as jax_mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.errors import CompileError
+from mpmd.jax_compat import ShapedArray
+
+_BITS = (2, 4, 8, 16, 32, 64)
+_FLOATS8 = ("E4M3FN", "E5M2", "E4M3B11FNUZ", "E4M3FNUZ", "E5M2FNUZ")
+_NUMPY = {
+    "i1": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "bf16": "bfloat16",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+    **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
+    **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
+}
+
+
+def numpy_dtype(element_type: str) -> np.dtype[Any]:
+    """The NumPy dtype of an MLIR element type.
+
+    Raises:
+        CompileError: there is none.
+    """
+    if element_type not in _NUMPY:
+        raise CompileError(f"no array has elements of type {element_type}")
+    return jax.numpy.dtype(_NUMPY[element_type])
+
+
+module_p = Primitive("mpmd_fragment")
+module_p.multiple_results = True
+
+
+@module_p.def_abstract_eval
+def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...]) -> list[Any]:
+    return [ShapedArray(r.shape, numpy_dtype(r.dtype)) for r in results]
+
+
+def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...]) -> Any:
+    """Copies the fragment's functions into jit's module and calls its main."""
+    fragment = mlir.Module.parse(text)
+    outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
+    renamed = {}
+    for op in list(fragment.body.operations):
+        old = mlir.StringAttr(op.attributes["sym_name"]).value
+        if op.operation.name == "sdy.mesh" and old in outer:
+            continue
+        copy = op.operation.clone(mlir.InsertionPoint(into))
+        if op.operation.name == "func.func":
+            copy.attributes["sym_visibility"] = mlir.StringAttr.get("private")
+            mlir.SymbolTable.set_symbol_name(copy, f"fragment_{old}")
+        renamed[old] = (outer.insert(copy).value, copy)
+    for old, (new, _) in renamed.items():
+        for _, copy in renamed.values():
+            mlir.SymbolTable.replace_all_symbol_uses(old, new, copy)
+    name, main = renamed["main"]
+    kind = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
+    call = mlir.Operation.create(
+        "func.call", list(kind.results), list(operands), {"callee": mlir.FlatSymbolRefAttr.get(name)}
+    )
+    return list(call.results)
+
+
+jax_mlir.register_lowering(module_p, _lower)
+
+
+@dataclasses.dataclass
+class XlaExecutable:
+    """A fragment compiled by XLA."""
+
+    fragment: FragmentModule
+    compiled: jax.stages.Compiled
+    backend: str = "xla"
+
+    def __post_init__(self) -> None:
+        self._call = self.compiled
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it; see `Executable`."""
+        return self._call(*arrays)
+
+    def as_text(self, what: str = "hlo") -> str:
+        """`"stablehlo"` as given, `"hlo"` as XLA optimised it."""
+        if what == "stablehlo":
+            return self.fragment.text
+        return self.compiled.as_text() or ""
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's own count."""
+        costs = self.compiled.cost_analysis() or {}
+        return {str(k): float(v) for k, v in dict(costs).items()}
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's own count, per device."""
+        stats = self.compiled.memory_analysis()
+        return MemoryStats(
+            arguments=stats.argument_size_in_bytes,
+            results=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            code=stats.generated_code_size_in_bytes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaBackend:
+    """Hands fragments to the PJRT client of a mesh.
+
+    Attributes:
+        compiler_options: XLA options, such as `{"xla_cpu_enable_fast_math": True}`.
+    """
+
+    compiler_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = "xla"
+
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> XlaExecutable:
+        """Compiles for the devices of `mesh`; see `Backend`."""
+        arguments = [
+            jax.ShapeDtypeStruct(a.shape, numpy_dtype(a.dtype), sharding=named_sharding(mesh, a))
+            for a in fragment.arguments
+        ]
+        results = fragment.results
+
+        def run(*arrays: Any) -> Any:
+            return module_p.bind(*arrays, text=fragment.text, results=results)
+
+        run.__name__ = run.__qualname__ = fragment.name
+        jitted = jax.jit(
+            run,
+            donate_argnums=fragment.donated,
+            keep_unused=True,
+            out_shardings=[named_sharding(mesh, r) for r in results],
+        )
+        try:
+            with warnings.catch_warnings():
+                # What cannot be donated is freed by the runtime; nothing is lost.
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+                compiled = jitted.lower(*arguments).compile(self.compiler_options or None)
+        except (jax.errors.JaxRuntimeError, ValueError) as e:
+            raise CompileError(
+                f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
+            ) from e
+        return XlaExecutable(fragment, compiled)
+
+
+def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
+    """Where a value lives on the devices of a mesh."""
+    spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
+    if value.memory_kind is None:
+        return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, spec, memory_kind=value.memory_kind)

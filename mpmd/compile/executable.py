@@ -1,0 +1,56 @@
+"""What every backend makes of a fragment: something that runs on the arrays of one mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mpmd.compile.fragment import FragmentModule
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryStats:
+    """Bytes per device that running a fragment takes.  `aliased` bytes are counted in both ends."""
+
+    arguments: int = 0
+    results: int = 0
+    aliased: int = 0
+    temporaries: int = 0
+    code: int = 0
+
+
+class Executable(Protocol):
+    """A compiled fragment."""
+
+    fragment: FragmentModule
+    backend: str
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts the fragment on arrays of its mesh and returns its results, which may not be ready yet."""
+
+    def as_text(self, what: str = "hlo") -> str:
+        """The fragment after compilation; backends say which words they know."""
+
+    def cost_analysis(self) -> dict[str, float]:
+        """At least `flops` and `bytes accessed`."""
+
+    def memory_analysis(self) -> MemoryStats:
+        """What it takes to run."""
+
+
+class Backend(Protocol):
+    """A way to compile fragments."""
+
+    name: str
+
+    def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
+        """Compiles for the devices of a `jax.sharding.Mesh`.
+
+        Raises:
+            CompileError: it cannot; names the fragment.
+        """

@@ -1,0 +1,119 @@
+"""One fragment as the compiler is given it: a module of its own, and where its values live."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+from mpmd import ir
+from mpmd.errors import CompileError
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueSpec:
+    """An argument or result of a fragment.
+
+    Attributes:
+        shape: global shape.
+        dtype: element type in MLIR's words, such as `f32`.
+        spec: for each dim the mesh axes that shard it, `()` for none.
+        memory_kind: `"pinned_host"`, or None for device memory.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[tuple[str, ...], ...]
+    memory_kind: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentModule:
+    """What a backend compiles.
+
+    Attributes:
+        name: the fragment's name, as in `p0_stage0_fwd.train_step`.
+        mesh: name of the mesh it runs on.
+        text: MLIR text of a module whose public `@main` is the fragment.
+        arguments: its arguments, in order.
+        results: its results, in order.
+        donated: positions of arguments whose memory a result takes over.
+        reserved_bytes: bytes that other values occupy on the mesh while it runs.
+    """
+
+    name: str
+    mesh: str
+    text: str
+    arguments: tuple[ValueSpec, ...]
+    results: tuple[ValueSpec, ...]
+    donated: tuple[int, ...] = ()
+    reserved_bytes: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for fragments that compile to the same code, whatever their names."""
+        content = (self.text, self.arguments, self.results, self.donated)
+        return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+def fragment_modules(module: ir.Module) -> dict[str, FragmentModule]:
+    """The distinct fragments of an exported module, by name, in the order of their first call."""
+    symbols = ir.symbol_table(module)
+    made: dict[str, FragmentModule] = {}
+    for f in symbols.values():
+        if f.is_mpmd:
+            for call in ir.ops(f, ir.FragmentCall):
+                if call.callee_name not in made:
+                    made[call.callee_name] = _extract(module, symbols, call)
+    return made
+
+
+def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCall) -> FragmentModule:
+    f = symbols[call.callee_name]
+    with ir.context(), f.location:
+        alone = ir.Module.create()
+        for op in module.body.operations:
+            if op.operation.name == "sdy.mesh":
+                op.operation.clone(ir.InsertionPoint(alone.body))
+        main = f.operation.clone(ir.InsertionPoint(alone.body)).opview
+        called = {c.callee.value for c in ir.walk(main, ir.FuncCall)}
+        for name in sorted(called):
+            symbols[name].operation.clone(ir.InsertionPoint(alone.body))
+        ir.put(main, "sym_name", ir.StringAttr.get("main"))
+        ir.put(main, "sym_visibility", ir.StringAttr.get("public"))
+        donated = tuple(
+            i for i in range(len(main.args)) if main.arg_attribute(i, "tf.aliasing_output") is not None
+        )
+        reserved = f.attributes.get("reserved_hbm_bytes")
+        for name in ("arg_attrs", "res_attrs", "mesh_shape", "reserved_hbm_bytes"):
+            ir.put(main, name, None)
+        return FragmentModule(
+            name=call.callee_name,
+            mesh=call.mesh,
+            text=ir.to_text(alone),
+            arguments=tuple(value_spec(v.type) for v in call.operands),
+            results=tuple(value_spec(v.type) for v in call.results),
+            donated=donated,
+            reserved_bytes=0 if reserved is None else ir.IntegerAttr(reserved).value,
+        )
+
+
+def value_spec(kind: Any) -> ValueSpec:
+    """Where a value of a mesh tensor type lives.
+
+    Raises:
+        CompileError: its sharding uses part of an axis, which devices of a mesh cannot express.
+    """
+    spec: tuple[tuple[str, ...], ...] = ((),) * len(kind.shape)
+    if kind.sharding is not None:
+        spec = tuple(tuple(_axis(a, kind) for a in dim.axes) for dim in kind.sharding.dimension_shardings)
+    return ValueSpec(
+        tuple(kind.shape), str(kind.element_type), spec, kind.memory_kind if kind.on_host else None
+    )
+
+
+def _axis(attribute: Any, kind: Any) -> str:
+    axis = ir.axis_ref(attribute)
+    if axis.sub_axis_info is not None:
+        raise CompileError(f"a value of type {kind} is sharded over part of the axis {axis.name!r}")
+    return str(axis.name)

@@ -1,0 +1,207 @@
+"""From the module that JAX lowers to one in our dialect.
+
+    call @mpmd.comp.f.(%x)             -->  mpmd.named_computation<"f"> (%x) {...}
+    call @mpmd.tensor.t.(%x)           -->  mpmd.named_tensor %x name="t"
+    call @mpmd.call.3.(%x)             -->  mpmd.call @callee(%x) {call_counter = 3}
+    while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
+    any other call                     -->  its body
+
+How often a name was transposed stands in the location of its call, such as
+`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`; a part `rematted_computation/` sets the count back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+from mpmd import ir
+from mpmd.tracing.inline import body_copy, inline_all, inline_call
+from mpmd.tracing.names import decode
+from mpmd.tracing.scans import counted_loop, make_for, unroll
+
+_TRANSPARENT = ("tensor", "broadcast", "reduce")
+
+
+@dataclasses.dataclass
+class Expansion:
+    """One module's conversion.  `topology` goes to every function that stays."""
+
+    module: ir.Module
+    topology: ir.Topology
+
+    def __post_init__(self) -> None:
+        self.symbols = ir.symbol_table(self.module)
+        self.callees: dict[tuple[str, int], str] = {}
+        self.holds_names = functools.cache(self._holds_names)
+
+    def run(self) -> None:
+        """Converts `@main` and everything it calls; other functions are erased."""
+        main = self.symbols["main"]
+        original = set(self.symbols)
+        main.topology = self.topology
+        self.expand(main.body, 0, top=True)
+        kept = {"main", *self.callees.values()}
+        for name in original - kept:
+            if not self.symbols[name].is_public:
+                self.symbols[name].operation.erase()
+                del self.symbols[name]
+
+    def _holds_names(self, symbol: str) -> bool:
+        return decode(symbol) is not None or any(
+            self.holds_names(call.callee.value) for call in ir.walk(self.symbols[symbol], ir.FuncCall)
+        )
+
+    def _names_in(self, op: ir.Op) -> bool:
+        return any(self.holds_names(call.callee.value) for call in ir.walk(op, ir.FuncCall))
+
+    def expand(self, block: ir.Block, count: int, top: bool) -> None:
+        """Converts the ops of a block; `count` is how often its function was transposed.
+
+        `top` says that it is the entry function, where calls and loops may stay.
+        """
+        for op in ir.ops(block):
+            if isinstance(op, ir.FuncCall):
+                self.expand_call(op, count, top)
+            elif op.operation.name == "stablehlo.optimization_barrier" and len(op.operands) > 1:
+                _split_barrier(op)
+            elif op.operation.name == "stablehlo.while" and self._names_in(op):
+                self.expand_loop(op, count, top)
+            else:
+                for region in op.operation.regions:
+                    for inner in region.blocks:
+                        inline_all(inner, self.symbols)
+
+    def expand_call(self, call: ir.FuncCall, count: int, top: bool) -> None:
+        """Converts one call."""
+        symbol = call.callee.value
+        kind, name = decode(symbol) or ("", "")
+        count = _transposed(call, count)
+        if kind == "comp":
+            self.make_named_computation(call, ir.Origin(name, count))
+        elif kind in _TRANSPARENT:
+            _make_marks(call, kind, name)
+        elif kind == "call" and top:
+            inner = inline_call(call, self.symbols[symbol])
+            for op in inner:
+                if isinstance(op, ir.FuncCall):
+                    self.make_call(op, _transposed(op, count), int(name))
+        elif kind == "callee" and top:
+            self.make_call(call, count, None)
+        elif kind or self.holds_names(symbol):
+            self.expand_ops(inline_call(call, self.symbols[symbol]), count, top)
+        else:
+            for op in inline_call(call, self.symbols[symbol]):
+                self._inline_inside(op)
+
+    def expand_ops(self, inlined: list[ir.Op], count: int, top: bool) -> None:
+        """Converts ops that were just inlined."""
+        for op in inlined:
+            if isinstance(op, ir.FuncCall):
+                self.expand_call(op, count, top)
+            elif op.operation.name == "stablehlo.optimization_barrier" and len(op.operands) > 1:
+                _split_barrier(op)
+            elif op.operation.name == "stablehlo.while" and self._names_in(op):
+                self.expand_loop(op, count, top)
+            else:
+                self._inline_inside(op)
+
+    def _inline_inside(self, op: ir.Op) -> None:
+        if isinstance(op, ir.FuncCall):
+            for inner in inline_call(op, self.symbols[op.callee.value]):
+                self._inline_inside(inner)
+            return
+        for region in op.operation.regions:
+            for block in region.blocks:
+                inline_all(block, self.symbols)
+
+    def make_named_computation(self, call: ir.FuncCall, origin: ir.Origin) -> None:
+        """Puts the callee's body into a named computation; names in it become nested ones."""
+        copy = body_copy(self.symbols[call.callee.value])
+        self.expand(copy.body, origin.transpose_count, top=False)
+        returned = copy.returned
+        op = ir.create(
+            "mpmd.named_computation", list(call.operands), [r.type for r in call.results], ir.before(call),
+            {"origin": origin.attribute()}, call.location, regions=1,
+        )  # fmt: skip
+        ir.create("mpmd.return", returned, [], ir.at_end(copy.body), location=copy.terminator.location)
+        copy.terminator.operation.erase()
+        copy.body.append_to(op.regions[0])
+        ir.replace(call, list(op.results))
+        copy.operation.erase()
+
+    def make_call(self, call: ir.FuncCall, count: int, counter: int | None) -> None:
+        """Makes the call one of our dialect; its callee is converted once per transposition count."""
+        key = (call.callee.value, count)
+        if key not in self.callees:
+            self.callees[key] = self.make_callee(*key)
+        op = ir.create(
+            "mpmd.call", list(call.operands), [r.type for r in call.results], ir.before(call),
+            {"callee": ir.FlatSymbolRefAttr.get(self.callees[key])}, call.location,
+        )  # fmt: skip
+        op.call_counter = counter
+        ir.replace(call, list(op.results))
+
+    def make_callee(self, symbol: str, count: int) -> str:
+        """A converted copy of a function, and its name."""
+        copy = body_copy(self.symbols[symbol])
+        _, name = decode(symbol) or ("", symbol)
+        taken = set(self.symbols)
+        chosen = next(c for i in range(len(taken) + 1) if (c := f"{name}_{i}" if i else name) not in taken)
+        ir.put(copy, "sym_name", ir.StringAttr.get(chosen))
+        ir.put(copy, "sym_visibility", ir.StringAttr.get("private"))
+        self.symbols[chosen] = copy
+        copy.topology = self.topology
+        self.expand(copy.body, count, top=False)
+        return chosen
+
+    def expand_loop(self, loop: ir.Op, count: int, top: bool) -> None:
+        """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere."""
+        counted = counted_loop(loop, self.symbols)
+        if not top:
+            self.expand_ops(unroll(counted), count, top=False)
+            return
+        made = make_for(counted)
+        count = _transposed(made, count)
+        for op in ir.ops(made.body):
+            if isinstance(op, ir.FuncCall) and self.holds_names(op.callee.value):
+                kind, _ = decode(op.callee.value) or ("", "")
+                if kind in ("", "callee"):
+                    self.make_call(op, _transposed(op, count), None)
+                else:
+                    self.expand_call(op, count, top=False)
+            else:
+                self._inline_inside(op)
+
+
+def _transposed(op: ir.Op, count: int) -> int:
+    found = re.match(r'loc\("([^"]*)"', str(op.location))
+    path = found[1] if found else ""
+    if "rematted_computation" in path:
+        count, path = 0, path.rpartition("rematted_computation")[2]
+    return count + path.count("transpose(")
+
+
+def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
+    """One named_tensor, broadcast or reduce for each operand of the call."""
+    made = []
+    for value in call.operands:
+        attributes = {
+            "tensor": {"name": ir.StringAttr.get(name)},
+            "broadcast": {},
+            "reduce": {"reduction": ir.Attribute.parse("#mpmd.reduction<none>")},
+        }[kind]
+        op = "named_tensor" if kind == "tensor" else kind
+        made += ir.create(
+            f"mpmd.{op}", [value], [value.type], ir.before(call), attributes, call.location
+        ).results
+    ir.replace(call, made)
+
+
+def _split_barrier(op: ir.Op) -> None:
+    """One barrier per value: their values may live on different meshes."""
+    made = []
+    for value in op.operands:
+        made += ir.create(op.operation.name, [value], [value.type], ir.before(op), {}, op.location).results
+    ir.replace(op, made)

@@ -1,0 +1,147 @@
+"""Loops over microbatches: traced once, whatever their number of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mpmd.errors import SignatureError
+
+
+def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
+    """`body(i, x)` applied `num_iterations` times, as `jax.lax.fori_loop`, with names allowed inside.
+
+    Under `mpmd.jit` each iteration is one microbatch.
+    """
+
+    def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
+        return body(i, carry), None
+
+    final, _ = jax.lax.scan(step, init, jnp.arange(num_iterations, dtype=jnp.int32))
+    return final
+
+
+def microbatch_loop(
+    body: Callable[..., tuple[Any, Any]], init: Any, *batches: Any, num_microbatches: int, axis: int = 0
+) -> tuple[Any, Any]:
+    """Runs `body(carry, *microbatches) -> (carry, out)` over the microbatches of a batch, in order.
+
+    The general loop beneath `accumulate_gradients`: reductions go through the carry, results that are
+    wanted for each microbatch through `out`.
+
+    Args:
+        body: work on one microbatch.
+        init: the first carry, a pytree of arrays.
+        *batches: pytrees of arrays, whose dim `axis` is cut into `num_microbatches` equal pieces.
+        num_microbatches: how many pieces.
+        axis: the batch dim.
+
+    Returns:
+        The last carry, and the `out`s stacked along a new first dim of size `num_microbatches`.
+
+    Raises:
+        SignatureError: a dim is not divisible; names every such leaf by its path.
+    """
+    pieces = split_microbatches(batches, num_microbatches, axis)
+
+    def step(carry: Any, microbatch: Any) -> tuple[Any, Any]:
+        return body(carry, *microbatch)
+
+    return jax.lax.scan(step, init, pieces)
+
+
+def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> Any:
+    """The leaves with dim `axis` of size `m * n` reshaped so that a first dim counts the `m` microbatches.
+
+    Raises:
+        SignatureError: `num_microbatches` is not positive, or a leaf cannot be cut so.
+    """
+    if num_microbatches < 1:
+        raise SignatureError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    problems = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
+        where = f"batch{jax.tree_util.keystr(path)}"
+        if jnp.ndim(leaf) <= axis:
+            problems.append(f"{where} is {jax.typeof(leaf)}: it has no dim {axis}")
+        elif jnp.shape(leaf)[axis] % num_microbatches:
+            problems.append(f"{where} is {jax.typeof(leaf)}: dim {axis} has {jnp.shape(leaf)[axis]} rows")
+    if problems:
+        raise SignatureError(
+            f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
+            + "\n  ".join(problems)
+            + "\n  use a batch size that is a multiple of num_microbatches"
+        )
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        shape = jnp.shape(leaf)
+        inner = (*shape[:axis], num_microbatches, shape[axis] // num_microbatches, *shape[axis + 1 :])
+        return jnp.moveaxis(jnp.reshape(leaf, inner), axis, 0)
+
+    return jax.tree.map(cut, batches)
+
+
+def accumulate_gradients(
+    loss_fn: Callable[..., Any],
+    num_microbatches: int,
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    axis: int = 0,
+) -> Callable[..., Any]:
+    """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
+
+    `accumulate_gradients(f, M)(params, *batch)` cuts every array of the arguments that are not
+    differentiated into `M` microbatches, adds up loss and gradients in the order of the microbatches,
+    and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that computes it.
+
+    Args:
+        loss_fn: `loss_fn(params, *microbatch) -> f32[]`, or `(f32[], aux)` with `has_aux`.
+        num_microbatches: `M`.
+        argnums: the arguments to differentiate by; all others are batches.
+        has_aux: whether `loss_fn` also returns something for each microbatch.
+        axis: the batch dim.
+
+    Returns:
+        A function that gives `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
+        new first dim of size `M`.
+
+    Raises:
+        SignatureError: when called with a batch that is not divisible.
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def loss_and_grads(*args: Any) -> Any:
+        batches = tuple(a for i, a in enumerate(args) if i not in wanted)
+
+        def of_microbatch(microbatch: tuple[Any, ...]) -> Any:
+            rest = iter(microbatch)
+            full = [args[i] if i in wanted else next(rest) for i in range(len(args))]
+            return jax.value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux)(*full)
+
+        def body(carry: Any, *microbatch: Any) -> tuple[Any, Any]:
+            value, grads = of_microbatch(microbatch)
+            loss, aux = value if has_aux else (value, None)
+            return jax.tree.map(jnp.add, carry, (loss, grads)), aux
+
+        pieces = split_microbatches(batches, num_microbatches, axis)
+        shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
+        (loss, grads), aux = jax.lax.scan(
+            lambda carry, microbatch: body(carry, *microbatch), _zeros(shapes, has_aux), pieces
+        )
+        loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))
+        return ((loss, aux), grads) if has_aux else (loss, grads)
+
+    return loss_and_grads
+
+
+def _one(stacked: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
+
+
+def _zeros(shapes: Any, has_aux: bool) -> Any:
+    value, grads = shapes
+    loss = value[0] if has_aux else value
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (loss, grads))

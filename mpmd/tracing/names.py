@@ -1,0 +1,87 @@
+"""What a user writes inside a step to name parts of it.
+
+A name is carried by a nested `jax.jit` whose function name holds ours: JAX differentiates, batches,
+rematerialises and lowers nested jits itself and keeps their names, so names work wherever jit works.
+Outside of `mpmd.jit` everything here computes the same without any mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_ESCAPED = re.compile(r"-([0-9a-f]+)-")
+
+
+def encode(kind: str, name: str) -> str:
+    """The name of the nested jit that stands for a user's name of some kind."""
+    text = "".join(c if (c.isalnum() and c.isascii()) or c == "_" else f"-{ord(c):x}-" for c in name)
+    return f"mpmd.{kind}.{text}."
+
+
+def decode(symbol: str) -> tuple[str, str] | None:
+    """The kind and the user's name that a function's symbol stands for; None if it is no name of ours."""
+    found = re.fullmatch(r"mpmd\.(\w+)\.(.*)\.(?:_\d+)?", symbol)
+    if found is None:
+        return None
+    return found[1], _ESCAPED.sub(lambda code: chr(int(code[1], 16)), found[2])
+
+
+def carrier(fn: Callable[..., Any], kind: str, name: str) -> Callable[..., Any]:
+    """`fn` under a nested jit that carries the name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = encode(kind, name)
+    return jax.jit(call)
+
+
+def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
+    """Names a computation, so that it can be assigned to a mesh and a stage.
+
+    Use it on a function, `named_computation(f, name="stage0")(x)`, or as a decorator with or without a
+    name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
+
+    Source: openxla/shardy MPMD, `mpmd.named_computation`.
+    """
+    if fn is None:
+        return functools.partial(named_computation, name=name)
+    chosen = name or getattr(fn, "__name__", "")
+    if not chosen:
+        raise ValueError("named_computation needs a name: the function has none\n  write name='...'")
+    return functools.wraps(fn)(carrier(fn, "comp", chosen))
+
+
+def named_tensor(x: Any, name: str) -> Any:
+    """Names the arrays of a pytree, so that they can be assigned to a mesh or memory; returns them."""
+    return carrier(jax.lax.optimization_barrier, "tensor", name)(x)
+
+
+def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable[..., Any]:
+    """Calls of `fn` that stay calls: one microbatch's work each, partitioned once for all of them.
+
+    Args:
+        fn: the work of one microbatch; arguments and results are pytrees of arrays.
+        call_counter: which microbatch it is, from 0.
+    """
+    callee = carrier(fn, "callee", getattr(fn, "__name__", "call"))
+    if call_counter is None:
+        return callee
+    if call_counter < 0:
+        raise ValueError(f"call_counter must not be negative, got {call_counter}")
+    return carrier(callee, "call", str(call_counter))
+
+
+def broadcast(x: Any) -> Any:
+    """Says that the arrays of `x` may be sent to every mesh that uses them; returns them."""
+    return carrier(jax.lax.optimization_barrier, "broadcast", "x")(x)
+
+
+def reduce(x: Any) -> Any:
+    """Says that the arrays of `x` may be computed by a reduction across meshes; returns them."""
+    return carrier(jax.lax.optimization_barrier, "reduce", "x")(x)

@@ -1,0 +1,134 @@
+"""Loops that JAX lowers `scan` and `fori_loop` to: `while`s that count from 0 to a constant."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd import ir
+from mpmd.errors import PlacementError
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedLoop:
+    """A `stablehlo.while` whose carried value number `counter` runs from 0 to `trip_count` in steps of 1."""
+
+    op: ir.Op
+    counter: int
+    trip_count: int
+
+    @property
+    def body(self) -> ir.Block:
+        """The loop's body."""
+        return self.op.regions[1].blocks[0]
+
+
+def counted_loop(op: ir.Op, symbols: dict[str, ir.Func]) -> CountedLoop:
+    """What a `while` counts.
+
+    Raises:
+        PlacementError: named computations stand in a loop whose number of iterations is not known.
+    """
+    condition, body = (region.blocks[0] for region in op.regions)
+    compare = ir.producer(_terminator(condition).operands[0])
+    if compare is not None and compare.operation.name == "stablehlo.compare":
+        left, right = compare.operands
+        counter = _argument(left, condition)
+        trip_count = _integer(right)
+        if counter is not None and trip_count is not None and "LT" in str(compare.comparison_direction):
+            start = _integer(op.operands[counter])
+            if start == 0 and _steps_by_one(body, counter):
+                return CountedLoop(op, counter, trip_count)
+    place = ir.location_of(op)
+    where = f" at {place[0]}:{place[1]}" if place else ""
+    raise PlacementError(
+        f"named computations stand inside a loop whose number of iterations is not a constant{where}\n"
+        "  meshes are assigned when a step is traced, so every iteration must be known then\n"
+        "  use jax.lax.scan or mpmd.fori_loop with a fixed length, or put the whole loop into one "
+        "named computation"
+    )
+
+
+def make_for(loop: CountedLoop) -> ir.For:
+    """The loop as an `mpmd.for`: the index for the counter, all other carried values as they are."""
+    carried = [v for i, v in enumerate(loop.op.operands) if i != loop.counter]
+    body = loop.body
+    made: ir.For = ir.create(
+        "mpmd.for", carried, [v.type for v in carried], ir.before(loop.op),
+        {"iterations": _ui32(loop.trip_count), "unroll_factor": _ui32(loop.trip_count)},
+        loop.op.location, regions=1,
+    )  # fmt: skip
+    index = ir.append_arg(body, body.arguments[loop.counter])
+    ir.replace_uses(body.arguments[loop.counter], index)
+    old = _terminator(body)
+    returned = [v for i, v in enumerate(old.operands) if i != loop.counter]
+    ir.create("mpmd.return", returned, [], ir.before(old), location=old.location)
+    old.operation.erase()
+    _erase_unused(body)
+    ir.erase_args(body, [loop.counter])
+    body.append_to(made.regions[0])
+    _replace_loop(loop, list(made.results))
+    return made
+
+
+def unroll(loop: CountedLoop) -> list[ir.Op]:
+    """The iterations one after the other in the loop's place; returns their ops."""
+    made: list[ir.Op] = []
+    carried = list(loop.op.operands)
+    for i in range(loop.trip_count):
+        index = ir.create(
+            "stablehlo.constant", [], [carried[loop.counter].type], ir.before(loop.op),
+            {"value": ir.Attribute.parse(f"dense<{i}> : {carried[loop.counter].type}")}, loop.op.location,
+        )  # fmt: skip
+        carried[loop.counter] = index.result
+        values = dict(zip(loop.body.arguments, carried))
+        ops, carried = ir.clone_body(loop.body, values, ir.before(loop.op))
+        made += [index, *ops]
+    carried.pop(loop.counter)
+    _replace_loop(loop, carried)
+    return made
+
+
+def _replace_loop(loop: CountedLoop, values: list[ir.Value]) -> None:
+    """Uses `values` for all results but the counter's, and a constant for that."""
+    result = loop.op.results[loop.counter]
+    end = ir.create(
+        "stablehlo.constant", [], [result.type], ir.before(loop.op),
+        {"value": ir.Attribute.parse(f"dense<{loop.trip_count}> : {result.type}")}, loop.op.location,
+    )  # fmt: skip
+    values.insert(loop.counter, end.result)
+    ir.replace(loop.op, values)
+
+
+def _terminator(block: ir.Block) -> ir.Op:
+    return ir.at_end(block).ref_operation.opview
+
+
+def _argument(value: ir.Value, block: ir.Block) -> int | None:
+    return next((i for i, arg in enumerate(block.arguments) if arg == value), None)
+
+
+def _integer(value: ir.Value) -> int | None:
+    """The integer that a value is, if a scalar constant makes it."""
+    op = ir.producer(value)
+    if op is None or not ir.is_constant(op) or op.results[0].type.shape:
+        return None
+    text = str(op.attributes["value"]).partition("dense<")[2].partition(">")[0]
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _steps_by_one(body: ir.Block, counter: int) -> bool:
+    step = ir.producer(_terminator(body).operands[counter])
+    if step is None or step.operation.name != "stablehlo.add":
+        return False
+    left, right = step.operands
+    return left == body.arguments[counter] and _integer(right) == 1
+
+
+def _erase_unused(body: ir.Block) -> None:
+    for op in reversed(ir.ops(body)):
+        if ir.is_unused(op) and ir.is_pure(op):
+            ir.erase(op)
+
+
+def _ui32(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32), value)

@@ -1,0 +1,34 @@
+"""From a JAX function to a module in our dialect, with names, loops and the user's source lines."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import jax
+
+from mpmd import ir
+from mpmd.tracing.expand import Expansion
+
+
+def to_module(lowered: jax.stages.Lowered, topology: ir.Topology) -> ir.Module:
+    """The module of a lowered step, its names and loops in our dialect.
+
+    Requires: `lowered` was lowered with `keep_unused=True`.
+    """
+    code = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(code)
+    module = ir.parse(code.getvalue())
+    expand(module, topology)
+    return module
+
+
+def expand(module: ir.Module, topology: ir.Topology) -> None:
+    """Converts a module that JAX lowered, in place."""
+    with ir.context(), ir.Location.unknown():
+        Expansion(module, topology).run()
+
+
+def flat_args(lowered: jax.stages.Lowered) -> list[Any]:
+    """What JAX knows of each flat argument: aval and whether it is donated."""
+    return jax.tree.leaves(lowered.args_info)
