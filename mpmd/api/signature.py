@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from mpmd.errors import SignatureError
 
@@ -23,6 +24,7 @@ class ArgumentRules:
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -40,7 +42,7 @@ class ArgumentRules:
         names = _positional_names(fn)
         static = _both_ways(fn, names, static_argnums, static_argnames, "static")
         donated = _both_ways(fn, names, donate_argnums, donate_argnames, "donate")
-        return ArgumentRules(*static, *donated)
+        return ArgumentRules(*static, *donated, tuple(names))
 
 
 def _positional_names(fn: Callable[..., Any]) -> list[str]:
@@ -107,6 +109,10 @@ class Arguments:
     statics: tuple[tuple[Any, Hashable], ...]
     donated: tuple[int, ...]
 
+    def without_arrays(self) -> Arguments:
+        """The same with shapes and dtypes for the arrays, which it then does not keep alive."""
+        return dataclasses.replace(self, leaves=[abstract(leaf) for leaf in self.leaves])
+
     @property
     def key(self) -> Hashable:
         """Equal for calls that one traced function serves."""
@@ -139,6 +145,19 @@ def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any])
         donated += range(len(leaves), len(leaves) + len(flat)) if may else ()
         leaves += flat
     return Arguments(leaves, jax.tree.structure((tuple(dynamic), named)), tuple(statics), tuple(donated))
+
+
+def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """What the user calls each flat argument, such as `state['params']['w']`."""
+    found = []
+    for i, argument in enumerate(args):
+        if i not in rules.static_argnums:
+            name = rules.names[i] if i < len(rules.names) else f"argument {i}"
+            found += [name + keystr(path) for path, _ in tree_leaves_with_path(argument)]
+    for name in sorted(kwargs):
+        if name not in rules.static_argnames:
+            found += [name + keystr(path) for path, _ in tree_leaves_with_path(kwargs[name])]
+    return found
 
 
 def describe(leaf: Any) -> Leaf:

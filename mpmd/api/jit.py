@@ -1,0 +1,106 @@
+"""`mpmd.jit`: `jax.jit` for a step whose named parts run on several meshes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from mpmd.api.config import Config
+from mpmd.api.signature import ArgumentRules, Arguments, flatten
+from mpmd.api.stages import Compiled, Lowered, Traced
+from mpmd.api.tracing import trace
+from mpmd.errors import ConfigError
+
+
+def jit(
+    fn: Callable[..., Any] | Config | None = None,
+    config: Config | None = None,
+    *,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+) -> Any:
+    """Compiles a function for several meshes.
+
+        step = mpmd.jit(step, config, donate_argnums=0)
+
+        @mpmd.jit(config, donate_argnums=0)
+        def step(state, batch): ...
+
+    The function is traced when it is first called, and again for every other signature: shapes, dtypes,
+    static values, options.  Arguments may be anywhere, host memory included: they are placed on the meshes
+    that use them.  Results are `jax.Array`s on the meshes that made them.
+
+    Args:
+        fn: the function; leave it out to use `jit` as a decorator.
+        config: made by `make_config`.
+        static_argnums: positions of arguments that are compiled in; they need a hash.
+        static_argnames: names of such arguments.
+        donate_argnums: positions of arguments whose memory the step may reuse; their arrays are deleted.
+        donate_argnames: names of such arguments.
+
+    Returns:
+        A `Jitted` function, or a decorator that makes one.
+
+    Raises:
+        ConfigError: no config was given.
+    """
+    if isinstance(fn, Config):
+        fn, config = None, fn
+    if config is None:
+        raise ConfigError(
+            "mpmd.jit needs a config\n  write @mpmd.jit(mpmd.make_config(topology, assignment))"
+        )
+    options = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    if fn is None:
+        return functools.partial(jit, config=config, **options)  # type: ignore[arg-type]
+    return Jitted(fn, config, ArgumentRules.of(fn, **options))  # type: ignore[arg-type]
+
+
+class Jitted:
+    """A function that runs on several meshes.  Call it, or take it through its stages."""
+
+    def __init__(self, fn: Callable[..., Any], config: Config, rules: ArgumentRules) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._config, self._rules = fn, config, rules
+        self._compiled: dict[Hashable, Compiled] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step; returns before it is done, as `jax.jit` does."""
+        arguments = flatten(self._rules, args, kwargs)
+        return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """The function traced for arguments like these (arrays or `jax.ShapeDtypeStruct`s)."""
+        return trace(self._fn, self._config, self._rules, flatten(self._rules, args, kwargs), args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The program partitioned, scheduled and linearized for arguments like these."""
+        return self.trace(*args, **kwargs).lower()
+
+    def compiled(self, *args: Any, **kwargs: Any) -> Compiled:
+        """What a call with arguments like these runs; compiled now if it was not before."""
+        return self._compiled_for(flatten(self._rules, args, kwargs), args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets everything that was compiled, and ends the threads that ran it."""
+        for compiled in self._compiled.values():
+            compiled.close()
+        self._compiled.clear()
+
+    def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
+        found = self._compiled.get(arguments.key)
+        if found is None:
+            traced = trace(self._fn, self._config, self._rules, arguments, args, kwargs)
+            found = self._compiled[arguments.key] = traced.lower().compile()
+        return found
+
+    def __repr__(self) -> str:
+        return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"

@@ -1,0 +1,160 @@
+"""From a lowered step to verified instruction streams: the whole MPMD pipeline in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+from mpmd import ir, pipeline
+from mpmd.api.config import Config
+from mpmd.api.prepare import check_names, flat_prefix, mark_donated, mark_shardings
+from mpmd.api.signature import Arguments
+from mpmd.api.tasks import task_orders
+from mpmd.errors import ConfigError
+from mpmd.options import PipelineOptions, current_options
+from mpmd.runtime.entry import read_entry
+from mpmd.runtime.graph import EntryGraph
+from mpmd.runtime.linearize import linearize
+from mpmd.runtime.program import Program
+from mpmd.support.diagnostics import Diagnostics, Severity
+from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.tracing.trace import to_module
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioned:
+    """A step partitioned over its meshes.
+
+    Attributes:
+        module: the exported module.
+        graph: its entry function as plain data.
+        program: the streams.
+        argument_paths: what the user calls each flat argument.
+        backend: name of the compile backend that the options ask for.
+        diagnostics: warnings and notices of all passes.
+        seconds: how long each phase took.
+    """
+
+    module: ir.Module
+    graph: EntryGraph
+    program: Program
+    argument_paths: list[str]
+    backend: str
+    diagnostics: Diagnostics
+    seconds: dict[str, float]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the passes warn about."""
+        return [str(d) for d in self.diagnostics.of(Severity.WARNING)]
+
+    @property
+    def notices(self) -> list[str]:
+        """What the passes noted beside that."""
+        return [str(d) for d in self.diagnostics.of(Severity.NOTICE)]
+
+
+class _Phases:
+    """Runs pipelines one after the other and times them."""
+
+    def __init__(self, module: ir.Module, options: PipelineOptions) -> None:
+        self.module = module
+        self.watch = Watch(
+            verify=ir.verify,
+            text=ir.to_text,
+            verify_each=options.verify_each,
+            disabled=frozenset(options.disable_passes),
+            dump_to=options.dump_directory,
+            dump_passes=options.dump_passes,
+        )
+        self.diagnostics = Diagnostics()
+        self.timing = Timing()
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, steps: list[pipeline.Step]) -> None:
+        """Runs the passes of one phase."""
+        start = time.perf_counter()
+        self.diagnostics += run_pipeline(self.module, [s.pass_ for s in steps], self.watch, self.timing)
+        self.seconds[name] = time.perf_counter() - start
+
+
+def partition(
+    lowered: Any, config: Config, arguments: Arguments, argument_paths: list[str], out_tree: Any
+) -> Partitioned:
+    """Takes a step that JAX lowered through the whole MPMD pipeline.
+
+    Raises:
+        ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
+        PassError: a pass found the program wrong.
+        ProgramError: the streams break a rule of the runtime.
+    """
+    start = time.perf_counter()
+    options = _options(config, arguments, out_tree)
+    module = to_module(lowered, config.topology.ir())
+    check_names(module, config)
+    _prepare(module, config, arguments, out_tree)
+    phases = _Phases(module, options)
+    phases.seconds["trace"] = time.perf_counter() - start
+    phases.run("import", pipeline.import_pipeline(options))
+    orders = task_orders(module, config)
+    phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
+    phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
+    phases.run("export", pipeline.export_pipeline(options))
+    start = time.perf_counter()
+    graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
+    program = linearize(graph)
+    phases.seconds["linearize"] = time.perf_counter() - start
+    return Partitioned(
+        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds
+    )
+
+
+def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
+    """The options of the configuration, or those of the flags, with what the configuration itself says."""
+    options = config.options if config.options is not None else current_options()
+    return dataclasses.replace(
+        options,
+        name_to_mesh_assignment=_text(config.assignment),
+        input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
+        output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
+        constraints=",".join(f"{i}:{o}" for i, o in config.constraints),
+    )
+
+
+def _text(assignment: dict[str, Any]) -> str:
+    return ",".join(f"{name}@{place}" for name, place in assignment.items())
+
+
+def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = False) -> str:
+    """Assignments of flat arguments or results, as `0@m1,2@m2#pinned_host`."""
+    flat = flat_prefix(_for_arguments(prefix) if inputs else prefix, tree, what)
+    for mesh in flat:
+        if mesh is not None and mesh.partition("#")[0] not in config.topology:
+            raise ConfigError(
+                f"{what} names an unknown mesh {mesh!r}; there are {', '.join(config.topology)}"
+            )
+    return ",".join(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
+
+
+def _for_arguments(prefix: Any) -> Any:
+    """A prefix of the arguments as one of `(positional, keywords)`."""
+    return (
+        None if prefix is None else (tuple(prefix) if isinstance(prefix, (tuple, list)) else (prefix,), None)
+    )
+
+
+def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
+    mesh = next(iter(config.topology.values()))
+    inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
+    results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
+    with ir.context(), ir.Location.unknown():
+        mark_donated(module, arguments.donated)
+        mark_shardings(module, inputs, results, dict(mesh.shape))
+
+
+def _result_paths(out_tree: Any) -> list[str]:
+    full = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
+    return [f"result{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(full)]

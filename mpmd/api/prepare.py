@@ -1,0 +1,145 @@
+"""What the user's configuration adds to a traced module: donation and shardings; and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd import ir
+from mpmd.api.config import Config, did_you_mean
+from mpmd.errors import ConfigError, collect
+
+MESH = "mesh"
+
+
+def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
+    """Marks arguments of `@main` as donated; what JAX paired with results is paired anew after placement."""
+    main = ir.symbol_table(module)["main"]
+    for i in range(len(main.args)):
+        main.set_arg_attribute(i, "tf.aliasing_output", None)
+        main.set_arg_attribute(i, "jax.buffer_donor", ir.BoolAttr.get(True) if i in donated else None)
+
+
+def mark_shardings(
+    module: ir.Module, inputs: Sequence[Any], results: Sequence[Any], axes: dict[str, int]
+) -> None:
+    """Writes the user's shardings on the arguments and results of `@main`.
+
+    Args:
+        module: with or without an `sdy.mesh`.
+        inputs: for each flat argument a `PartitionSpec`, a `NamedSharding` or None.
+        results: likewise for each flat result.
+        axes: the axes of a mesh and their sizes.
+
+    Raises:
+        ConfigError: a spec names an axis that no mesh has.
+    """
+    if not any(spec is not None for spec in (*inputs, *results)):
+        return
+    main = ir.symbol_table(module)["main"]
+    _make_mesh(module, axes)
+    problems: list[str] = []
+    for i, spec in enumerate(inputs):
+        if spec is not None:
+            rank = len(main.args[i].type.shape)
+            main.set_arg_attribute(i, "sdy.sharding", _sharding(spec, rank, axes, f"argument {i}", problems))
+    for i, spec in enumerate(results):
+        if spec is not None:
+            rank = len(main.returned[i].type.shape)
+            main.set_result_attribute(i, "sdy.sharding", _sharding(spec, rank, axes, f"result {i}", problems))
+    if problems:
+        raise collect(ConfigError, problems, "the shardings cannot be used:")
+
+
+def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
+    if any(op.operation.name == "sdy.mesh" for op in module.body.operations):
+        return
+    text = ", ".join(f'"{name}"={size}' for name, size in axes.items())
+    ir.create(
+        "sdy.mesh", [], [], ir.at_start(module.body),
+        {"sym_name": ir.StringAttr.get(MESH), "mesh": ir.Attribute.parse(f"#sdy.mesh<[{text}]>")},
+    )  # fmt: skip
+
+
+def _sharding(
+    spec: Any, rank: int, axes: dict[str, int], where: str, problems: list[str]
+) -> ir.Attribute | None:
+    if isinstance(spec, NamedSharding):
+        spec = spec.spec
+    dims = []
+    for names in (*spec, *[None] * (rank - len(spec))):
+        names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        for name in names:
+            if name not in axes:
+                problems.append(f"{where}: {spec} names an unknown axis {name!r}{did_you_mean(name, axes)}")
+        dims.append("{" + ", ".join(f'"{name}"' for name in names) + "}")
+    if problems:
+        return None
+    return ir.Attribute.parse(f"#sdy.sharding<@{MESH}, [{', '.join(dims)}]>")
+
+
+def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
+    """The leaves of a pytree prefix spread over a tree; None stands for None everywhere below.
+
+    Raises:
+        ConfigError: it is no prefix of the tree.
+    """
+    if prefix is None:
+        return [None] * tree.num_leaves
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, (str, PartitionSpec, NamedSharding))
+
+    full = jax.tree.unflatten(tree, range(tree.num_leaves))
+    found: list[Any] = [None] * tree.num_leaves
+    try:
+        flat, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
+        subtrees = structure.flatten_up_to(full)
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"{what} is no pytree prefix of what it is for: {e}") from None
+    for leaf, subtree in zip(flat, subtrees):
+        for number in jax.tree.leaves(subtree):
+            found[number] = leaf
+    return found
+
+
+def check_names(module: ir.Module, config: Config) -> None:
+    """Every name that is used must be assigned, and every name that is assigned must be used.
+
+    Raises:
+        ConfigError: with all names that are not, and what they may have been meant to be.
+    """
+    computations: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for f in ir.funcs(module):
+        for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
+            if isinstance(op, ir.NamedComputation):
+                computations.setdefault(op.named.name, op)
+            else:
+                tensors.setdefault(ir.StringAttr(op.attributes["name"]).value, op)
+    unused = [name for name in config.assignment if name not in computations and name not in tensors]
+    problems = [
+        f"named computation {name!r} is not assigned to a mesh{_where(op)}"
+        f"{did_you_mean(name, unused) if unused else ''}"
+        for name, op in computations.items()
+        if name not in config.assignment and not _is_nested(op)
+    ]
+    problems += [
+        f"{name!r} is assigned to mesh {config.assignment[name].mesh!r}, but the function never uses it"
+        f"{did_you_mean(name, [*computations, *tensors]) if computations or tensors else ''}"
+        for name in unused
+    ]
+    if problems:
+        raise collect(ConfigError, problems, "the assignment does not fit the function:")
+
+
+def _is_nested(op: Any) -> bool:
+    return op.operation.parent.name == "mpmd.named_computation"
+
+
+def _where(op: Any) -> str:
+    place = ir.location_of(op)
+    return f" ({place[0]}:{place[1]})" if place else ""

@@ -1,0 +1,37 @@
+"""From the user's function to a `Traced` stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mpmd.api.config import Config
+from mpmd.api.signature import ArgumentRules, Arguments, abstract, paths
+from mpmd.api.stages import Traced
+
+
+def trace(
+    fn: Callable[..., Any],
+    config: Config,
+    rules: ArgumentRules,
+    arguments: Arguments,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Traced:
+    """Traces `fn` with JAX, without devices, under the axes of the first mesh.
+
+    Static arguments are passed as they are, all others as shapes and dtypes.
+    """
+    dynamic, named = jax.tree.unflatten(arguments.tree, [abstract(leaf) for leaf in arguments.leaves])
+    values = iter(dynamic)
+    positional = [args[i] if i in rules.static_argnums else next(values) for i in range(len(args))]
+    keywords = {k: kwargs[k] if k in rules.static_argnames else named[k] for k in kwargs}
+    jitted = jax.jit(
+        fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
+    )
+    mesh = next(iter(config.topology.values()))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        traced = jitted.trace(*positional, **keywords)
+    return Traced(traced, config, arguments.without_arrays(), paths(rules, args, kwargs))

@@ -1,0 +1,126 @@
+"""From the exported module to the plain graph that the runtime works on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from mpmd import ir
+from mpmd.errors import ProgramError
+from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+
+_BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
+_NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
+
+
+def read_entry(
+    module: ir.Module,
+    argument_paths: Sequence[str] = (),
+    result_paths: Sequence[str] = (),
+    donated: Collection[int] = (),
+) -> EntryGraph:
+    """The entry function of an exported module as a graph.
+
+    Args:
+        module: after the export pipeline: fragment calls, transfers and a return.
+        argument_paths: what the user calls each flat argument.
+        result_paths: what the user calls each flat result.
+        donated: flat arguments that a step may consume.
+
+    Raises:
+        ProgramError: the entry function holds something else.
+    """
+    main = next(f for f in ir.funcs(module) if f.is_entry)
+    symbols = ir.symbol_table(module)
+    sizes = {name: math.prod(ir.axes_of(mesh).values()) for name, mesh in main.topology.items()}
+    numbers: dict[ir.Value, int] = {}
+    types: dict[int, BufferType] = {}
+
+    def number(value: ir.Value) -> int:
+        if value not in numbers:
+            numbers[value] = len(numbers)
+            types[numbers[value]] = buffer_type(value.type, sizes)
+        return numbers[value]
+
+    inputs = tuple(
+        InputSpec(number(arg), i, _at(argument_paths, i, "argument"), i in donated)
+        for i, arg in enumerate(main.args)
+    )
+    ops: list[FragmentCall | TransferOp] = []
+    for op in ir.ops(main):
+        if isinstance(op, ir.Transfer):
+            ops.append(TransferOp(number(op.tensor), number(op.result)))
+        elif isinstance(op, ir.FragmentCall):
+            ops.append(_call(op, symbols[op.callee_name], [number(v) for v in op.operands], number))
+        else:
+            raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
+    outputs = tuple(
+        OutputSpec(number(v), i, _at(result_paths, i, "result")) for i, v in enumerate(main.returned)
+    )
+    return EntryGraph(tuple(ops), types, inputs, outputs, main.symbol)
+
+
+def _at(paths: Sequence[str], i: int, what: str) -> str:
+    return paths[i] if i < len(paths) else f"{what} {i}"
+
+
+def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: object) -> FragmentCall:
+    donated = tuple(
+        i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
+    )
+    place = ir.location_of(op)
+    names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
+    return FragmentCall(
+        name=op.callee_name,
+        mesh=op.mesh,
+        inputs=tuple(inputs),
+        outputs=tuple(number(v) for v in op.results),  # type: ignore[operator]
+        donated=donated,
+        stage=op.stage,
+        microbatch=op.call_counter,
+        phase=phase(op),
+        label=f"{names} ({place[0]}:{place[1]})" if place else names,
+    )
+
+
+def phase(op: ir.FragmentCall | ir.Fragment) -> str:
+    """`F`, `B`, `I` or `W` for work of a microbatch; empty for other work."""
+    counts = {o.transpose_count for o in op.origins}
+    if not counts or op.call_counter is None:
+        return ""
+    if op.split_keep_transferred:
+        return "I"
+    if op.split_drop_transferred:
+        return "W"
+    return "B" if max(counts) else "F"
+
+
+def buffer_type(kind: ir.MeshTensor, sizes: dict[str, int]) -> BufferType:
+    """A mesh tensor type as the runtime knows it; `sizes` is the number of devices of each mesh."""
+    element = str(kind.element_type)
+    shards = 1
+    sharding = kind.sharding
+    if sharding is not None:
+        axes = ir.axes_of(ir.mesh_of_sharding(sharding, kind))
+        shards = math.prod(
+            axes.get(ir.axis_ref(a).name, 1) for dim in sharding.dimension_shardings for a in dim.axes
+        )
+    width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
+    local = math.prod(kind.shape) * width // shards
+    return BufferType(
+        shape=tuple(kind.shape),
+        dtype=_dtype(element),
+        mesh=kind.mesh,
+        sharding=None if sharding is None else str(sharding).removeprefix("#sdy.sharding"),
+        memory_kind=kind.memory_kind if kind.on_host else None,
+        bytes=local * sizes[kind.mesh],
+    )
+
+
+def _dtype(element: str) -> str:
+    if element in _NAMES:
+        return _NAMES[element]
+    if element.startswith("f8"):
+        return f"float8_{element[2:].lower()}"
+    prefix = {"f": "float", "i": "int", "u": "uint"}[element[0]]
+    return prefix + "".join(c for c in element if c.isdigit())
