@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
 from typing import Any
 
 from mpmd.errors import ScheduleError
@@ -29,14 +28,12 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
 """Names of the Shardy registry, for programs that come from there: our name and the options that match."""
 
 
-def get_schedule(
-    schedule: str | PipelineSchedule | Callable[..., PipelineSchedule], **options: Any
-) -> PipelineSchedule:
+def get_schedule(schedule: str | PipelineSchedule, **options: Any) -> PipelineSchedule:
     """The schedule with this name and these options.
 
     Args:
-        schedule: a name in ``SCHEDULES`` or ``ALIASES``, or a schedule, which is returned with the options
-        set. **options: the fields of the schedule.
+        schedule: a name in ``SCHEDULES`` or ``ALIASES``, or a schedule, returned with the options set.
+        **options: the fields of the schedule.
 
     Raises:
         ScheduleError: the name or an option is unknown.

@@ -59,7 +59,7 @@ def simulate(
 
 
 def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:
-    """The tasks a task needs something from: its stage's own, the neighbouring stage's, and those that skip."""
+    """The tasks a task needs something from, those over skip connections included."""
     needed = list(table.dependencies(task))
     for skip in costs.skips:
         if task.phase is Phase.F and task.stage == skip.target:

@@ -124,7 +124,7 @@ class ScheduleTable:
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of the problem a schedule is asked to order: stages, meshes, microbatches, and who holds what."""
+    """What a schedule is asked to order: meshes, microbatches, and the mesh of each stage."""
 
     num_meshes: int
     num_microbatches: int

@@ -1,4 +1,4 @@
-"""Is a table of tasks possible?  Either a proof, in the form of one legal order of all tasks, or the first task that is not."""
+"""Is a table possible?  A proof, as one legal order of all tasks, or the first impossible task."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def _membership_problems(table: ScheduleTable, num_microbatches: int) -> list[st
                 )
             elif not task.microbatch < num_microbatches:
                 problems.append(
-                    f"{where}: there is no microbatch {task.microbatch}; the microbatches are 0 to {num_microbatches - 1}"
+                    f"{where}: there is no microbatch {task.microbatch}; "
+                    f"the microbatches are 0 to {num_microbatches - 1}"
                 )
             elif table.mesh_of(task) != mesh:
                 problems.append(f"{where}: stage {task.stage} is on mesh {table.mesh_of(task)}")
@@ -138,7 +139,8 @@ def _deadlock_message(table: ScheduleTable, at: Sequence[int], done: set[Task]) 
     for m in cycle:
         task, missing = needs[m]
         lines.append(
-            f"  mesh {m} stands at {task} (number {at[m]}), which needs {missing} from mesh {table.mesh_of(missing)}"
+            f"  mesh {m} stands at {task} (number {at[m]}), "
+            f"which needs {missing} from mesh {table.mesh_of(missing)}"
         )
     lines.append("  move one of these tasks behind the work the others wait for")
     return "\n".join(lines)
