@@ -1,0 +1,33 @@
+"""Pipeline schedules: the order of tasks on every mesh, its proof, its prediction and its picture."""
+
+from mpmd.scheduling.chrome_trace import chrome_trace
+from mpmd.scheduling.costs import Costs, Link, Skip, StageCosts
+from mpmd.scheduling.render import render_text
+from mpmd.scheduling.render_svg import render_svg
+from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable, get_schedule
+from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.timeline import MeshMemory, Span, Timeline
+from mpmd.scheduling.validate import linearize, validate
+
+__all__ = [
+    "SCHEDULES",
+    "Costs",
+    "Link",
+    "MeshMemory",
+    "Phase",
+    "PipelineSchedule",
+    "ScheduleTable",
+    "Skip",
+    "Span",
+    "StageCosts",
+    "Task",
+    "Timeline",
+    "chrome_trace",
+    "get_schedule",
+    "linearize",
+    "render_svg",
+    "render_text",
+    "simulate",
+    "validate",
+]

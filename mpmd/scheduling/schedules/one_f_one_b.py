@@ -1,0 +1,42 @@
+"""1F1B: as soon as a microbatch is through, its backward; then one forward, one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.scheduling.placement import Visit, pipeline_positions
+from mpmd.scheduling.table import PipelineSchedule, Shape
+from mpmd.scheduling.task import Phase, Task
+
+
+@dataclass(frozen=True)
+class OneFOneB(PipelineSchedule):
+    """Warm up with as many forwards as meshes follow, then alternate backward and forward.
+
+    Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r`` microbatches.
+
+    Source: Narayanan et al., PipeDream-Flush, 2021; Fan et al., DAPPLE, 2021.
+    """
+
+    name = "1f1b"
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """``p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        way = pipeline_positions(shape.placement, self.name)
+        orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
+        for position, visit in enumerate(way):
+            orders[visit.mesh] = alternate(visit, len(way) - 1 - position, shape.num_microbatches)
+        return orders
+
+
+def alternate(visit: Visit, warm_up: int, num_microbatches: int) -> list[Task]:
+    """``warm_up`` forwards, then forward and backward in turn, then the backwards that are left."""
+    order: list[Task] = []
+    for turn in range(-warm_up, num_microbatches):
+        forward = turn + warm_up
+        if forward < num_microbatches:
+            order += (Task(s, forward, Phase.F) for s in visit.stages)
+        if turn >= 0:
+            order += (Task(s, turn, Phase.B) for s in reversed(visit.stages))
+    return order

@@ -1,0 +1,191 @@
+"""A timeline: what ran where and when, predicted or measured, as plain spans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mpmd.scheduling.task import Task
+
+COMPUTE = "compute"
+TRANSFER = "transfer"
+IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time on a mesh.
+
+    Attributes:
+        mesh: name of the mesh; of a transfer, the mesh that sends.
+        name: what to call it: a task, a fragment, a transfer.
+        task: the task it is or carries, if it belongs to one.
+        start_s: seconds from the begin of the step.
+        end_s: likewise.
+        kind: ``compute``, ``transfer`` or ``idle``.
+        peer: of a transfer, the mesh that receives.
+        nbytes: of a transfer, what it moves; of a computation, what the mesh holds while it runs, if known.
+        note: more for the reader; of an idle span, what the mesh waits for.
+    """
+
+    mesh: str
+    name: str
+    task: Task | None
+    start_s: float
+    end_s: float
+    kind: str = COMPUTE
+    peer: str = ""
+    nbytes: int = 0
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class MeshMemory:
+    """Bytes of one mesh over time, by what holds them.
+
+    Attributes:
+        mesh: its name.
+        categories: what bytes are held for, in the order of the samples.
+        samples: (seconds, bytes per category), at each change, in order; the first at the begin of the step.
+        peak_activations: most (stage, microbatch) pairs between their forward and the end of their backward.
+    """
+
+    mesh: str
+    categories: tuple[str, ...]
+    samples: tuple[tuple[float, tuple[int, ...]], ...]
+    peak_activations: int = 0
+
+    @functools.cached_property
+    def _peak(self) -> tuple[float, tuple[int, ...]]:
+        return max(
+            self.samples, key=lambda sample: sum(sample[1]), default=(0.0, (0,) * len(self.categories))
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once."""
+        return sum(self._peak[1])
+
+    @property
+    def peak_time_s(self) -> float:
+        """When the peak is first reached."""
+        return self._peak[0]
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """What holds the bytes at the peak."""
+        return dict(zip(self.categories, self._peak[1], strict=True))
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        """The peak of each category by itself, which need not fall together."""
+        return {
+            category: max((sizes[k] for _, sizes in self.samples), default=0)
+            for k, category in enumerate(self.categories)
+        }
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of one step on some meshes.
+
+    Attributes:
+        spans: in any order.
+        meshes: names, in the order to show them.
+        title: what this is a timeline of.
+        memory: bytes over time, per mesh, if known.
+    """
+
+    spans: tuple[Span, ...]
+    meshes: tuple[str, ...]
+    title: str = ""
+    memory: tuple[MeshMemory, ...] = field(default=())
+
+    @staticmethod
+    def from_spans(spans: Iterable[Span], title: str = "") -> Timeline:
+        """A timeline whose meshes are those of the spans, in order of appearance."""
+        spans = tuple(spans)
+        return Timeline(spans, tuple(dict.fromkeys(span.mesh for span in spans)), title)
+
+    @functools.cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the first begin to the last end."""
+        times = [span for span in self.spans if span.kind != IDLE]
+        if not times:
+            return 0.0
+        return max(span.end_s for span in times) - min(span.start_s for span in times)
+
+    @functools.cached_property
+    def _by_mesh(self) -> Mapping[str, tuple[Span, ...]]:
+        lanes: dict[str, list[Span]] = {mesh: [] for mesh in self.meshes}
+        for span in self.spans:
+            if span.kind != TRANSFER:
+                lanes[span.mesh].append(span)
+        return {mesh: tuple(sorted(lane, key=lambda s: (s.start_s, s.end_s))) for mesh, lane in lanes.items()}
+
+    def compute(self, mesh: str) -> tuple[Span, ...]:
+        """What a mesh computed, in order."""
+        return tuple(span for span in self._by_mesh[mesh] if span.kind == COMPUTE)
+
+    def idle(self, mesh: str) -> tuple[Span, ...]:
+        """When and why a mesh was idle, in order, as far as the timeline says."""
+        return tuple(span for span in self._by_mesh[mesh] if span.kind == IDLE)
+
+    @functools.cached_property
+    def transfers(self) -> tuple[Span, ...]:
+        """All transfers, by start."""
+        found = (span for span in self.spans if span.kind == TRANSFER)
+        return tuple(sorted(found, key=lambda s: (s.start_s, s.mesh, s.peer)))
+
+    def busy_s(self, mesh: str) -> float:
+        """Seconds a mesh computed."""
+        return sum(span.seconds for span in self.compute(mesh))
+
+    def idle_s(self, mesh: str) -> float:
+        """Seconds of the step in which a mesh did not compute."""
+        return self.makespan_s - self.busy_s(mesh)
+
+    def bubble_fraction(self, mesh: str | None = None) -> float:
+        """The part of the step in which a mesh did not compute; without a mesh, over all meshes."""
+        if self.makespan_s == 0.0 or not self.meshes:
+            return 0.0
+        meshes = self.meshes if mesh is None else (mesh,)
+        return sum(self.idle_s(m) for m in meshes) / (self.makespan_s * len(meshes))
+
+    def span_idle_s(self, mesh: str) -> float:
+        """Seconds a mesh did not compute between its own first begin and last end.
+
+        What counts where steps follow each other without a barrier: one mesh's late begin then overlaps
+        with the step before.
+        """
+        lane = self.compute(mesh)
+        return lane[-1].end_s - lane[0].start_s - self.busy_s(mesh) if lane else 0.0
+
+    @functools.cached_property
+    def link_occupancy(self) -> dict[tuple[str, str], float]:
+        """Per (sending mesh, receiving mesh) the part of the step in which a message was on its way."""
+        ends: dict[tuple[str, str], float] = {}
+        busy: dict[tuple[str, str], float] = {}
+        for span in self.transfers:
+            link = (span.mesh, span.peer)
+            begin = max(span.start_s, ends.get(link, span.start_s))
+            busy[link] = busy.get(link, 0.0) + max(0.0, span.end_s - begin)
+            ends[link] = max(span.end_s, ends.get(link, span.end_s))
+        return {
+            link: seconds / self.makespan_s if self.makespan_s else 0.0
+            for link, seconds in sorted(busy.items())
+        }
+
+    def memory_of(self, mesh: str) -> MeshMemory:
+        """Bytes of a mesh over time.
+
+        Raises:
+            KeyError: not known for this mesh.
+        """
+        return {memory.mesh: memory for memory in self.memory}[mesh]
