@@ -1,0 +1,190 @@
+"""Where arrays live: buffer types as JAX shardings, and arrays put, copied and moved accordingly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from mpmd.errors import ProgramError, SignatureError
+from mpmd.jax_compat import array_copier
+from mpmd.runtime.channels.local import LocalChannel
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Send
+from mpmd.runtime.program import Program
+
+_SHARDING = re.compile(r"^\s*<?\s*(?:@[\w.\"]+\s*,)?\s*\[(?P<dims>.*?)\](?:\s*,.*)?>?\s*$", re.S)
+_DIM = re.compile(r"\{(?P<axes>[^}]*)\}")
+_AXIS = re.compile(r'"(?P<name>[^"]+)"(?P<part>:\(\d+\)\d+)?|(?P<open>\?)')
+
+
+def partition_spec(sharding: str) -> PartitionSpec:
+    """Shardy's text of a sharding as a PartitionSpec.
+
+    ```
+    <@mesh, [{"x"}, {}, {"y", "z"}]>   ->   PartitionSpec("x", None, ("y", "z"))
+    ```
+
+    Raises:
+        ProgramError: the text is no sharding, or shards over a part of an axis, which JAX cannot express.
+    """
+    match = _SHARDING.match(sharding)
+    if match is None:
+        raise ProgramError(f'sharding {sharding!r} cannot be read; expected such as <@mesh, [{{"x"}}, {{}}]>')
+    entries: list[str | tuple[str, ...] | None] = []
+    for dim in _DIM.finditer(match["dims"]):
+        axes = [axis for axis in _AXIS.finditer(dim["axes"]) if axis["name"]]
+        if parts := [axis[0] for axis in axes if axis["part"]]:
+            raise ProgramError(
+                f"sharding {sharding!r} uses a part of an axis, {', '.join(parts)}; give the mesh an axis of "
+                f"that size instead"
+            )
+        names = tuple(axis["name"] for axis in axes)
+        entries.append(None if not names else names[0] if len(names) == 1 else names)
+    return PartitionSpec(*entries)
+
+
+class Mover(NamedTuple):
+    """Moves an array to another mesh; with `blocks` the caller's thread waits until it is computed."""
+
+    move: Callable[[jax.Array], jax.Array]
+    blocks: bool
+
+
+class Placement:
+    """The devices of every mesh, and how arrays get there.
+
+    All methods return before the data is there, except for what a `mover` says about itself.
+    """
+
+    def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
+        """Takes for each mesh a `jax.sharding.Mesh`, or its devices when nothing is sharded over it."""
+        self._meshes = {
+            name: mesh if isinstance(mesh, Mesh) else Mesh(np.array(list(mesh)), ("devices",))
+            for name, mesh in meshes.items()
+        }
+        self._shardings: dict[BufferType, Sharding] = {}
+
+    @property
+    def meshes(self) -> Mapping[str, Mesh]:
+        """The JAX mesh behind each name."""
+        return self._meshes
+
+    def sharding(self, type_: BufferType) -> Sharding:
+        """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding."""
+        if (known := self._shardings.get(type_)) is not None:
+            return known
+        if type_.mesh not in self._meshes:
+            raise ProgramError(
+                f"a buffer {type_} lives on mesh {type_.mesh!r}, which has no devices; known meshes: "
+                f"{', '.join(map(repr, self._meshes))}"
+            )
+        mesh = self._meshes[type_.mesh]
+        sharding: Sharding
+        if mesh.size == 1:
+            sharding = SingleDeviceSharding(mesh.devices.flat[0], memory_kind=type_.memory_kind)
+        else:
+            spec = PartitionSpec() if type_.sharding is None else partition_spec(type_.sharding)
+            sharding = NamedSharding(mesh, spec, memory_kind=type_.memory_kind)
+        self._shardings[type_] = sharding
+        return sharding
+
+    def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], jax.Array]:
+        """The function behind a `Feed`: makes an array of `type_` with the content of a user's argument.
+
+        Host memory is copied, so that the caller may refill it at once.  A `jax.Array` that is there
+        already is returned as it is, unless `fresh` asks for a buffer of its own.  The function raises a
+        SignatureError that names `path` for a value of another shape or element type.
+        """
+        target, shape, dtype = self.sharding(type_), type_.shape, np.dtype(type_.dtype)
+        copy = array_copier(target)
+        equal: list[Sharding] = [target]  # shardings seen that mean the same as the target
+
+        def is_there(sharding: Sharding) -> bool:
+            if any(sharding is known for known in equal):
+                return True
+            same = (
+                sharding.device_set == target.device_set
+                and sharding.is_equivalent_to(target, len(type_.shape))
+                and _memory_kind(sharding) == _memory_kind(target)
+            )
+            if same and len(equal) < 8:
+                equal.append(sharding)
+            return same
+
+        def place(value: Any) -> jax.Array:
+            if not isinstance(value, jax.Array):
+                value = np.array(value, dtype=None if isinstance(value, np.ndarray) else dtype)
+                _check_signature(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), type_, path)
+                return jax.device_put(value.astype(dtype, copy=False), target)
+            if value.shape != shape or value.dtype != dtype:
+                _check_signature(value.shape, value.dtype, type_, path)
+            if is_there(value.sharding):
+                return copy(value) if fresh else value
+            moved = jax.device_put(value, target)
+            return copy(moved) if fresh and value.sharding.device_set & target.device_set else moved
+
+        return place
+
+    def copier(self, source: BufferType, target: BufferType) -> Callable[[jax.Array], jax.Array]:
+        """The function behind a `Copy`: another buffer on the same mesh, never sharing memory."""
+        if self._equal_shards(source, target):
+            return array_copier(self.sharding(target))
+        place = self.sharding(target)
+        return lambda array: jax.device_put(array, place)
+
+    def mover(self, source: BufferType, target: BufferType) -> Mover:
+        """The function behind a `Send`: an array on the source's mesh becomes one on the target's."""
+        if self._equal_shards(source, target):
+            return Mover(array_copier(self.sharding(target)), blocks=False)
+        place = self.sharding(target)
+        return Mover(lambda array: jax.device_put(array, place), blocks=True)
+
+    def channels(self, program: Program) -> LocalChannels:
+        """The function that makes the channels of each step."""
+        return LocalChannels(self, program)
+
+    def _equal_shards(self, source: BufferType, target: BufferType) -> bool:
+        """Whether shard k of one is shard k of the other."""
+        a, b = self.sharding(source), self.sharding(target)
+        if len(a.device_set) != len(b.device_set):
+            return False
+        indices = [list(s.devices_indices_map(source.shape).values()) for s in (a, b)]
+        return indices[0] == indices[1]
+
+
+def _memory_kind(sharding: Sharding) -> str:
+    """The memory a sharding names, the devices' default one spelled out."""
+    kind = sharding.memory_kind
+    if kind is None:
+        kind = next(iter(sharding.device_set)).default_memory().kind
+    return str(kind)
+
+
+def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path: str) -> None:
+    if shape != type_.shape or dtype != np.dtype(type_.dtype):
+        got = BufferType(shape, str(dtype), type_.mesh)
+        raise SignatureError(f"argument {path}: got {got}, compiled for {type_}")
+
+
+class LocalChannels:
+    """Makes the channels of each step of one program within this process."""
+
+    def __init__(self, placement: Placement, program: Program) -> None:
+        movers: list[list[Mover | None]] = [[None] * len(channel.types) for channel in program.channels]
+        for stream in program.streams:
+            for op in stream.instructions:
+                if isinstance(op, Send):
+                    target = program.channels[op.channel].types[op.sequence]
+                    movers[op.channel][op.sequence] = placement.mover(stream.buffers[op.buffer].type, target)
+        known = [[mover for mover in channel if mover is not None] for channel in movers]
+        self.blocks = any(mover.blocks for channel in known for mover in channel)
+        self._moves = [[mover.move for mover in channel] for channel in known]
+
+    def __call__(self) -> list[LocalChannel]:
+        """Fresh channels, in the program's order."""
+        return [LocalChannel(moves) for moves in self._moves]

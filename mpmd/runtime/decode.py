@@ -1,0 +1,173 @@
+"""Turns a program into steps that can be issued: instructions bound to what they call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from mpmd.errors import ProgramError, collect
+from mpmd.runtime.channels.protocol import Channel
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Recv, Run, Send, donated_buffers
+from mpmd.runtime.interpreter import (
+    CallStep,
+    CopyStep,
+    Executable,
+    FeedStep,
+    FetchStep,
+    FreeStep,
+    Lane,
+    RecvStep,
+    SendStep,
+    Step,
+)
+from mpmd.runtime.program import Program, Stream
+
+
+class Engine(Protocol):
+    """What computes with arrays: places, copies and moves them."""
+
+    def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], Any]:
+        """The function behind a `Feed`."""
+
+    def copier(self, source: BufferType, target: BufferType) -> Callable[[Any], Any]:
+        """The function behind a `Copy`."""
+
+    def channels(self, program: Program) -> ChannelMaker:
+        """The function that makes the channels of each step."""
+
+
+class ChannelMaker(Protocol):
+    """Makes all channels of one step."""
+
+    blocks: bool
+    """Whether some send waits until its array is computed."""
+
+    def __call__(self) -> Sequence[Channel]:
+        """Fresh channels, in the program's order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decoded:
+    """A program ready to be issued.
+
+    Attributes:
+        feeds: the feeds of all meshes; issued before everything else.
+        streams: per mesh everything else.
+        lanes: per mesh its unfinished calls.
+        num_slots: length of the list of slots.
+    """
+
+    feeds: tuple[FeedStep, ...]
+    streams: tuple[tuple[Step, ...], ...]
+    lanes: tuple[Lane, ...]
+    num_slots: int
+
+
+def decode(
+    program: Program,
+    executables: Mapping[tuple[str, str], Executable],
+    engine: Engine,
+    run_ahead: int,
+) -> Decoded:
+    """Binds every instruction of `program`.
+
+    Args:
+        program: a verified program.
+        executables: by (mesh, name).
+        engine: places, copies and moves arrays.
+        run_ahead: unfinished calls that a mesh may have.
+
+    Raises:
+        ProgramError: an executable is missing.
+    """
+    missing = [
+        f"mesh {mesh!r} calls {name!r}"
+        for mesh, name in program.executables
+        if (mesh, name) not in executables
+    ]
+    if missing:
+        raise collect(
+            ProgramError, [f"no executable: {text}" for text in missing], "executables are missing:"
+        )
+    feeds: list[FeedStep] = []
+    streams: list[tuple[Step, ...]] = []
+    lanes: list[Lane] = []
+    paths = {spec.index: spec.path for spec in program.inputs}
+    base = 0
+    for stream in program.streams:
+        lane = Lane(stream.mesh, run_ahead)
+        binder = _Binder(stream, base, executables, engine, lane, watched_results(stream), paths)
+        steps = [binder.bind(at) for at in range(len(stream.instructions))]
+        feeds += [step for step in steps if isinstance(step, FeedStep)]
+        streams.append(tuple(step for step in steps if not isinstance(step, FeedStep)))
+        lanes.append(lane)
+        base += len(stream.buffers)
+    return Decoded(tuple(feeds), tuple(streams), tuple(lanes), base)
+
+
+def watched_results(stream: Stream) -> dict[int, int]:
+    """Per position of a `Run`, the result whose arrival tells that it ended: the smallest nobody consumes.
+
+    A consumed array cannot be waited for.  A run all of whose results are consumed later is left out.
+    """
+    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
+    fetched = {op.buffer for op in stream.instructions if isinstance(op, Fetch)}
+    chosen = {}
+    for at, op in enumerate(stream.instructions):
+        if isinstance(op, Run):
+            rest = [k for k, b in enumerate(op.outputs) if b not in consumed]
+            if rest:
+                # A result of the step may be given away by the user: better one that stays inside.
+                chosen[at] = min(
+                    rest, key=lambda k: (op.outputs[k] in fetched, stream.buffers[op.outputs[k]].type.bytes)
+                )
+    return chosen
+
+
+@dataclasses.dataclass(slots=True)
+class _Binder:
+    stream: Stream
+    base: int
+    executables: Mapping[tuple[str, str], Executable]
+    engine: Engine
+    lane: Lane
+    watched: dict[int, int]
+    paths: dict[int, str]
+
+    def bind(self, at: int) -> Step:
+        op, mesh, base = self.stream.instructions[at], self.stream.mesh, self.base
+        match op:
+            case Run():
+                return CallStep(
+                    mesh=mesh,
+                    at=at,
+                    op=op,
+                    execute=self.executables[mesh, op.executable],
+                    inputs=self.shifted(op.inputs),
+                    outputs=self.shifted(op.outputs),
+                    consumed=self.shifted(donated_buffers(op)),
+                    handle=self.watched.get(at),
+                    lane=self.lane,
+                )
+            case Send():
+                return SendStep(mesh, at, base + op.buffer, op.channel, op.sequence)
+            case Recv():
+                return RecvStep(mesh, at, base + op.buffer, op.channel, op.sequence)
+            case Copy():
+                copy = self.engine.copier(self.type(op.source), self.type(op.buffer))
+                return CopyStep(mesh, at, base + op.source, base + op.buffer, copy)
+            case Free():
+                return FreeStep(mesh, at, self.shifted(op.buffers))
+            case Feed():
+                place = self.engine.placer(self.type(op.buffer), self.paths[op.input], fresh=op.fresh)
+                return FeedStep(mesh, at, base + op.buffer, op.input, place)
+            case Fetch():
+                return FetchStep(mesh, at, base + op.buffer, op.output)
+
+    def type(self, number: int) -> BufferType:
+        return self.stream.buffers[number].type
+
+    def shifted(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.base + n for n in numbers)

@@ -1,0 +1,271 @@
+"""Runs programs: verified once, decoded once, then issued step after step.
+
+A step returns as soon as everything is issued: its results are arrays that may still be computed, as with
+`jax.jit`.  A fragment that raises when it is called ends the step with a `FragmentError` at once.  A
+fragment that fails on its device makes its results, and all that is computed from them, failed arrays;
+it is named by a `FragmentError` in the next step or in `synchronize`, while touching a failed array raises
+JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names it there.
+
+Who issues: one thread for all meshes, in an order in which everything can be issued, if no call and no
+transfer waits for data; otherwise one thread per mesh.  A call waits for data if its executable says that
+it is not asynchronous.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from mpmd.errors import ProgramError, SignatureError
+from mpmd.runtime.decode import Engine, decode
+from mpmd.runtime.instructions import Feed, Fetch
+from mpmd.runtime.interpreter import (
+    CallFailed,
+    Executable,
+    Frame,
+    Observer,
+    Step,
+    failure_of,
+    issue_all,
+)
+from mpmd.runtime.observe import NanCheck, Observers
+from mpmd.runtime.order import issue_order
+from mpmd.runtime.program import Program
+from mpmd.runtime.verify import verify
+from mpmd.runtime.workers import Workers
+
+_DRAIN_SECONDS = 0.4
+"""How long an interrupted step waits for what it had issued."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """How programs are run.
+
+    Attributes:
+        issue: who issues: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
+        run_ahead: calls that a mesh may have issued and not finished; bounds how long an interrupt takes
+            to show, and the memory that issued work holds on devices that allocate when it is issued.
+        blocking: wait in every step until everything is computed.
+        debug_nans: wait for every fragment and raise a FragmentError for the first that makes a NaN.
+    """
+
+    issue: Literal["auto", "one-thread", "thread-per-mesh"] = "auto"
+    run_ahead: int = 16
+    blocking: bool = False
+    debug_nans: bool = False
+
+
+class Executor:
+    """Runs one program; use it as a context manager, or `close` it, to end its threads.
+
+    Steps of several threads are run one after another.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        executables: Mapping[tuple[str, str], Executable],
+        engine: Engine,
+        options: RuntimeOptions = RuntimeOptions(),
+    ) -> None:
+        """Verifies and decodes.
+
+        Args:
+            program: what to run.
+            executables: by (mesh, name), for every pair in `program.executables`.
+            engine: where arrays live, and how they move: a `Placement`.
+            options: see RuntimeOptions.
+
+        Raises:
+            ProgramError: the program breaks a rule, or an executable is missing.
+        """
+        if options.run_ahead < 1:
+            raise ProgramError(f"run_ahead is {options.run_ahead}; a mesh needs at least 1 call on its way")
+        self.program, self.options = program, options
+        self.order = verify(program)
+        self._decoded = decode(program, executables, engine, options.run_ahead)
+        self._make_channels = engine.channels(program)
+        self._one_thread = self._issues_from_one_thread(executables)
+        self._issue_order = self._merged_streams() if self._one_thread else ()
+        self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
+        self._forwarded = self._inputs_that_are_outputs()
+        self._workers: Workers | None = None
+        self._closer: weakref.finalize[Any, Executor] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self.steps = 0
+
+    @property
+    def issues_from_one_thread(self) -> bool:
+        """Whether the caller's thread issues everything."""
+        return self._one_thread
+
+    def run(self, inputs: Sequence[Any], *, observers: Iterable[Observer] = ()) -> list[Any]:
+        """Issues one step.
+
+        Args:
+            inputs: the user's flat arguments.  Those that the program may consume are gone afterwards.
+            observers: what to tell about every instruction; they may make the step wait.
+
+        Returns:
+            The flat results; arrays that may still be computed.
+
+        Raises:
+            FragmentError: a fragment failed, in this step or, on its device, in the one before.
+            SignatureError: the arguments do not fit the program.
+        """
+        with self._lock:
+            if self._closed:
+                raise ProgramError(f"program {self.program.name!r} was closed and cannot run again")
+            if len(inputs) != len(self.program.inputs):
+                raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
+            watching = [*observers, *([NanCheck()] if self.options.debug_nans else [])]
+            frame = Frame(
+                number=self.steps,
+                slots=[None] * self._decoded.num_slots,
+                channels=self._make_channels(),
+                inputs=inputs,
+                outputs=[None] * len(self.program.outputs),
+                observer=Observers(tuple(watching)) if watching else None,
+            )
+            self.steps += 1
+            try:
+                self._issue(frame)
+                if self.options.blocking:
+                    self._wait()
+            except CallFailed as failed:
+                first = self._first_failure(failed)
+                raise first.as_error(self._what_is_gone(frame)) from first.cause
+            except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
+                frame.stop()
+                self._drain()
+                raise
+            self._delete_donated(frame)
+            return frame.outputs
+
+    def synchronize(self) -> None:
+        """Waits until every issued step is computed.
+
+        Raises:
+            FragmentError: a fragment failed on its device.
+        """
+        with self._lock:
+            try:
+                self._wait()
+            except CallFailed as failed:
+                first = self._first_failure(failed)
+                raise first.as_error() from first.cause
+
+    def close(self) -> None:
+        """Ends the threads.  The executor cannot run again; results stay valid."""
+        with self._lock:
+            self._closed = True
+            if self._closer is not None:
+                self._closer()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], Executable]) -> bool:
+        if self.options.issue != "auto":
+            return self.options.issue == "one-thread"
+        if len(self.program.streams) == 1:
+            return True
+        waits = [e for e in self.program.executables if not getattr(executables[e], "asynchronous", True)]
+        return not waits and not self._make_channels.blocks
+
+    def _merged_streams(self) -> tuple[Step, ...]:
+        steps = {(step.mesh, step.at): step for steps in self._decoded.streams for step in steps}
+        nodes = issue_order(self.program, self.order)
+        keys = [(self.program.streams[s].mesh, at) for s, at in nodes]
+        return tuple(steps[key] for key in keys if key in steps)
+
+    def _inputs_that_are_outputs(self) -> frozenset[int]:
+        """Arguments that are results as they are: they must outlive the step although they are donated."""
+        forwarded = set()
+        for stream in self.program.streams:
+            fed = {op.buffer: op.input for op in stream.instructions if isinstance(op, Feed)}
+            forwarded |= {
+                fed[o.buffer] for o in stream.instructions if isinstance(o, Fetch) and o.buffer in fed
+            }
+        return frozenset(forwarded)
+
+    def _issue(self, frame: Frame) -> None:
+        issue_all(self._decoded.feeds, frame)
+        if self._one_thread:
+            issue_all(self._issue_order, frame)
+            return
+        if self._workers is None:
+            self._workers = Workers([stream.mesh for stream in self.program.streams])
+            self._closer = weakref.finalize(self, self._workers.close)
+        self._workers.issue(self._decoded.streams, frame)
+
+    def _wait(self) -> None:
+        """Waits for every unfinished call, in short turns, so that a signal is seen within 0.1 s."""
+        for lane in self._decoded.lanes:
+            while lane.unfinished:
+                oldest = lane.unfinished[0]
+                pause = 2e-5
+                while not oldest.handle.is_deleted() and not oldest.handle.is_ready():
+                    time.sleep(pause)
+                    pause = min(2 * pause, 1e-3)
+                if (failure := failure_of(oldest.handle)) is not None:
+                    raise CallFailed(oldest.call, oldest.number, failure)
+                lane.unfinished.popleft()
+
+    def _first_failure(self, failed: CallFailed) -> CallFailed:
+        """The call that failed first; what was found may only have read its results.  Forgets all calls."""
+        found = [failed]
+        for lane in self._decoded.lanes:
+            for entry in lane.unfinished:
+                if not entry.handle.is_deleted() and entry.handle.is_ready():
+                    cause = failure_of(entry.handle)
+                    if cause is not None:
+                        found.append(CallFailed(entry.call, entry.number, cause))
+        self._forget()
+        return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
+
+    def _what_is_gone(self, frame: Frame) -> str:
+        if not self.program.donated_inputs:
+            return ""
+        arguments = {spec.index: spec.path for spec in self.program.inputs}
+        gone = [arguments[k] for k in self.program.donated_inputs if _is_deleted(frame.inputs[k])]
+        if not gone:
+            return "no argument was consumed: the step can be repeated with the same arguments"
+        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+        return f"consumed and gone: {', '.join(gone[:3])}{more}; continue from a checkpoint"
+
+    def _drain(self) -> None:
+        """Gives what was issued a moment to end, then forgets it."""
+        until = time.monotonic() + _DRAIN_SECONDS
+        for lane in self._decoded.lanes:
+            for entry in lane.unfinished:
+                while not (entry.handle.is_deleted() or entry.handle.is_ready()) and time.monotonic() < until:
+                    time.sleep(1e-3)
+        self._forget()
+
+    def _forget(self) -> None:
+        for lane in self._decoded.lanes:
+            lane.unfinished.clear()
+
+    def _delete_donated(self, frame: Frame) -> None:
+        """Ends the donated arguments that no fragment consumed: the user gave them away."""
+        for k in self.program.donated_inputs:
+            if k not in self._forwarded and not _is_deleted(frame.inputs[k]):
+                delete = getattr(frame.inputs[k], "delete", None)
+                if delete is not None:
+                    delete()
+
+
+def _is_deleted(value: Any) -> bool:
+    """Whether `value` is an array that was consumed; host arrays never are."""
+    check = getattr(value, "is_deleted", None)
+    return check is not None and bool(check())

@@ -1,0 +1,125 @@
+"""What the runtime is given: the exported entry function as plain data, in program order.
+
+The entry function of an exported module is a list of fragment calls and transfers.  Program order is
+the order in which every mesh runs its fragments: a schedule has already been applied.  Values are
+integers and live on one mesh each; moving a value to another mesh makes another value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+_SHORT_DTYPES = {
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "bfloat16": "bf16",
+    "complex64": "c64",
+    "complex128": "c128",
+    "bool": "pred",
+    **{f"{kind}int{bits}": f"{kind or 's'}{bits}" for kind in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BufferType:
+    """What a value is and where it lives.
+
+    Attributes:
+        shape: global shape over its mesh.
+        dtype: NumPy name of the element type, such as "float32" or "bfloat16".
+        mesh: name of the mesh that holds it.
+        sharding: Shardy's text of the sharding over the axes of the mesh, None for replicated.
+        memory_kind: memory of the devices, None for their default one.
+        bytes: bytes over all devices of the mesh, every replica counted.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: str
+    sharding: str | None = None
+    memory_kind: str | None = None
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        text = f"{_SHORT_DTYPES.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
+        if self.sharding is not None:
+            text += f" {self.sharding}"
+        return text if self.memory_kind is None else f"{text} in {self.memory_kind}"
+
+    def holds_the_same_as(self, other: BufferType) -> bool:
+        """Whether a transfer can make one from the other: equal shape and element type."""
+        return self.shape == other.shape and self.dtype == other.dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FragmentCall:
+    """One call of a fragment on its mesh.
+
+    Attributes:
+        name: the executable, equal for calls of one compiled fragment.
+        mesh: where it runs; all inputs and outputs live there.
+        inputs: values read, in argument order.
+        outputs: values made, in result order.
+        donated: positions in `inputs` whose buffers the executable consumes.
+        stage: pipeline stage, None for what belongs to none.
+        microbatch: number of the microbatch, None for what belongs to none.
+        phase: "F" forward, "B" backward, "I" input gradient, "W" weight gradient, "" other.
+        label: the user's words for it, with the source line when known.
+    """
+
+    name: str
+    mesh: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    donated: tuple[int, ...] = ()
+    stage: int | None = None
+    microbatch: int | None = None
+    phase: str = ""
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransferOp:
+    """`target` becomes a copy of `source`, on the target's mesh and in the target's memory."""
+
+    source: int
+    target: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An argument of the entry function: `value` is the flat user argument `index`, known as `path`."""
+
+    value: int
+    index: int
+    path: str
+    donated: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A result of the entry function: the flat user result `index`, known as `path`, is `value`."""
+
+    value: int
+    index: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EntryGraph:
+    """The exported entry function.
+
+    Attributes:
+        ops: fragment calls and transfers in program order.
+        types: the type of every value.
+        inputs: the arguments; an argument that several meshes use is transferred by an op.
+        outputs: the results.
+        name: name of the entry function.
+    """
+
+    ops: tuple[FragmentCall | TransferOp, ...]
+    types: dict[int, BufferType]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    name: str = "main"

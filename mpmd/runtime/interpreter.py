@@ -1,0 +1,284 @@
+"""Issues instructions.  Knows nothing of JAX: what moves and computes is handed in.
+
+A stream is decoded once into steps; a step knows its places in one list of slots that all meshes share
+(each touches its own), and what to call.  Issuing a step never waits for data, except where the number of
+unfinished fragments of a mesh reaches its bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from mpmd.errors import FragmentError
+from mpmd.runtime.channels.protocol import Channel, Stopped
+from mpmd.runtime.instructions import Run, task_text
+
+
+class Executable(Protocol):
+    """A compiled fragment: called with its arrays it returns the arrays it makes, usually not ready yet.
+
+    An optional attribute `asynchronous` says whether a call returns before the work is done; without
+    it the executable is taken to be asynchronous.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which instructions call it."""
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Runs the fragment; consumes the arrays it was compiled to consume."""
+
+
+class Observer(Protocol):
+    """Watches one step while it is issued; its methods are called by the thread that issues the mesh."""
+
+    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+        """A fragment was called at time `issued`, in seconds; its results are in the frame."""
+
+    def issued(self, step: Step, frame: Frame) -> None:
+        """Any instruction was issued."""
+
+
+@dataclasses.dataclass(slots=True)
+class Frame:
+    """The state of one step of training while it is issued."""
+
+    number: int
+    slots: list[Any]
+    channels: Sequence[Channel]
+    inputs: Sequence[Any]
+    outputs: list[Any]
+    observer: Observer | None = None
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Makes every thread that issues this step give up at its next instruction."""
+        self.stopped = True
+        for channel in self.channels:
+            channel.stop()
+
+
+@dataclasses.dataclass(slots=True)
+class Unfinished:
+    """A call whose end has not been seen: `handle` is one of its results, which nothing consumes later."""
+
+    number: int
+    call: CallStep
+    handle: Any
+
+
+class Lane:
+    """The unfinished calls of one mesh, oldest first, over all steps."""
+
+    def __init__(self, mesh: str, run_ahead: int) -> None:
+        self.mesh, self.run_ahead = mesh, run_ahead
+        self.unfinished: deque[Unfinished] = deque()
+
+    def make_room(self, frame: Frame) -> None:
+        """Forgets calls that ended well; waits while `run_ahead` of them have not ended.
+
+        Raises:
+            CallFailed: the oldest call failed on its device.
+            Stopped: the step was stopped meanwhile.
+        """
+        unfinished, pause = self.unfinished, 2e-5
+        while unfinished:
+            oldest = unfinished[0]
+            handle = oldest.handle
+            if (
+                not handle.is_deleted()
+            ):  # the user may have given a result away; the call is judged by what reads it
+                if not handle.is_ready():
+                    if len(unfinished) < self.run_ahead:
+                        return
+                    if frame.stopped:
+                        raise Stopped
+                    time.sleep(pause)  # short waits of Python's own: a signal is seen at once
+                    pause = min(2 * pause, 2e-3)
+                    continue
+                if (failure := failure_of(handle)) is not None:
+                    raise CallFailed(oldest.call, oldest.number, failure)
+            unfinished.popleft()
+
+
+class CallFailed(Exception):
+    """A fragment raised when it was called, or its device reported a failure."""
+
+    def __init__(self, call: CallStep, number: int, cause: Exception) -> None:
+        super().__init__(call, number, cause)
+        self.call, self.number, self.cause = call, number, cause
+
+    def as_error(self, note: str = "") -> FragmentError:
+        """The error for the user: what failed, where, why; `note` says what to do."""
+        op = self.call.op
+        where = ", ".join(filter(None, (f"mesh {self.call.mesh!r}", task_text(op), f"step {self.number}")))
+        cause = str(self.cause).strip() or "no message"
+        text = f"fragment {op.executable!r} failed on {where}: {type(self.cause).__name__}: {cause[:1000]}"
+        label = f"\n  it is: {op.label}" if op.label else ""
+        return FragmentError(text + label + (f"\n  {note}" if note else ""))
+
+
+def failure_of(handle: Any) -> Exception | None:
+    """Waits for an array; returns why it has no value, None if it has one or was given away meanwhile."""
+    try:
+        handle.block_until_ready()
+    except RuntimeError as error:
+        return None if handle.is_deleted() else error
+    return None
+
+
+class Step(Protocol):
+    """A decoded instruction."""
+
+    mesh: str
+    at: int
+
+    def issue(self, frame: Frame) -> None:
+        """Does it."""
+
+
+@dataclasses.dataclass(slots=True)
+class CallStep:
+    """A `Run`."""
+
+    mesh: str
+    at: int
+    op: Run
+    execute: Callable[..., Sequence[Any]]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    consumed: tuple[int, ...]
+    handle: int | None
+    lane: Lane
+
+    def issue(self, frame: Frame) -> None:
+        """Calls the executable and stores its results; remembers the call until its end is seen."""
+        lane, slots = self.lane, frame.slots
+        if lane.unfinished:
+            lane.make_room(frame)
+        observer = frame.observer
+        issued = time.perf_counter() if observer is not None else 0.0
+        try:
+            results = self.execute(*[slots[i] for i in self.inputs])
+        except Exception as cause:  # whatever an executable raises is the user's to know
+            raise CallFailed(self, frame.number, cause) from cause
+        if len(results) != len(self.outputs):
+            wrong = TypeError(f"returned {len(results)} arrays, {len(self.outputs)} expected")
+            raise CallFailed(self, frame.number, wrong)
+        for i in self.consumed:
+            slots[i] = None
+        for i, array in zip(self.outputs, results):
+            slots[i] = array
+        if self.handle is not None:
+            lane.unfinished.append(Unfinished(frame.number, self, results[self.handle]))
+        if observer is not None:
+            observer.ran(self, frame, issued)
+
+
+@dataclasses.dataclass(slots=True)
+class SendStep:
+    """A `Send`."""
+
+    mesh: str
+    at: int
+    buffer: int
+    channel: int
+    sequence: int
+
+    def issue(self, frame: Frame) -> None:
+        """Offers the buffer."""
+        frame.channels[self.channel].send(self.sequence, frame.slots[self.buffer])
+
+
+@dataclasses.dataclass(slots=True)
+class RecvStep:
+    """A `Recv`."""
+
+    mesh: str
+    at: int
+    buffer: int
+    channel: int
+    sequence: int
+
+    def issue(self, frame: Frame) -> None:
+        """Takes the message."""
+        frame.slots[self.buffer] = frame.channels[self.channel].recv(self.sequence)
+
+
+@dataclasses.dataclass(slots=True)
+class CopyStep:
+    """A `Copy`."""
+
+    mesh: str
+    at: int
+    source: int
+    buffer: int
+    copy: Callable[[Any], Any]
+
+    def issue(self, frame: Frame) -> None:
+        """Starts the copy."""
+        frame.slots[self.buffer] = self.copy(frame.slots[self.source])
+
+
+@dataclasses.dataclass(slots=True)
+class FreeStep:
+    """A `Free`."""
+
+    mesh: str
+    at: int
+    buffers: tuple[int, ...]
+
+    def issue(self, frame: Frame) -> None:
+        """Forgets the buffers."""
+        slots = frame.slots
+        for i in self.buffers:
+            slots[i] = None
+
+
+@dataclasses.dataclass(slots=True)
+class FeedStep:
+    """A `Feed`."""
+
+    mesh: str
+    at: int
+    buffer: int
+    input: int
+    place: Callable[[Any], Any]
+
+    def issue(self, frame: Frame) -> None:
+        """Places the argument."""
+        frame.slots[self.buffer] = self.place(frame.inputs[self.input])
+
+
+@dataclasses.dataclass(slots=True)
+class FetchStep:
+    """A `Fetch`."""
+
+    mesh: str
+    at: int
+    buffer: int
+    output: int
+
+    def issue(self, frame: Frame) -> None:
+        """Stores the result."""
+        frame.outputs[self.output] = frame.slots[self.buffer]
+
+
+def issue_all(steps: Iterable[Step], frame: Frame) -> None:
+    """Issues the steps in order.
+
+    Raises:
+        CallFailed: a fragment failed, now or earlier.
+        Stopped: the frame was stopped by another thread.
+    """
+    observer = frame.observer
+    for step in steps:
+        if frame.stopped:
+            raise Stopped
+        step.issue(frame)
+        if observer is not None:
+            observer.issued(step, frame)

@@ -1,0 +1,309 @@
+"""From the exported graph to one instruction stream per mesh.
+
+Per mesh the fragments keep their order in the graph.  Around them stand:
+
+* `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
+  anything can consume them.  A transferred argument is fed to the other mesh directly.
+* `Recv` right before the first use; earlier, if the engine moves bytes only when asked.
+* `Send` right after the buffer is made, in the order of the transfers.
+* `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
+* `Free` right after the last use; nothing for a consumed buffer.
+* `Fetch` after everything else, in the order of the results.
+
+A value that nothing needs is not moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpmd.errors import ProgramError, collect
+from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
+from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, TransferOp
+from mpmd.runtime.hoist import hoist_receives
+from mpmd.runtime.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+    donated_buffers,
+    reads,
+    writes,
+)
+from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
+from mpmd.runtime.verify import verify
+
+
+def linearize(
+    graph: EntryGraph,
+    properties: ChannelProperties = IN_PROCESS,
+    *,
+    early_receives: int | None = None,
+) -> Program:
+    """Builds the program of `graph` and verifies it.
+
+    Args:
+        graph: the exported entry function.
+        properties: what the engine behind the channels promises.
+        early_receives: how many `Run`s a receive is moved up, as far as the program stays valid; None
+            for 1 where the receiver pulls and 0 elsewhere, because an early receive costs memory and
+            an engine that pushes gains nothing from it.
+
+    Raises:
+        ProgramError: the graph is not a program; every finding is listed.
+    """
+    check_graph(graph)
+    program = _Layout(graph, properties).build()
+    verify(program)
+    distance = int(properties.receiver_pulls) if early_receives is None else early_receives
+    return hoist_receives(program, distance) if distance else program
+
+
+def check_graph(graph: EntryGraph) -> None:
+    """Raises a ProgramError that lists everything wrong with the graph itself."""
+    problems: list[str] = []
+    defined: dict[int, str] = {}
+
+    def define(value: int, where: str) -> None:
+        if value not in graph.types:
+            problems.append(f"{where}: value {value} has no type")
+        elif value in defined:
+            problems.append(f"{where}: value {value} is defined twice, first by {defined[value]}")
+        defined.setdefault(value, where)
+
+    def use(value: int, where: str) -> None:
+        if value not in defined:
+            problems.append(f"{where}: value {value} is used before it is defined")
+            defined[value] = where
+
+    for spec in graph.inputs:
+        define(spec.value, f"input {spec.index} ({spec.path})")
+    for at, op in enumerate(graph.ops):
+        if isinstance(op, FragmentCall):
+            where = f"op {at}, call of {op.name!r} on mesh {op.mesh!r}"
+            for value in op.inputs:
+                use(value, where)
+            for value in op.outputs:
+                define(value, where)
+            problems += _call_problems(op, where, graph.types)
+        else:
+            where = f"op {at}, transfer of value {op.source} to value {op.target}"
+            use(op.source, where)
+            define(op.target, where)
+            source, target = graph.types.get(op.source), graph.types.get(op.target)
+            if source and target and not source.holds_the_same_as(target):
+                problems.append(f"{where}: makes {target} from {source}")
+    for output in graph.outputs:
+        use(output.value, f"output {output.index} ({output.path})")
+    if problems:
+        raise collect(
+            ProgramError, problems, f"the entry function is not a program, {len(problems)} problems:"
+        )
+
+
+def _call_problems(op: FragmentCall, where: str, types: dict[int, BufferType]) -> list[str]:
+    problems = [
+        f"{where}: value {value} lives on mesh {types[value].mesh!r}"
+        for value in dict.fromkeys((*op.inputs, *op.outputs))
+        if value in types and types[value].mesh != op.mesh
+    ]
+    wrong = [k for k in op.donated if not 0 <= k < len(op.inputs)]
+    return problems + [f"{where}: donates argument {k}, but has {len(op.inputs)}" for k in wrong]
+
+
+class _Layout:
+    """Lays out the streams of one graph; until the last step instructions name graph values."""
+
+    def __init__(self, graph: EntryGraph, properties: ChannelProperties) -> None:
+        self.graph, self.properties = graph, properties
+        self.types = dict(graph.types)
+        self.names: dict[int, str] = {}
+        self.argument: dict[int, InputSpec] = {}  # fed value -> the argument it is
+        self.bodies: dict[str, list[Instruction]] = {}
+        self.feeds: dict[str, dict[int, Feed]] = {}
+        self.numbers: dict[tuple[str, str], int] = {}  # (source mesh, target mesh) -> channel
+        self.messages: list[list[BufferType]] = []
+        self.message: dict[int, tuple[int, int]] = {}  # received value -> (channel, sequence)
+        self.placed: set[int] = set()  # values whose defining instruction stands in a body
+        self.consumed: set[int] = set()  # fed values that a fragment consumes
+        self.leaving: dict[int, list[TransferOp]] = {}  # value -> its transfers to other meshes
+        for spec in graph.inputs:
+            self.argument[spec.value] = spec
+            self.names[spec.value] = spec.path
+            self._mesh(self.types[spec.value].mesh)
+        self._sort_transfers()
+
+    def _mesh(self, mesh: str) -> list[Instruction]:
+        self.feeds.setdefault(mesh, {})
+        return self.bodies.setdefault(mesh, [])
+
+    def _sort_transfers(self) -> None:
+        """Tells arguments of other meshes, needed messages and superfluous transfers apart."""
+        needed = {spec.value for spec in self.graph.outputs}
+        for op in reversed(self.graph.ops):
+            if isinstance(op, FragmentCall):
+                needed.update(op.inputs)
+            elif op.target in needed:
+                needed.add(op.source)
+        self.copies: dict[int, TransferOp] = {}
+        for op in self.graph.ops:
+            if isinstance(op, FragmentCall) or op.target not in needed:
+                continue
+            if op.source in self.argument:
+                self.argument[op.target] = self.argument[op.source]
+                self.names[op.target] = self.names[op.source]
+            elif self.types[op.source].mesh == self.types[op.target].mesh:
+                self.copies[op.target] = op
+            else:
+                self.leaving.setdefault(op.source, []).append(op)
+
+    def build(self) -> Program:
+        for op in self.graph.ops:
+            if isinstance(op, FragmentCall):
+                self._call(op)
+            elif op.target in self.copies:
+                self._need(op.source)
+                self._place(self.types[op.target].mesh, Copy(op.source, op.target))
+            elif op in self.leaving.get(op.source, ()):
+                self._need(op.source)
+        for spec in self.graph.outputs:
+            self._need(spec.value)
+        for spec in self.graph.outputs:
+            self._mesh(self.types[spec.value].mesh).append(Fetch(spec.value, spec.index))
+        laid = {mesh: self._copy_before_donation(self._ordered(mesh)) for mesh in self.bodies}
+        streams = [
+            _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names)
+            for mesh, body in laid.items()
+        ]
+        channels = tuple(
+            ChannelSpec(source, target, tuple(self.messages[number]), self.properties)
+            for (source, target), number in self.numbers.items()
+        )
+        return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
+
+    def _ordered(self, mesh: str) -> list[Instruction]:
+        feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
+        return [*feeds, *self.bodies[mesh]]
+
+    def _call(self, op: FragmentCall) -> None:
+        for value in op.inputs:
+            self._need(value)
+        fields = (op.stage, op.microbatch, op.phase, op.label)
+        self._place(op.mesh, Run(op.name, op.inputs, op.outputs, op.donated, *fields))
+
+    def _need(self, value: int) -> None:
+        """Puts the `Feed` or the `Recv` that defines `value` in place, if it is not there yet."""
+        mesh = self.types[value].mesh
+        if (spec := self.argument.get(value)) is not None:
+            self._mesh(mesh)
+            self.feeds[mesh].setdefault(value, Feed(value, spec.index))
+        elif value not in self.placed:
+            self._place(mesh, Recv(value, *self.message[value]))
+
+    def _place(self, mesh: str, op: Instruction) -> None:
+        """Appends `op`, and a `Send` for each transfer of what it defines to another mesh."""
+        body = self._mesh(mesh)
+        body.append(op)
+        for value in writes(op):
+            self.placed.add(value)
+            for transfer in self.leaving.get(value, ()):
+                target = self.types[transfer.target]
+                number = self.numbers.setdefault((mesh, target.mesh), len(self.numbers))
+                if number == len(self.messages):
+                    self.messages.append([])
+                self.message[transfer.target] = (number, len(self.messages[number]))
+                body.append(Send(value, number, len(self.messages[number])))
+                self.messages[number].append(target)
+
+    def _copy_before_donation(self, body: Sequence[Instruction]) -> list[Instruction]:
+        """Makes every donation legal: of a buffer's last use, passed once, and owned by the stream alone."""
+        last = _last_use(body)
+        sent: set[int] = set()
+        result: list[Instruction] = []
+        for at, op in enumerate(body):
+            if isinstance(op, Send) and not self.properties.sender_may_donate:
+                sent.add(op.buffer)
+            if isinstance(op, Run) and op.donated:
+                arguments = list(op.inputs)
+                for k in op.donated:
+                    value = op.inputs[k]
+                    if last[value] > at or arguments.count(value) > 1 or value in sent:
+                        arguments[k] = self._copied(value)
+                        result.append(Copy(value, arguments[k]))
+                    elif value in self.argument:
+                        self.consumed.add(value)
+                op = dataclasses.replace(op, inputs=tuple(arguments))
+            result.append(op)
+        return result
+
+    def _freshened(self, body: Sequence[Instruction]) -> list[Instruction]:
+        """Keeps what a fragment consumes apart from what the user or another mesh still reads.
+
+        Only the argument's own mesh may consume the user's array itself, and only if the user donated it;
+        every other feed of a consumed argument is a buffer of its own.  All feeds are issued before any run.
+        """
+        consumed_inputs = {self.argument[value].index for value in self.consumed}
+
+        def shared(op: Feed) -> bool:
+            spec = self.argument[op.buffer]
+            if op.buffer == spec.value:
+                return op.buffer in self.consumed and not spec.donated
+            return spec.index in consumed_inputs
+
+        return [dataclasses.replace(op, fresh=shared(op)) if isinstance(op, Feed) else op for op in body]
+
+    def _copied(self, value: int) -> int:
+        copy = max(self.types) + 1
+        self.types[copy] = self.types[value]
+        self.names[copy] = self.names.get(value, "")
+        return copy
+
+
+def _last_use(body: Sequence[Instruction]) -> dict[int, int]:
+    """For each value the position of its last reader, or of its definition if nothing reads it."""
+    last: dict[int, int] = {}
+    for at, op in enumerate(body):
+        for value in (*reads(op), *writes(op)):
+            last[value] = at
+    return last
+
+
+def _free_after_last_use(body: Sequence[Instruction]) -> list[Instruction]:
+    last = _last_use(body)
+    kept = {op.buffer for op in body if isinstance(op, Fetch)}
+    result: list[Instruction] = []
+    for at, op in enumerate(body):
+        result.append(op)
+        gone = kept.union(donated_buffers(op))
+        ended = [v for v in dict.fromkeys((*reads(op), *writes(op))) if last[v] == at and v not in gone]
+        if ended:
+            result.append(Free(tuple(ended)))
+    return result
+
+
+def _number(
+    mesh: str, body: Sequence[Instruction], types: dict[int, BufferType], names: dict[int, str]
+) -> Stream:
+    """Turns graph values into the stream's own numbers, counted in the order of definition."""
+    number = {value: k for k, value in enumerate(v for op in body for v in writes(op))}
+    buffers = tuple(Buffer(types[value], names.get(value, "")) for value in number)
+
+    def many(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(number[v] for v in values)
+
+    def renamed(op: Instruction) -> Instruction:
+        match op:
+            case Run():
+                return dataclasses.replace(op, inputs=many(op.inputs), outputs=many(op.outputs))
+            case Free():
+                return Free(many(op.buffers))
+            case Copy():
+                return Copy(number[op.source], number[op.buffer])
+        return dataclasses.replace(op, buffer=number[op.buffer])
+
+    return Stream(mesh, buffers, tuple(renamed(op) for op in body))

@@ -1,0 +1,58 @@
+"""Observers of a step: several at once, and the check for NaNs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mpmd.runtime.interpreter import CallFailed, CallStep, Frame, Observer, Step, failure_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observers:
+    """Tells several observers, in order."""
+
+    members: tuple[Observer, ...]
+
+    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+        """Passes it on."""
+        for member in self.members:
+            member.ran(call, frame, issued)
+
+    def issued(self, step: Step, frame: Frame) -> None:
+        """Passes it on."""
+        for member in self.members:
+            member.issued(step, frame)
+
+
+class NanCheck:
+    """Waits for every fragment and stops at the first that makes a NaN from arguments without one."""
+
+    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+        """Looks at the results of a call.
+
+        Raises:
+            CallFailed: one of them holds a NaN, or the fragment failed on its device.
+        """
+        for k, slot in enumerate(call.outputs):
+            if (failure := failure_of(frame.slots[slot])) is not None:
+                raise CallFailed(call, frame.number, failure)
+            if count := count_nans(frame.slots[slot]):
+                text = f"result {k} of {len(call.outputs)} holds {count} NaN values"
+                raise CallFailed(call, frame.number, FloatingPointError(text))
+
+    def issued(self, step: Step, frame: Frame) -> None:
+        """Other instructions make no numbers."""
+
+
+def count_nans(array: Any) -> int:
+    """NaN values in an array of floating or complex numbers; 0 for other element types.  Waits for it."""
+    if not np.issubdtype(array.dtype, np.inexact) and "float" not in str(array.dtype):
+        return 0
+    shards = getattr(array, "addressable_shards", None)
+    if shards is None:
+        return int(np.isnan(array).sum())
+    # A view of device memory would keep it from being donated: each is dropped before the next instruction.
+    return sum(int(np.isnan(np.asarray(s.data)).sum()) for s in shards if s.replica_id == 0)

@@ -1,0 +1,159 @@
+"""In what order the instructions of all meshes can happen, and how many messages can wait.
+
+Streams have no branches and each receive names its message, so whether a program stops does not depend
+on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
+
+Edges: program order; each send to its receive; with a capacity c, also the k-th receive made on a
+channel to its send k + c.  In-order devices, in-order issue and bounds on run-ahead only add edges along
+program order, so they never make a cycle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections import deque
+
+from mpmd.runtime.instructions import Recv, Run, Send
+from mpmd.runtime.program import Program
+
+Node = tuple[int, int]
+"""(number of the stream, position in it)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """A send and its receive."""
+
+    channel: int
+    sequence: int
+    send: Node
+    recv: Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """A legal order of all instructions, equal in every process, and what it proves.
+
+    Attributes:
+        nodes: every instruction once, each after everything it waits for.
+        before: for an instruction that waits for other streams, the instructions it waits for.
+        occupancy: per channel the most messages that can wait in it, under any timing.
+    """
+
+    nodes: tuple[Node, ...]
+    before: dict[Node, list[Node]]
+    occupancy: tuple[int, ...]
+
+
+def messages(program: Program) -> list[list[Message]]:
+    """Per channel its messages in the order of the sends; what has no partner is left out."""
+    sends: list[dict[int, Node]] = [{} for _ in program.channels]
+    recvs: list[dict[int, Node]] = [{} for _ in program.channels]
+    for s, stream in enumerate(program.streams):
+        for at, op in enumerate(stream.instructions):
+            if isinstance(op, (Send, Recv)) and 0 <= op.channel < len(program.channels):
+                table = sends if isinstance(op, Send) else recvs
+                table[op.channel].setdefault(op.sequence, (s, at))
+    return [
+        [Message(c, k, node, recvs[c][k]) for k, node in sends[c].items() if k in recvs[c]]
+        for c in range(len(program.channels))
+    ]
+
+
+def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[Node]]:
+    """The edges between streams: for an instruction, those of other streams that must come first."""
+    before: dict[Node, list[Node]] = {}
+    for number, pair in enumerate(pairs):
+        capacity = program.channels[number].properties.capacity
+        made = sorted(message.recv for message in pair)  # any receive empties a place, whichever it takes
+        for k, message in enumerate(pair):
+            before.setdefault(message.recv, []).append(message.send)
+            if capacity is not None and k + capacity < len(pair):
+                before.setdefault(pair[k + capacity].send, []).append(made[k])
+    return before
+
+
+def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list[Node], dict[int, int]]:
+    """A legal order as far as it goes, and for each stream that cannot finish the position where it stops.
+
+    Every stream is advanced as far as it can be, in turn; a stream that waits is taken up again when what
+    it waits for has happened.  O(instructions + edges).
+    """
+    lengths = [len(stream.instructions) for stream in program.streams]
+    at = [0] * len(lengths)
+    waiting: dict[Node, list[int]] = {}
+    queue = deque(range(len(lengths)))
+    nodes: list[Node] = []
+    while queue:
+        s = queue.popleft()
+        while at[s] < lengths[s]:
+            missing = next((n for n in before.get((s, at[s]), ()) if n[1] >= at[n[0]]), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(s)
+                break
+            node = (s, at[s])
+            nodes.append(node)
+            at[s] += 1
+            queue.extend(waiting.pop(node, ()))
+    return nodes, {s: k for s, k in enumerate(at) if k < lengths[s]}
+
+
+def blocked_positions(program: Program) -> dict[int, int]:
+    """For each stream that can never finish, the position where it stops; empty for a live program."""
+    return linear_order(program, waits_for(program, messages(program)))[1]
+
+
+def occupancy(
+    program: Program, nodes: list[Node], before: dict[Node, list[Node]], pairs: list[list[Message]]
+) -> tuple[int, ...]:
+    """Per channel the most messages that are sent and not received, over all timings; the bound is reached.
+
+    At the moment of send k exactly the receives in its past have happened in every execution; the others
+    may all be late.  A clock per stream (the last position in the past, for every stream) is kept while
+    the order is walked, and changes only where streams meet.
+
+    Cost: O(instructions + messages × (meshes + log messages)).
+    """
+    streams = len(program.streams)
+    clock = [[-1] * streams for _ in range(streams)]
+    snapshots: dict[Node, list[int]] = {}
+    meeting = {n for nodes_before in before.values() for n in nodes_before}
+    meeting |= {message.send for pair in pairs for message in pair}
+    for s, at in nodes:
+        own = clock[s]
+        own[s] = at
+        for node in before.get((s, at), ()):
+            own[:] = map(max, own, snapshots[node])
+        if (s, at) in meeting:
+            snapshots[s, at] = own.copy()
+    worst = []
+    for pair in pairs:
+        received = sorted(message.recv[1] for message in pair)
+        worst.append(
+            max(
+                (k + 1 - bisect_right(received, snapshots[m.send][m.recv[0]]) for k, m in enumerate(pair)),
+                default=0,
+            )
+        )
+    return tuple(worst)
+
+
+def issue_order(program: Program, order: Order) -> list[Node]:
+    """The order in which one thread should issue everything: by the time each instruction could begin.
+
+    Every run counts as one unit of time and everything else as none, so no mesh is issued far ahead of
+    the others and none waits for work because the thread is busy with another's.
+    """
+    begin: dict[Node, int] = {}
+    free = [0] * len(program.streams)
+    for s, at in order.nodes:
+        earlier = [_end(program, n, begin) for n in order.before.get((s, at), ())]
+        begin[s, at] = free[s] = max([free[s], *earlier])
+        free[s] += isinstance(program.streams[s].instructions[at], Run)
+    rank = {node: k for k, node in enumerate(order.nodes)}
+    return sorted(order.nodes, key=lambda node: (begin[node], rank[node]))
+
+
+def _end(program: Program, node: Node, begin: dict[Node, int]) -> int:
+    return begin[node] + isinstance(program.streams[node[0]].instructions[node[1]], Run)

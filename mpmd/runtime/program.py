@@ -1,0 +1,157 @@
+"""A program: one straight-line stream per mesh, the channels between them, and the edges of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+
+from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
+from mpmd.runtime.graph import BufferType, InputSpec, OutputSpec
+from mpmd.runtime.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+    task_text,
+    writes,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Buffer:
+    """A numbered place of a stream: its type, and a name for messages and traces."""
+
+    type: BufferType
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stream:
+    """What one mesh does in one step; `buffers[i]` describes buffer number i."""
+
+    mesh: str
+    buffers: tuple[Buffer, ...]
+    instructions: tuple[Instruction, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """One direction between two meshes; message k arrives as a buffer of type `types[k]`."""
+
+    source: str
+    target: str
+    types: tuple[BufferType, ...]
+    properties: ChannelProperties = IN_PROCESS
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Everything that one step does.
+
+    Attributes:
+        name: name of the entry function.
+        streams: one per mesh, in the order in which the graph first names the meshes.
+        channels: `Send` and `Recv` name them by position.
+        inputs: the user's flat arguments; one that no mesh uses has no `Feed`.
+        outputs: the user's flat results.
+    """
+
+    name: str
+    streams: tuple[Stream, ...]
+    channels: tuple[ChannelSpec, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+
+    @functools.cached_property
+    def executables(self) -> tuple[tuple[str, str], ...]:
+        """The distinct (mesh, executable) pairs, in the order of their first call."""
+        pairs = {
+            (stream.mesh, op.executable): None
+            for stream in self.streams
+            for op in stream.instructions
+            if isinstance(op, Run)
+        }
+        return tuple(pairs)
+
+    @functools.cached_property
+    def donated_inputs(self) -> tuple[int, ...]:
+        """The flat user arguments that the step may consume, ascending."""
+        return tuple(sorted(spec.index for spec in self.inputs if spec.donated))
+
+    @functools.cached_property
+    def num_instructions(self) -> int:
+        """Instructions over all meshes."""
+        return sum(len(stream.instructions) for stream in self.streams)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything the program does; equal in every process that built it from the same graph."""
+        return hashlib.sha256(self._listing().encode()).hexdigest()[:16]
+
+    def as_text(self) -> str:
+        """The listing: channels with their messages, then every stream, one instruction a line."""
+        return f"program {self.name} fingerprint {self.fingerprint}\n{self._listing()}"
+
+    def _listing(self) -> str:
+        lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
+        lines += [f"  output {s.index} {s.path}" for s in self.outputs]
+        for number, channel in enumerate(self.channels):
+            lines.append(
+                f"channel {number}: {channel.source} -> {channel.target} {_properties(channel.properties)}"
+            )
+            lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
+        for stream in self.streams:
+            lines.append(f"mesh {stream.mesh}: {len(stream.instructions)} instructions")
+            width = len(str(len(stream.instructions)))
+            lines += [
+                f"  {at:{width}} {instruction_text(op, stream.buffers)}"
+                for at, op in enumerate(stream.instructions)
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def _properties(properties: ChannelProperties) -> str:
+    words: list[str] = [properties.pairing]
+    words += [] if properties.sender_may_donate else ["keeps sent buffers"]
+    words += ["receiver pulls"] if properties.receiver_pulls else []
+    words += [] if properties.capacity is None else [f"capacity {properties.capacity}"]
+    return ", ".join(words)
+
+
+def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
+    """One instruction as a line; with `buffers` the types and names of what it defines are shown."""
+    made = ", ".join(_definition(number, buffers) for number in writes(op))
+    match op:
+        case Run():
+            arguments = ", ".join(
+                f"donate %{b}" if k in op.donated else f"%{b}" for k, b in enumerate(op.inputs)
+            )
+            task, label = task_text(op), f'"{op.label}"' if op.label else ""
+            note = " ".join(filter(None, (task, label)))
+            left = f"{made} = " if made else ""
+            return f"{left}run {op.executable}({arguments})" + (f"  # {note}" if note else "")
+        case Send():
+            return f"send %{op.buffer} over channel {op.channel} message {op.sequence}"
+        case Recv():
+            return f"{made} = recv channel {op.channel} message {op.sequence}"
+        case Copy():
+            return f"{made} = copy %{op.source}"
+        case Free():
+            return "free " + ", ".join(f"%{b}" for b in op.buffers)
+        case Feed():
+            return f"{made} = feed input {op.input}{' fresh' if op.fresh else ''}"
+        case Fetch():
+            return f"fetch %{op.buffer} as output {op.output}"
+
+
+def _definition(number: int, buffers: Sequence[Buffer]) -> str:
+    if not 0 <= number < len(buffers):
+        return f"%{number}"
+    buffer = buffers[number]
+    return f"%{number}: {buffer.type}" + (f" {buffer.name!r}" if buffer.name else "")

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import threading
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays_behind():
+    """Every test ends with the runtime threads it began with."""
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("mpmd-") and t.is_alive()]
+    assert left == []
