@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ class _Phases:
             text=ir.to_text,
             verify_each=options.verify_each,
             disabled=frozenset(options.disable_passes),
-            dump_to=options.dump_directory,
+            dump_to=Path(options.dump_to) if options.dump_to else None,
             dump_passes=options.dump_passes,
         )
         self.diagnostics = Diagnostics()
@@ -120,23 +121,23 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         name_to_mesh_assignment=_text(config.assignment),
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
-        constraints=",".join(f"{i}:{o}" for i, o in config.constraints),
+        constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
     )
 
 
-def _text(assignment: dict[str, Any]) -> str:
-    return ",".join(f"{name}@{place}" for name, place in assignment.items())
+def _text(assignment: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name}@{place}" for name, place in assignment.items())
 
 
-def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = False) -> str:
-    """Assignments of flat arguments or results, as `0@m1,2@m2#pinned_host`."""
+def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = False) -> tuple[str, ...]:
+    """Assignments of flat arguments or results, such as `2@m2#pinned_host`."""
     flat = flat_prefix(_for_arguments(prefix) if inputs else prefix, tree, what)
     for mesh in flat:
         if mesh is not None and mesh.partition("#")[0] not in config.topology:
             raise ConfigError(
                 f"{what} names an unknown mesh {mesh!r}; there are {', '.join(config.topology)}"
             )
-    return ",".join(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
+    return tuple(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
 
 
 def _for_arguments(prefix: Any) -> Any:

@@ -7,11 +7,9 @@ from mpmd.api.config import Config
 from mpmd.runtime.entry import phase
 from mpmd.scheduling.schedule import get_schedule
 
-Orders = dict[str, list[tuple[int, int, str]]]
 
-
-def task_orders(module: ir.Module, config: Config) -> Orders:
-    """For each mesh its tasks (stage, microbatch, phase) in the order of the schedule.
+def task_orders(module: ir.Module, config: Config) -> tuple[str, ...]:
+    """For each mesh its tasks in the order of the schedule, such as `"m1:0F0,0F1,0B0"`.
 
     A stage without a number has that of its mesh among the meshes that are stages.  A program without
     microbatches has no tasks and keeps the order of its data flow.
@@ -30,7 +28,7 @@ def task_orders(module: ir.Module, config: Config) -> Orders:
             found[stage] = fragment.mesh
             present.add((stage, fragment.call_counter, phase(fragment)))
     if not present:
-        return {}
+        return ()
     stages = sorted(found)
     used = [m for m in meshes if m in found.values()]
     table = schedule.table(
@@ -39,8 +37,10 @@ def task_orders(module: ir.Module, config: Config) -> Orders:
         num_microbatches=1 + max(microbatch for _, microbatch, _ in present),
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
-    orders: Orders = {}
+    orders = []
     for mesh, order in zip(used, table.orders):
         tasks = [(stages[t.stage], t.microbatch, t.phase.value) for t in order]
-        orders[mesh] = [t for t in tasks if t in present]
-    return orders
+        named = ",".join(f"{stage}{letter}{number}" for stage, number, letter in tasks
+                         if (stage, number, letter) in present)  # fmt: skip
+        orders.append(f"{mesh}:{named}")
+    return tuple(orders)

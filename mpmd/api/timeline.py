@@ -1,0 +1,1 @@
+"""Timelines of a step: predicted from costs, measured as it runs."""
