@@ -111,6 +111,7 @@ USER_DEFAULTS = PipelineOptions(
     infer_transfers=True,
     infer_cross_mesh_reductions=True,
     fail_on_inferred_fragments=False,
+    pipeline_schedule="none",
     keep_microbatches_equal=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,
