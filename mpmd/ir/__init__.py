@@ -30,7 +30,7 @@ from jax.extend.mlir.ir import (
 )
 from jax.extend.mlir.ir import OpView as Op
 
-from mpmd.ir.context import context, to_text
+from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.edit import (
     after,
     append_arg,
@@ -64,6 +64,7 @@ from mpmd.ir.fragments import (
     make_transfer,
     merge,
     merge_all,
+    outline,
     remove_dead_code,
     split,
 )
