@@ -1,1 +1,341 @@
-"""The whole MPMD pipeline as lists: each entry a pass and the reason why it stands there."""
+"""The MPMD pipelines: which pass runs after which, and why it stands there.
+
+Read each from top to bottom.  A step that an option leaves out says so with `when`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mpmd import ir
+from mpmd.errors import ConfigError
+from mpmd.options import PipelineOptions
+from mpmd.passes import make_pass
+from mpmd.support.passes import Pass, option_text, parsed_options
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A pass, and the reason why it stands where it stands."""
+
+    pass_: Pass
+    why: str
+
+
+def import_pipeline(o: PipelineOptions) -> list[Step]:
+    """From named computations to fragments and transfers: every value gets a mesh."""
+    early = not o.merge_after_scheduling
+    absorb_everywhere = o.absorb_inferred_fragments_on_entry_point_function
+    return _flattened(
+        _step("chlo-legalize-to-stablehlo", "one dialect less for all that follows"),
+        _step("inline", "ordinary calls vanish: names in them come to the top"),
+        _step("cse", "equal constants become one, which sinking into callees looks for"),
+        _step("canonicalize", "constants fold, nested concatenates flatten: inference expects that"),
+        _step("mpmd-copy-topology-from-main", "callees become MPMD functions"),
+        _step(
+            "mpmd-generate-sdy-meshes-from-topology",
+            "one sdy mesh per mesh of the topology",
+            when=o.heterogeneous_meshes,
+        ),
+        _step("mpmd-unroll-for-loops", "mesh inference knows no loops"),
+        _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
+        _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
+        _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
+        _step("mpmd-sink-negligible-ops-into-call-op", "less for inference, and merges at once"),
+        _step(
+            "mpmd-insert-nameless-clone-of-negligible-ops",
+            "before simplify-named-computations: leaves unused results behind",
+        ),
+        _step(
+            "mpmd-simplify-named-computations",
+            "a value merely passed through must not be tied to the computation's mesh",
+        ),
+        _step(
+            "mpmd-map-input-output-to-mesh",
+            "the user's meshes of arguments and results",
+            input_assignment=o.input_assignment,
+            output_assignment=o.output_assignment,
+        ),
+        _step(
+            "mpmd-inline-nested-user-exposed-ops",
+            "only names at the top are mapped",
+            assignment=o.name_to_mesh_assignment,
+        ),
+        _step("mpmd-validate-named-ops-in-mpmd-func", "no name may be left inside of loops and branches"),
+        _step(
+            "mpmd-map-named-ops-to-mpmd-ops",
+            "names become fragments, assigns and unassigns",
+            assignment=o.name_to_mesh_assignment,
+        ),
+        _step("mpmd-introduce-transfers", "assign of unassign becomes a transfer"),
+        _step(
+            "mpmd-erase-unused-callee-block-arguments",
+            "inference cannot handle arguments that are only returned",
+        ),
+        infer_mesh_pipeline(o),
+        _step(
+            "mpmd-absorb-inferred-fragments",
+            "callees keep the shape that the user gave them",
+            when=early,
+            absorb_on_entry_point_function=absorb_everywhere,
+        ),
+        _step(
+            "mpmd-merge-inferred-fragments",
+            "while microbatches are still calls: any-consumer cannot tie them together",
+            when=early,
+            merge_any_consumer=True,
+        ),
+        _step(
+            "mpmd-merge-inferred-fragments",
+            "what no consumer could take goes to its neighbour",
+            when=early,
+            merge_sideways=True,
+        ),
+        _step(
+            "mpmd-enforce-input-output-equisharding",
+            "constrained arguments and results get one type",
+            constraints=o.constraints,
+        ),
+        _step("mpmd-fragment-dedup", "merging passes values twice"),
+        _step("mpmd-fragment-dce", "drops what dedup left unused"),
+        _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
+        _step("mpmd-call-inline", "microbatches stand side by side from here on"),
+        _step("symbol-dce", "callees are not needed any more"),
+        _step(
+            "mpmd-merge-inferred-fragments",
+            "closest consumer only: now microbatches share a block",
+            when=early,
+        ),
+        _step("mpmd-move-transfers-to-producer", "a transfer in between would keep units apart"),
+        _step(
+            "mpmd-merge-user-fragments-into-scheduling-units",
+            "one forward and one backward fragment per mesh and microbatch",
+        ),
+        _step(
+            "mpmd-scheduling-units-verifier",
+            "before splitting, whose halves its counts know nothing of",
+            when=o.verify_schedule_units,
+        ),
+        _step("mpmd-split-bwd-fragments", "what other meshes wait for comes first", when=o.split_bwd_fragments),
+        _step(
+            "canonicalize",
+            "residuals that are only passed through vanish",
+            when=o.split_bwd_fragments,
+            region_simplify="disabled",
+        ),
+        _step("mpmd-fragment-dce", "drops operands that a half does not need", when=o.split_bwd_fragments),
+    )
+
+
+def infer_mesh_pipeline(o: PipelineOptions) -> list[Step]:
+    """Gives a mesh to every op and value that no name covers.
+
+    Until the end no pass may remove dead code: the analysis lives in attributes and in unused assigns.
+    """
+    return _flattened(
+        _step("mpmd-infer-mesh-populate-use-set", "on which meshes is a value used?"),
+        _step("mpmd-infer-mesh-populate-src-set", "on which meshes can it be without a new transfer?"),
+        _step(
+            "mpmd-infer-mesh-assign-using-input-output-constraints",
+            "constrained arguments and results choose their mesh together, before either does alone",
+            when=bool(o.constraints),
+            constraints=o.constraints,
+        ),
+        _step(
+            "mpmd-infer-mesh-convert-reduce-ops",
+            "sums of values on several meshes become reductions across meshes",
+            infer_cross_mesh_reductions=o.infer_cross_mesh_reductions or o.infer_transfers,
+        ),
+        _step(
+            "mpmd-infer-mesh-validate-src-set-not-empty",
+            "each op must be possible somewhere",
+            when=not o.infer_transfers,
+            error_limit=o.error_limit,
+        ),
+        _step(
+            "mpmd-infer-mesh-assign-mesh-func-leaves",
+            "what nothing uses has no use to learn a mesh from",
+            infer_transfers=o.infer_transfers,
+            error_limit=o.error_limit,
+        ),
+        _step("mpmd-infer-mesh-populate-use-set", "again, now that leaves have a mesh"),
+        _step(
+            "mpmd-infer-mesh-validate-no-additional-transfers-needed",
+            "each op must be possible where it is used",
+            when=not o.infer_transfers,
+            error_limit=o.error_limit,
+        ),
+        _step(
+            "mpmd-infer-mesh-rewrite-using-analysis",
+            "ops go into the fragments that use them, or into fragments of their own",
+            max_clones=o.max_clones,
+        ),
+        _step(
+            "mpmd-infer-mesh-finalize",
+            "assigns and unassigns become transfers or vanish",
+            infer_transfers=o.infer_transfers,
+        ),
+    )
+
+
+def optimize_pipeline(o: PipelineOptions) -> list[Step]:
+    """Orders the fragments of every mesh, then merges what the order allows."""
+    late = o.merge_after_scheduling
+    return _flattened(
+        _step(
+            "mpmd-rule-based-schedule",
+            "the user's order",
+            when=bool(o.schedule_rules),
+            rules=o.schedule_rules,
+            remove_control_dependencies=not o.merge_rules,
+        ),
+        _step(
+            "mpmd-pipeline-scheduler",
+            "the schedule's order; merge rules still need to see it as dependencies",
+            when=not o.schedule_rules,
+            must_happen_before=o.pipeline_schedule,
+            remove_control_dependencies=not o.merge_rules,
+        ),
+        _step(
+            "mpmd-rule-based-merge",
+            "before every other merge, which would change the origins that rules match",
+            when=bool(o.merge_rules),
+            rules=o.merge_rules,
+            remove_control_dependencies=True,
+        ),
+        _step(
+            "mpmd-remat-fragment",
+            "after scheduling, so that clones need not be scheduled",
+            when=o.fragment_remat,
+            merge_remat_fragments=o.merge_remat_fragments,
+        ),
+        _step("mpmd-verify-stage-merging", "each stage must be one program per microbatch and phase"),
+        _step(
+            "mpmd-absorb-inferred-fragments",
+            "unnamed work goes to the named, now that their order is known",
+            when=late,
+            absorb_on_entry_point_function=o.absorb_inferred_fragments_on_entry_point_function,
+        ),
+        _step("mpmd-merge-inferred-fragments", "what could not be absorbed", when=late, merge_any_consumer=True),
+        _step("mpmd-merge-inferred-fragments", "what no consumer could take", when=late, merge_sideways=True),
+        _step(
+            "mpmd-merge-forward-with-backward",
+            "one program for both where they are adjacent",
+            when=o.merge_forward_with_backward,
+        ),
+    )
+
+
+def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
+    """Decides how every value is split over the devices of its mesh, across fragments and transfers."""
+    del o
+    return _flattened(
+        _step(
+            "mpmd-uniquify-function-inputs-outputs",
+            "results that share a value can then have shardings of their own",
+            use_transfer_instead_of_fragment=True,
+        ),
+        _step("sdy-propagation-pipeline", "Shardy decides"),
+        _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
+        _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
+        _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
+        _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
+        _step("mpmd-convert-sdy-constants", "sdy constants only kept propagation from sharing them"),
+        _step("mpmd-simplify-stablehlo", "propagation inserts ops that fold"),
+        _step("mpmd-simplify-program", "joins operands and results that have become equal"),
+    )
+
+
+def export_pipeline(o: PipelineOptions) -> list[Step]:
+    """From fragments to calls of one function per distinct fragment, with donation and memory marked."""
+    no_regions = {"region_simplify": "disabled"}
+    return _flattened(
+        _step("cse", "joins equal transfers and equal pure fragments too"),
+        _step("mpmd-copy-constants", "before dead code goes, as it leaves some", when=o.copy_constants),
+        _step("canonicalize", "removes values that fragments only pass through", **no_regions),
+        _step("mpmd-fragment-dedup", "joins operands that have become equal"),
+        _step("mpmd-merge-transfers", "scalars travel together", when=o.merge_transfers),
+        _step("mpmd-fragment-dedup", "joins what was merged twice", when=o.merge_transfers),
+        _step("cse", "joins transfers that have become equal", when=o.merge_transfers),
+        _step("mpmd-fragment-dce", "drops all that the steps above left unused"),
+        _step(
+            "mpmd-uniquify-function-inputs-outputs",
+            "each result gets a buffer; after the last dedup and canonicalize, which would undo it",
+        ),
+        _step("mpmd-merge-inferred-fragments", "the copies move into the producing fragments"),
+        _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
+        _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),
+        _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),
+        _step("mpmd-delay-transfers-from-cpu", "before anything depends on program order"),
+        _step("mpmd-sink-create-token-into-fragments", "tokens do not cross programs"),
+        _step("mpmd-mark-aliasing-and-donation", "needs the final order and the host marks"),
+        _step("mpmd-mark-fragment-reserved-memory", "needs to know what is donated"),
+        _step(
+            "mpmd-validate-no-param-transfers",
+            "while values still have their names",
+            fail_on_param_transfers=o.fail_on_param_transfers,
+            param_pattern=o.param_transfer_pattern,
+        ),
+        _step(
+            "mpmd-validate-no-inferred-fragments",
+            "while fragments still know who made them",
+            fail_on_inferred_fragments=o.fail_on_inferred_fragments,
+        ),
+        _step(
+            "mpmd-lower-to-fragment-calls", "one function per distinct fragment", verbose_logging=o.verbose_logging
+        ),
+        _step(
+            "mpmd-validate-no-reshards",
+            "a program that only reshards is seen by its name here",
+            fail_on_reshard_only_fragments=o.fail_on_reshard_only_fragments,
+        ),
+        _step(
+            "mpmd-validate-no-backward-deps",
+            "on the final calls and transfers",
+            fail_on_backward_deps=o.fail_on_backward_deps,
+        ),
+    )
+
+
+Pipeline = Callable[[PipelineOptions], list[Step]]
+
+PIPELINES: dict[str, Pipeline] = {
+    "mpmd-import-pipeline": import_pipeline,
+    "mpmd-infer-mesh-pipeline": infer_mesh_pipeline,
+    "mpmd-optimize-pipeline": optimize_pipeline,
+    "mpmd-sharding-propagation-pipeline": sharding_propagation_pipeline,
+    "mpmd-export-pipeline": export_pipeline,
+}
+
+# On the command line, as the dialect's test files have it.
+_DEFAULTS = {"mpmd-optimize-pipeline": {"pipeline_schedule": "1F1B"}}
+_OTHER_NAMES = {"enable-heterogeneous-meshes": "heterogeneous-meshes"}
+
+
+def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
+    """The passes of a pipeline by its name, with options as on the command line.
+
+    Raises:
+        ConfigError: no such pipeline or option.
+    """
+    if name not in PIPELINES:
+        raise ConfigError(f"unknown pipeline {name!r}; there are {', '.join(PIPELINES)}")
+    pairs = [(_OTHER_NAMES.get(key, key), value) for key, value in options]
+    given = _DEFAULTS.get(name, {}) | parsed_options(PipelineOptions, pairs, name)
+    return [step.pass_ for step in PIPELINES[name](PipelineOptions(**given))]
+
+
+def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
+    """One step, or none unless `when`.  An option `a_b` of a pass is `a-b` on its command line."""
+    if not when:
+        return []
+    pairs = [(key.replace("_", "-"), option_text(value)) for key, value in options.items()]
+    if name.startswith("mpmd-"):
+        return [Step(make_pass(name, pairs), why)]
+    return [Step(ir.mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
+
+
+def _flattened(*parts: Iterable[Step]) -> list[Step]:
+    return [step for part in parts for step in part]

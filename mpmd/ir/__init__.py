@@ -87,7 +87,7 @@ from mpmd.ir.ops import (
     put,
     put_attribute_dicts,
 )
-from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass
+from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
     first_user,

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir as jax_mlir
 
 
@@ -18,6 +19,7 @@ from jax.interpreters import mlir as jax_mlir
 def context() -> ir.Context:
     """The one context of the process, with every dialect that JAX knows."""
     made = jax_mlir.make_ir_context()
+    stablehlo.register_stablehlo_passes()
     # A Python diagnostic handler together with a verifier on many threads deadlocks.
     made.enable_multithreading(False)
     made.allow_unregistered_dialects = True

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from jax.extend.mlir import ir, passmanager
 
+from mpmd.errors import ConfigError
 from mpmd.ir import counting
 from mpmd.ir.context import context, to_text
 from mpmd.ir.ops import Func
@@ -75,3 +76,21 @@ class MlirPass(Pass):
 
     def __str__(self) -> str:
         return self.pipeline
+
+
+def mlir_pass(name: str, options: str = "") -> MlirPass:
+    """A pass of MLIR, StableHLO or Shardy by its name; `options` as in `a=1 b=2`.
+
+    Raises:
+        ConfigError: jaxlib has no such pass, or it has no such option.
+    """
+    text = f"{name}{{{options}}}" if options else name
+    problem = ""
+    with context():
+        for pipeline in (text, f"func.func({text})"):
+            try:
+                passmanager.PassManager.parse(f"builtin.module({pipeline})")
+                return MlirPass(pipeline)
+            except ValueError as e:
+                problem = problem or str(e)
+    raise ConfigError(f"cannot make the pass {name!r} of MLIR: {problem.strip()}")

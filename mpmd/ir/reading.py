@@ -24,7 +24,7 @@ def parse(text: str | bytes, verify: bool = True) -> ir.Module:
                 return ir.Module.parse(text, context())
             return ir.Operation.parse(text, context=context()).opview
     except ir.MLIRError as e:
-        raise IRError(f"cannot read the program: {e}") from None
+        raise IRError(f"cannot read the program: {e}") from e
 
 
 def _require_known_callees(text: str) -> None:

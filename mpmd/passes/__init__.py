@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from mpmd.errors import ConfigError
 from mpmd.passes import (
@@ -24,8 +25,8 @@ _FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propaga
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in _FAMILIES for kind in family.PASSES}
 
 
-def make_pass(name: str, options: str = "") -> Pass:
-    """A pass by its name and the text of its options, such as `"merge-any-consumer=true"`.
+def make_pass(name: str, options: str | Sequence[tuple[str, str]] = "") -> Pass:
+    """A pass by its name and its options, such as `"merge-any-consumer=true"`, or as pairs.
 
     Raises:
         ConfigError: no such pass or option.

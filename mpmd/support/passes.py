@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from mpmd.errors import ConfigError
@@ -51,41 +52,70 @@ def option_text(value: Any) -> str:
     return str(value)
 
 
-def with_options(kind: type[Pass], text: str) -> Pass:
-    """A pass from its command-line options: `'a=1 b-c=x,y'`.
+def with_options(kind: type[Pass], options: str | Sequence[tuple[str, str]]) -> Pass:
+    """A pass from its command-line options: `'a=1 b-c=x,y'`, or the pairs that this stands for.
 
     Values stand bare, in quotes, or in balanced brackets, which may hold spaces.
 
     Raises:
         ConfigError: an option that the pass does not have, or a value of the wrong kind.
     """
+    pairs = split_options(options) if isinstance(options, str) else options
+    return kind(**parsed_options(kind, pairs, kind.name))
+
+
+def parsed_options(kind: type, pairs: Iterable[tuple[str, str]], name: str) -> dict[str, Any]:
+    """Field -> value, for the fields of the record `kind`, from the options `pairs` of `name`.
+
+    Raises:
+        ConfigError: an option that is no field, or a value of the wrong kind.
+    """
     hints = typing.get_type_hints(kind)
     fields = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for key, value in split_options(text):
+    for key, value in pairs:
         if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise ConfigError(f"{kind.name} has no option {key!r}\n  it has: {known}")
-        values[fields[key]] = _parsed(value, hints[fields[key]], f"{kind.name}{{{key}}}")
-    return kind(**values)
+            raise ConfigError(f"{name} has no option {key!r}\n  it has: {', '.join(fields) or 'none'}")
+        values[fields[key]] = _parsed(value, hints[fields[key]], f"{name}{{{key}}}")
+    return values
 
 
 def split_options(text: str) -> list[tuple[str, str]]:
     """The `key=value` pairs of an option string; spaces inside brackets and quotes do not separate."""
-    pairs, word, depth, quoted = [], "", 0, False
-    for c in text + " ":
-        if c == '"':
-            quoted = not quoted
-        if not quoted:
-            depth += (c in "([{<") - (c in ")]}" or (c == ">" and not word.endswith("-")))
-        if c.isspace() and depth <= 0 and not quoted:
-            if word:
-                key, _, value = word.partition("=")
-                pairs.append((key, value))
-            word, depth = "", 0
+    words = split_outside_brackets(text, " \t\n")
+    return [(key, value) for key, _, value in (word.partition("=") for word in words)]
+
+
+def split_outside_brackets(text: str, separators: str) -> list[str]:
+    """The parts of a text between separators that stand in no brackets and no quotes.
+
+    A bracket that is never closed is a letter like any other.
+    """
+    end_of, parts, i = _closings(text), [""], 0
+    while i < len(text):
+        end = end_of.get(i, i) + 1
+        if text[i] in separators:
+            parts.append("")
         else:
-            word += c
-    return pairs
+            parts[-1] += text[i:end]
+        i = end
+    return [part for part in parts if part]
+
+
+_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">", '"': '"'}
+
+
+def _closings(text: str) -> dict[int, int]:
+    """Where each bracket or quote that opens is closed.  The `>` of an arrow closes nothing."""
+    open_at: list[int] = []
+    found: dict[int, int] = {}
+    for i, c in enumerate(text):
+        inside = text[open_at[-1]] if open_at else ""
+        if inside and c == _CLOSING[inside] and text[i - 1 : i + 1] != "->":
+            found[open_at.pop()] = i
+        elif c in _CLOSING and inside != '"':
+            open_at.append(i)
+    return found
 
 
 def _parsed(text: str, hint: Any, where: str) -> Any:
@@ -96,7 +126,7 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
         origin = typing.get_origin(hint)
     if origin is tuple:
         item = typing.get_args(hint)[0]
-        return tuple(_parsed(part, item, where) for part in text.split(",") if part)
+        return tuple(_parsed(part, item, where) for part in split_outside_brackets(text, ","))
     if hint is bool:
         if text.lower() in ("", "true", "1"):
             return True

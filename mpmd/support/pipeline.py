@@ -95,7 +95,7 @@ def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing
     except Exception as e:
         e.add_note(f"while running pass {number}: {pass_}")
         raise
-    timing.seconds.append((pass_.name, time.perf_counter() - start))
+    timing.seconds.append((str(pass_), time.perf_counter() - start))
     log.debug("%-50s %s %.2f ms", pass_, "changed" if changed else "-", timing.seconds[-1][1] * 1e3)
     if watch.check_changed and changed != (before != watch.text(module)):
         raise AssertionError(f"{pass_.name} says changed={changed}, its text says otherwise")

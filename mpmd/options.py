@@ -1,0 +1,87 @@
+"""The options of the pipelines, as one frozen record with a text form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions:
+    """How a step is partitioned.  Every field is an option of a pass, or says whether a pass runs at all.
+
+    Two equal records give the same program: `str` of one is the options that differ from the defaults,
+    and part of every cache key.  Lists hold the text of their entries, as on the command line.
+
+    Attributes:
+        name_to_mesh_assignment: where named computations and tensors go: `"encode@m1"`, `"f@m1/0"` with a
+            stage, `"t@m1#pinned_host"` in host memory.
+        input_assignment: where flat arguments go: `"0@m1"`, `"2@m2#pinned_host"`.
+        output_assignment: likewise for flat results.
+        constraints: `"i:o"`: argument i and result o live on one mesh.
+        infer_transfers: insert transfers where the program needs them, instead of failing.
+        infer_cross_mesh_reductions: let a sum of values of several meshes be reduced across meshes.
+        max_clones: to how many fragments an op that no name covers may be copied.
+        error_limit: how many errors of mesh inference are shown; -1 for all.
+        heterogeneous_meshes: the meshes of the topology have different axes or device counts.
+        split_bwd_fragments: split backward work so that what other meshes wait for is computed first;
+            the zero-bubble schedules need it.
+        verify_schedule_units: warn if a mesh does not have one forward and one backward unit per microbatch.
+        merge_after_scheduling: merge unnamed work after the order of the named is known, not before.
+        absorb_inferred_fragments_on_entry_point_function: absorb unnamed work outside of microbatches too.
+        pipeline_schedule: the order of the microbatches on every mesh, such as `"GPipe"` or `"1F1B"`.
+        merge_rules: `FragmentMergeRule(sources=[...],target=...)`, each one a string.
+        schedule_rules: `FragmentScheduleRule(ordered_fragments=[a->b])`; replace `pipeline_schedule`.
+        fragment_remat: compute forward fragments again right before their backward fragments.
+        merge_remat_fragments: merge such a clone with its backward fragment.
+        merge_forward_with_backward: one program for forward and backward where they are adjacent.
+        copy_constants: compute constants where they are used instead of sending them.
+        merge_transfers: send scalars that travel together as one value.
+        fail_on_inferred_fragments: unnamed work that stays a program of its own is an error.
+        fail_on_reshard_only_fragments: a program that only reshards is an error.
+        fail_on_backward_deps: data that flows against the pipeline's direction is an error.
+        fail_on_param_transfers: a transfer of a parameter between meshes is an error.
+        param_transfer_pattern: part of an argument's name by which a parameter is known.
+        verbose_logging: say how programs were grouped and named.
+    """
+
+    name_to_mesh_assignment: tuple[str, ...] = ()
+    input_assignment: tuple[str, ...] = ()
+    output_assignment: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    infer_transfers: bool = False
+    infer_cross_mesh_reductions: bool = False
+    max_clones: int = 1
+    error_limit: int = 5
+    heterogeneous_meshes: bool = False
+    split_bwd_fragments: bool = False
+    verify_schedule_units: bool = False
+    merge_after_scheduling: bool = False
+    absorb_inferred_fragments_on_entry_point_function: bool = False
+    pipeline_schedule: str = "GPipe"
+    merge_rules: tuple[str, ...] = ()
+    schedule_rules: tuple[str, ...] = ()
+    fragment_remat: bool = False
+    merge_remat_fragments: bool = False
+    merge_forward_with_backward: bool = False
+    copy_constants: bool = False
+    merge_transfers: bool = False
+    fail_on_inferred_fragments: bool = True
+    fail_on_reshard_only_fragments: bool = False
+    fail_on_backward_deps: bool = False
+    fail_on_param_transfers: bool = False
+    param_transfer_pattern: str = "params['transformer"
+    verbose_logging: bool = False
+
+    def __str__(self) -> str:
+        changed = (
+            (field.name, getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return " ".join(f"{name.replace('_', '-')}={_text(value)}" for name, value in changed)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,101 @@
+"""Findings of a run of `mpmd-opt`, and the comments in a file that say which ones are expected.
+
+    // expected-error@+1 {{words that the message contains}}
+
+The kinds are `error`, `warning`, `remark` and `note`; `-re` behind the kind makes the words a regular
+expression.  The place is the comment's own line, or `@+N`, `@-N`, `@above`, `@below` (the nearest line
+that holds no expectation), or `@unknown`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+_EXPECTATION = re.compile(
+    r"expected-(error|warning|remark|note)(-re)?\s*(@(?:[+-]\d+|above|below|unknown))?\s*\{\{(.*?)\}\}\s*(?=$|//)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One message at one place of a file.  `line` and `column` count from 1; None where they are unknown."""
+
+    kind: str
+    message: str
+    line: int | None = None
+    column: int | None = None
+
+    def as_text(self, file: str) -> str:
+        """The line that a compiler prints for it."""
+        place = file if self.line is None else f"{file}:{self.line}:{self.column}"
+        return f"{place}: {self.kind}: {self.message}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """One `expected-` comment; `written` is the line of the comment itself."""
+
+    kind: str
+    words: str
+    is_regex: bool
+    line: int | None
+    written: int
+
+    def admits(self, finding: Finding) -> bool:
+        """Whether the finding is what was expected."""
+        if self.kind != finding.kind or self.line != finding.line:
+            return False
+        if self.is_regex:
+            return re.search(_as_regex(self.words), finding.message) is not None
+        return self.words in finding.message
+
+
+def _as_regex(words: str) -> str:
+    """What stands in inner `{{}}` is a regular expression, all else literal; without any, all is one."""
+    if "{{" not in words:
+        return words
+    parts = re.split(r"\{\{(.*?)\}\}", words)
+    return "".join(part if i % 2 else re.escape(part) for i, part in enumerate(parts))
+
+
+def expectations(text: str) -> list[Expectation]:
+    """The expectations of a text, in order."""
+    lines = text.split("\n")
+    found = [(number, match) for number, line in enumerate(lines, 1) for match in _EXPECTATION.finditer(line)]
+    holding = {number for number, _ in found}
+    return [
+        Expectation(match[1], match[4], match[2] is not None, _line_meant(match[3], number, holding), number)
+        for number, match in found
+    ]
+
+
+def _line_meant(place: str | None, written: int, holding: set[int]) -> int | None:
+    if place is None:
+        return written
+    if place == "@unknown":
+        return None
+    if place in ("@above", "@below"):
+        step = -1 if place == "@above" else 1
+        line = written + step
+        while line in holding:
+            line += step
+        return line
+    return written + int(place[1:])
+
+
+def mismatches(expected: Sequence[Expectation], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """An error for each finding that was not expected, then for each expectation that was not met.
+
+    Every expectation admits one finding.  Notes need not be expected.
+    """
+    open_ = list(expected)
+    for finding in findings:
+        match = next((e for e in open_ if e.admits(finding)), None)
+        if match is not None:
+            open_.remove(match)
+        elif finding.kind != "note":
+            yield Finding("error", f"unexpected {finding.kind}: {finding.message}", finding.line, finding.column)
+    for e in open_:
+        yield Finding("error", f'expected {e.kind} "{e.words}" was not produced', e.written, 1)

@@ -1,0 +1,316 @@
+"""mpmd-opt: runs passes over MLIR text, with the conventions of `mlir-opt`.
+
+    mpmd-opt FILE -mpmd-fragment-dce -mpmd-merge-inferred-fragments='merge-sideways=true' -cse
+
+Passes and pipelines run in the order in which they are given; what follows `=`, or stands in `{}`, are
+their options.  Those of MLIR and Shardy that jaxlib registers (`-canonicalize`, `-cse`, `-symbol-dce`,
+`-inline`, `-sdy-...`) go by the same rule.  The module goes to stdout, findings go to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from jax.extend.mlir import ir as mlir
+
+from mpmd import ir, pipeline
+from mpmd.errors import ConfigError, MpmdError, PassError
+from mpmd.passes import PASSES, make_pass
+from mpmd.support import diagnostics
+from mpmd.support.diagnostics import Severity
+from mpmd.support.passes import Pass, split_options, split_outside_brackets
+from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
+
+USAGE = """\
+usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
+
+  FILE                        MLIR text; "-" or nothing: standard input
+  -o FILE                     where the module goes (default: standard output)
+  -pass-pipeline=TEXT         builtin.module(PASS{OPTION=VALUE ...},PASS,...)
+  -split-input-file           take each part between lines of "// -----" for a file of its own
+  -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments
+  -allow-unregistered-dialect accept ops of unknown dialects
+  -verify-each=false          verify only the last module
+  -mlir-print-ir-after-all    print the module after each pass, to standard error
+  -mlir-print-ir-after-change likewise, but only after passes that changed it
+  -mlir-print-debuginfo       print locations
+  -timing                     print the seconds of each pass, to standard error
+  -list-passes                print the names of all passes and pipelines
+  -help                       print this
+"""
+_SWITCHES = {
+    "split-input-file": "split",
+    "verify-diagnostics": "verify_diagnostics",
+    "allow-unregistered-dialect": "allow_unregistered",
+    "verify-each": "verify_each",
+    "mlir-print-ir-after-all": "print_after_all",
+    "mlir-print-ir-after-change": "print_after_change",
+    "mlir-print-debuginfo": "locations",
+    "timing": "timing",
+    "mlir-timing": "timing",
+    "list-passes": "list_passes",
+    "help": "help",
+    "h": "help",
+}
+_TRUE = {"", "true", "1"}
+_SEPARATOR = "// -----"
+
+
+@dataclasses.dataclass
+class Command:
+    """A command line, read."""
+
+    file: str = "-"
+    output: str = "-"
+    passes: list[Pass] = dataclasses.field(default_factory=list)
+    split: bool = False
+    verify_diagnostics: bool = False
+    allow_unregistered: bool = False
+    verify_each: bool = True
+    print_after_all: bool = False
+    print_after_change: bool = False
+    locations: bool = False
+    timing: bool = False
+    list_passes: bool = False
+    help: bool = False
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
+    try:
+        command = read_command(argv)
+        if command.help:
+            sys.stdout.write(USAGE)
+            return 0
+        if command.list_passes:
+            sys.stdout.write("".join(f"-{name}\n" for name in sorted({*PASSES, *pipeline.PIPELINES})))
+            return 0
+        text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
+    except (MpmdError, OSError, UnicodeDecodeError) as e:
+        sys.stderr.write(f"mpmd-opt: {e}\n")
+        return 1
+    ok, printed = _run_pieces(command, text)
+    if command.output == "-":
+        sys.stdout.write(printed)
+        return 0 if ok else 1
+    try:
+        Path(command.output).write_text(printed)
+    except OSError as e:
+        sys.stderr.write(f"mpmd-opt: {e}\n")
+        return 1
+    return 0 if ok else 1
+
+
+def read_command(argv: Sequence[str]) -> Command:
+    """What the arguments ask for.
+
+    Raises:
+        ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
+    """
+    command = Command()
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "-" or not argument.startswith("-"):
+            command.file = argument
+            continue
+        name, value = _name_and_value(argument)
+        if name == "o":
+            command.output = value or next(arguments, "-")
+        elif name in _SWITCHES:
+            setattr(command, _SWITCHES[name], value.lower() in _TRUE)
+        elif name == "pass-pipeline":
+            command.passes += passes_of_pipeline(value)
+        else:
+            command.passes += passes_named(name, value)
+    return command
+
+
+def _name_and_value(argument: str) -> tuple[str, str]:
+    """`--name=value`, `-name{value}` or `-name` as name and value."""
+    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
+    if found is None:
+        raise ConfigError(f"cannot read the argument {argument!r}")
+    return found[1], _unwrapped(found[2] or found[3] or "")
+
+
+def _unwrapped(value: str) -> str:
+    """A value without the braces, or the quotes, around all of it."""
+    value = value.strip()
+    for first, last in ("{}", "''", '""'):
+        if len(value) > 1 and value[0] == first and value[-1] == last:
+            return value[1:-1]
+    return value
+
+
+def passes_named(name: str, options: str) -> list[Pass]:
+    """The passes that a flag stands for.
+
+    Raises:
+        ConfigError: no such pass, pipeline or option.
+    """
+    if name in pipeline.PIPELINES:
+        return pipeline.passes_of(name, split_options(options))
+    if name in PASSES:
+        return [make_pass(name, options)]
+    if name.startswith("mpmd-"):
+        close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
+        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    return [ir.mlir_pass(name, options)]
+
+
+def passes_of_pipeline(text: str) -> list[Pass]:
+    """The passes of `builtin.module(a{x=1 y=2},func.func(b),c)`."""
+    inner = re.fullmatch(r"\s*(?:builtin\.module|any)\s*\((.*)\)\s*", text, re.DOTALL)
+    passes: list[Pass] = []
+    for part in split_outside_brackets(inner[1] if inner else text, ","):
+        part = part.strip()
+        if "(" in part.partition("{")[0]:
+            passes.append(ir.MlirPass(part))
+        else:
+            name, _, options = part.partition("{")
+            passes += passes_named(name.strip(), options.removesuffix("}"))
+    return passes
+
+
+def _run_pieces(command: Command, text: str) -> tuple[bool, str]:
+    """Whether all pieces of the text went well, and what is to be printed."""
+    pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
+    ok, printed, line = True, [], 0
+    timing = Timing()
+    allowed = ir.context().allow_unregistered_dialects
+    ir.context().allow_unregistered_dialects = command.allow_unregistered
+    try:
+        for piece in pieces:
+            # Blank lines in front, so that locations count from the begin of the file.
+            result = run_text("\n" * line + piece, command, timing)
+            line += piece.count("\n")
+            ok &= result.ok
+            if result.text is not None:
+                printed.append(result.text)
+            sys.stderr.write("".join(f.as_text(command.file) + "\n" for f in result.findings))
+    finally:
+        ir.context().allow_unregistered_dialects = allowed
+    if command.timing:
+        sys.stderr.write(timing.as_text() + "\n")
+    return ok, f"{_SEPARATOR}\n".join(printed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of one text: the module's text unless it failed, and what is to be said about it."""
+
+    ok: bool
+    text: str | None
+    findings: list[Finding]
+
+
+def run_text(text: str, command: Command, timing: Timing) -> Result:
+    """Parses a text, runs the passes, prints the module."""
+    findings: list[Finding] = []
+    with _mlir_findings(findings), diagnostics.collecting() as found:
+        printed, failure = _run_passes(text, command, timing)
+    findings += [_finding(d) for d in found if d.severity is not Severity.NOTICE]
+    if failure is not None and not isinstance(failure, PassError):
+        findings += _findings_of(failure)
+    if command.verify_diagnostics:
+        wrong = list(mismatches(expectations(text), findings))
+        return Result(not wrong, printed, wrong)
+    return Result(printed is not None, printed, findings)
+
+
+def _run_passes(text: str, command: Command, timing: Timing) -> tuple[str | None, Exception | None]:
+    """The module's text after the passes, or None, and what was raised."""
+    try:
+        module = ir.parse(text)
+    except MpmdError as e:
+        return None, e
+    watch = Watch(
+        verify=_verify,
+        text=lambda m: ir.to_text(m, command.locations),
+        verify_each=command.verify_each,
+        after=_printer(command, sys.stderr),
+    )
+    try:
+        run_pipeline(module, command.passes, watch, timing)
+    except PassError as e:
+        if any(getattr(d, "severity", None) is Severity.ERROR for d in e.diagnostics) or not e.diagnostics:
+            return None, e
+        return ir.to_text(module, command.locations), e
+    except (MpmdError, mlir.MLIRError) as e:
+        return None, e
+    return ir.to_text(module, command.locations), None
+
+
+def _verify(module: mlir.Module) -> None:
+    """MLIR's verifier alone: the field's test files are not held to the rest of our rules."""
+    module.operation.verify()
+
+
+def _printer(command: Command, to: TextIO) -> Callable[[Pass, Any, bool], None] | None:
+    if not (command.print_after_all or command.print_after_change):
+        return None
+
+    def after(pass_: Pass, module: mlir.Module, changed: bool) -> None:
+        if changed or command.print_after_all:
+            to.write(f"// -----// IR Dump After {pass_} //----- //\n{ir.to_text(module, command.locations)}\n")
+
+    return after
+
+
+@contextlib.contextmanager
+def _mlir_findings(findings: list[Finding]) -> Iterator[None]:
+    """Collects what MLIR's own passes and parsers say, but for the errors, which they raise."""
+
+    def collect(d: mlir.Diagnostic) -> bool:
+        findings.extend(_flattened(d))
+        return True
+
+    handler = ir.context().attach_diagnostic_handler(collect)
+    try:
+        yield
+    finally:
+        handler.detach()
+
+
+def _flattened(d: Any) -> Iterator[Finding]:
+    """A diagnostic of MLIR and its notes."""
+    yield Finding(d.severity.name.lower(), d.message, *_line_and_column(d.location))
+    for note in d.notes:
+        if not note.message.startswith("see current operation"):
+            yield from _flattened(note)
+
+
+def _findings_of(e: BaseException) -> list[Finding]:
+    """What an exception says: MLIR's diagnostics if it holds any."""
+    source = e if isinstance(e, mlir.MLIRError) else e.__cause__
+    if isinstance(source, mlir.MLIRError):
+        inner = [f for d in source.error_diagnostics for f in _flattened(d)]
+        if inner:
+            return inner
+    return [Finding("error", str(e))]
+
+
+def _finding(d: diagnostics.Diagnostic) -> Finding:
+    kind = "error" if d.severity.is_error else d.severity.value
+    return Finding(kind, d.message, *_line_and_column(d.location))
+
+
+def _line_and_column(location: object) -> tuple[int | None, int | None]:
+    """Where in the text that was read; MLIR calls that file `-`."""
+    place = None if location is None else ir.location_of(location)
+    if place is None or place[0] != "-":
+        return None, None
+    return place[1], place[2]
