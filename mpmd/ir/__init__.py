@@ -14,6 +14,7 @@ from jax.extend.mlir.ir import (
     Attribute,
     Block,
     BoolAttr,
+    ComplexType,
     DictAttr,
     FlatSymbolRefAttr,
     InsertionPoint,
@@ -29,7 +30,7 @@ from jax.extend.mlir.ir import (
 )
 from jax.extend.mlir.ir import OpView as Op
 
-from mpmd.ir.context import context, to_text
+from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.edit import (
     after,
     append_arg,
@@ -40,6 +41,7 @@ from mpmd.ir.edit import (
     clone_body,
     clone_with,
     create,
+    delay,
     erase,
     erase_args,
     keep_only,
@@ -62,6 +64,7 @@ from mpmd.ir.fragments import (
     make_transfer,
     merge,
     merge_all,
+    outline,
     remove_dead_code,
     split,
 )
@@ -87,6 +90,7 @@ from mpmd.ir.ops import (
 from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
+    first_user,
     fragments,
     funcs,
     is_constant,
@@ -98,6 +102,7 @@ from mpmd.ir.query import (
     producer,
     read_by,
     result_index,
+    stands_before,
     symbol_table,
     top_down,
     users,
@@ -108,8 +113,10 @@ from mpmd.ir.types import (
     MeshTensor,
     Origin,
     Topology,
+    axes_by_dim,
     axes_of,
     axis_ref,
+    axis_size,
     element_count,
     string_array,
     string_list,

@@ -32,6 +32,12 @@ def to_text(module: ir.Module, locations: bool = False) -> str:
     return text
 
 
+def op_text(op: ir.OpView) -> str:
+    """One op as text, without locations; the same wherever the op stands, if it captures nothing."""
+    text: str = op.operation.get_asm(use_local_scope=True)
+    return text
+
+
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, ctypes.c_char_p]
 

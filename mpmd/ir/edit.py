@@ -17,7 +17,7 @@ from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.ops import Func
-from mpmd.ir.query import is_unused, ops
+from mpmd.ir.query import first_user, is_unused, ops
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -120,16 +120,27 @@ def append_arg(block: ir.Block, like: Value, kind: ir.Type | None = None) -> Val
 
 def move_before(op: Op, other: Op) -> None:
     """Moves an op to right before another, into its block."""
-    if op != other:
+    if op != other and _next(op) != other:
         counting.note_edit()
         op.operation.move_before(other.operation)
 
 
 def move_after(op: Op, other: Op) -> None:
     """Moves an op to right behind another, into its block."""
-    if op != other:
+    if op != other and _next(other) != op:
         counting.note_edit()
         op.operation.move_after(other.operation)
+
+
+def _next(op: Op) -> ir.Operation | None:
+    return ir.InsertionPoint.after(op.operation).ref_operation
+
+
+def delay(op: Op) -> None:
+    """Moves an op to right before its first user; an unused one stays."""
+    user = first_user(op)
+    if user is not None:
+        move_before(op, user)
 
 
 def move_to_start(op: Op, block: ir.Block) -> None:

@@ -11,8 +11,8 @@ from jax.extend.mlir.ir import Value
 
 from mpmd.ir import counting, edit
 from mpmd.ir.context import context
-from mpmd.ir.ops import Fragment, Transfer, attribute_dicts, put_attribute_dicts
-from mpmd.ir.query import is_pure, is_unused, ops, producer, read_by, users
+from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put_attribute_dicts
+from mpmd.ir.query import is_pure, is_unused, module_of, ops, producer, read_by, users
 from mpmd.ir.types import MeshTensor, Origin, string_array
 
 
@@ -70,6 +70,27 @@ def drop(fragment: Fragment, results: Collection[int] = (), inputs: Collection[i
     for old, new in zip(old_results, made.results):
         edit.replace_uses(old, new)
     edit.erase(fragment)
+    return made
+
+
+def outline(fragment: Fragment, name: str) -> Func:
+    """A function with the body of a fragment, at the end of the module; the fragment keeps no body.
+
+    The caller gives the uses of the fragment's results to something else and erases it.
+    """
+    module = module_of(fragment)
+    inputs = [_inner_type(v.type) for v in fragment.inputs]
+    kind = ir.FunctionType.get(inputs, [v.type for v in fragment.returned], context())
+    attributes = {
+        "sym_name": ir.StringAttr.get(name, context()),
+        "function_type": ir.TypeAttr.get(kind, context()),
+    }
+    end = ir.InsertionPoint(module.body)
+    made: Func = edit.create("func.func", [], [], end, attributes, fragment.location, regions=1)
+    old = fragment.terminator
+    edit.create("func.return", fragment.returned, [], edit.before(old), location=old.location)
+    edit.erase(old)
+    fragment.body.append_to(made.regions[0])
     return made
 
 

@@ -63,6 +63,20 @@ def users(x: Value | Op) -> list[Op]:
     return [use.owner for v in _values(x) for use in v.uses]
 
 
+def first_user(x: Value | Op) -> Op | None:
+    """The user of a value, or of any result of an op, that stands first; all must be in one block."""
+    first: Op | None = None
+    for user in users(x):
+        if first is None or stands_before(user, first):
+            first = user
+    return first
+
+
+def stands_before(a: Op, b: Op) -> bool:
+    """Whether `a` comes before `b` in the block of both.  Amortised constant time, moves included."""
+    return bool(a.operation.is_before_in_block(b.operation))
+
+
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
     return not any(True for v in _values(x) for _ in v.uses)

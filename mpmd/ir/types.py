@@ -154,6 +154,18 @@ def axis_ref(attribute: ir.Attribute) -> sdy.AxisRefAttr:
     return sdy.AxisRefAttr(attribute)
 
 
+def axes_by_dim(sharding: ir.Attribute) -> list[list[sdy.AxisRefAttr]]:
+    """The axes, or parts of axes, that shard each dim."""
+    dims = sdy.TensorShardingAttr(sharding).dimension_shardings
+    return [[axis_ref(axis) for axis in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
+
+
+def axis_size(axis: sdy.AxisRefAttr, sizes: dict[str, int]) -> int:
+    """Into how many parts an axis, or a part of one, cuts."""
+    part = axis.sub_axis_info
+    return sizes[axis.name] if part is None else int(sdy.SubAxisInfoAttr(part).size)
+
+
 def element_count(kind: ir.ShapedType) -> int:
     """How many elements a tensor has, globally."""
     return math.prod(kind.shape)

@@ -1,7 +1,16 @@
-"""See `PASSES` for what stands here."""
+"""Export: what the runtime needs to know, and one function per distinct fragment."""
 
 from __future__ import annotations
 
+from mpmd.passes.export.delay_inferred_fragments import DelayInferredFragments
+from mpmd.passes.export.delay_transfers_from_cpu import DelayTransfersFromCpu
+from mpmd.passes.export.mark_aliasing_and_donation import MarkAliasingAndDonation
+from mpmd.passes.export.mark_fragment_reserved_memory import MarkFragmentReservedMemory
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (
+    DelayInferredFragments,
+    DelayTransfersFromCpu,
+    MarkAliasingAndDonation,
+    MarkFragmentReservedMemory,
+)

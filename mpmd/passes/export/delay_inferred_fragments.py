@@ -1,0 +1,36 @@
+"""mpmd-delay-inferred-fragments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayInferredFragments(ir.FunctionPass):
+    """Moves each inferred fragment to right before what needs it first.
+
+    Inferred fragments stand wherever import left them.  Run as late as possible they hold up no user
+    fragment, and their results live for the shortest time.
+
+        i = m1[] (a) {...}                 g = m1["g"] (b) {...}
+        g = m1["g"] (b) {...}      ->      i = m1[] (a) {...}
+        f = m1["f"] (i) {...}              f = m1["f"] (i) {...}
+
+    Requires: the order of user fragments is final.
+    Ensures: each inferred fragment with users stands right before the first of them, or before other
+        inferred fragments that do; unused ones stay where they are.
+    Cost: linear in uses.
+    Source: openxla/shardy MPMD, `delay_inferred_fragments`.
+    """
+
+    name: ClassVar[str] = "mpmd-delay-inferred-fragments"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Last first, so that a chain of inferred fragments moves as a whole."""
+        for fragment in reversed(ir.fragments(f)):
+            if not fragment.is_user:
+                ir.delay(fragment)

@@ -1,0 +1,37 @@
+"""mpmd-delay-transfers-from-cpu."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayTransfersFromCpu(ir.FunctionPass):
+    """Moves each transfer out of host memory to right before what needs it first.
+
+    Host memory is plentiful and device memory is not: what is loaded late occupies the device for a
+    shorter time.
+
+        t = transfer h to m1               f = m1["f"] (a) {...}
+        f = m1["f"] (a) {...}      ->      t = transfer h to m1
+        g = m1["g"] (t) {...}              g = m1["g"] (t) {...}
+
+    Requires: the order of fragments is final.
+    Ensures: each transfer with users whose operand is on a mesh that ends in `/cpu`, or in the host
+        memory of its mesh, stands right before the first of them; unused ones stay where they are.
+    Cost: linear in uses.
+    Source: openxla/shardy MPMD, `delay_transfers_from_cpu`.
+    """
+
+    name: ClassVar[str] = "mpmd-delay-transfers-from-cpu"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """In program order."""
+        for transfer in ir.ops(f, ir.Transfer):
+            source = transfer.tensor.type
+            if source.mesh.endswith("/cpu") or source.on_host:
+                ir.delay(transfer)

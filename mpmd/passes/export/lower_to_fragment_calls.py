@@ -1,0 +1,155 @@
+"""mpmd-lower-to-fragment-calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
+
+log = logging.getLogger("mpmd.passes")
+
+# What runtime and traces want to know of a call, beyond its origins and its mesh.
+KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_drop_transferred")
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerToFragmentCalls(ir.ModulePass):
+    """Makes one function per distinct fragment, and fragments calls of them.
+
+        func @main(%a: !m1) -> !m1 {
+          %0 = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 0} (%p) { body } : (!m1) -> !m1
+          %1 = mpmd.fragment<mesh="m1", origin=["f"]> (%0) {call_counter = 1} (%p) { body } : (!m1) -> !m1
+        ->
+        func @main(%a: !m1) -> !m1 {
+          %0 = mpmd.fragment_call<mesh="m1", origin=["f"]> @p0_f_calls0to1.main(%a) {call_counter = 0}
+          %1 = mpmd.fragment_call<mesh="m1", origin=["f"]> @p0_f_calls0to1.main(%0) {call_counter = 1}
+        func @p0_f_calls0to1.main(%p: tensor<..>) -> tensor<..> attributes {mesh_shape = ..} { body }
+
+    Fragments are one program if mesh, types, `arg_attrs`, `res_attrs` and bodies are equal; locations do
+    not count.  Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.
+
+    Requires: shardings in types, donation marked.
+    Ensures: no fragment is left; functions stand behind the others, numbered by their first call.
+    Cost: linear in the text of the module.
+    Source: openxla/shardy MPMD, `lower_to_fragment_calls`; that calls keep call counter, stage and split
+        marks is ours.
+    """
+
+    name: ClassVar[str] = "mpmd-lower-to-fragment-calls"
+    verbose_logging: bool = False
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Groups all fragments of the module, names the groups, and replaces the members."""
+        callers = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
+        groups: dict[bytes, list[ir.Fragment]] = {}
+        for f in callers:
+            for fragment in ir.fragments(f):
+                groups.setdefault(_identity(fragment), []).append(fragment)
+        sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
+        of_module = module_name(module)
+        transposed = has_transposed(site for group in sites for site in group)
+        names = [f"{fragment_name(i, g, transposed)}.{of_module}" for i, g in enumerate(sites)]
+        if self.verbose_logging:
+            self._log(ir.module_name(module) or "main", list(groups.values()), sites, names, transposed)
+        for group, name in zip(groups.values(), names):
+            _lower_group(group, name)
+
+    def _log(
+        self,
+        of_module: str,
+        groups: Sequence[Sequence[ir.Fragment]],
+        sites: Sequence[Sequence[Site]],
+        names: Sequence[str],
+        transposed: bool,
+    ) -> None:
+        """Says which programs each mesh will run."""
+        by_mesh: dict[str, list[str]] = {}
+        for group, of_group, name in zip(groups, sites, names):
+            lines = by_mesh.setdefault(group[0].mesh, [])
+            lines += [f"  - {name} from program with {site_text(site, transposed)}" for site in of_group]
+        for mesh, lines in by_mesh.items():
+            log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
+
+
+def module_name(module: ir.Module) -> str:
+    """The name of a module, without what JAX puts before it."""
+    return (ir.module_name(module) or "main").removeprefix("jit_")
+
+
+def _identity(fragment: ir.Fragment) -> bytes:
+    """Equal for fragments that can be one program.
+
+    The text of a fragment begins with one line of its own attributes and operands; its body follows.
+    """
+    header = [fragment.mesh]
+    header += [str(v.type) for v in fragment.inputs] + ["->"] + [str(v.type) for v in fragment.results]
+    header += [str(fragment.attributes.get(name)) for name in ("arg_attrs", "res_attrs")]
+    body = ir.op_text(fragment).partition("\n")[2]
+    return hashlib.sha256("\n".join([*header, body]).encode()).digest()
+
+
+def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
+    first = group[0]
+    mesh = _topology_of(first)[first.mesh]
+    reserved = [
+        ir.IntegerAttr(fragment.attributes["reserved_hbm_bytes"]).value
+        for fragment in group
+        if "reserved_hbm_bytes" in fragment.attributes
+    ]
+    argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
+    result_attributes = _with_shardings(first, "res_attrs", list(first.results))
+    _repoint_manual_computations(first)
+    made = ir.outline(first, name)
+    ir.put(made, "mesh_shape", mesh)
+    if reserved:
+        i64 = ir.IntegerType.get_signless(64)
+        ir.put(made, "reserved_hbm_bytes", ir.IntegerAttr.get(i64, max(reserved)))
+    ir.put_attribute_dicts(made, "arg_attrs", argument_attributes)
+    ir.put_attribute_dicts(made, "res_attrs", result_attributes)
+    for fragment in group:
+        _replace_by_call(fragment, name)
+
+
+def _topology_of(fragment: ir.Fragment) -> ir.Topology:
+    f = ir.parent(fragment)
+    while not isinstance(f, ir.Func):
+        f = ir.parent(f)
+    return f.topology
+
+
+def _with_shardings(
+    fragment: ir.Fragment, attribute: str, values: Sequence[ir.Value]
+) -> list[dict[str, ir.Attribute]]:
+    """The attributes of each operand or result, with the sharding that its type has."""
+    dicts = ir.attribute_dicts(fragment, attribute, len(values))
+    for of_value, value in zip(dicts, values, strict=True):
+        sharding = value.type.sharding if isinstance(value.type, ir.MeshTensor) else None
+        if sharding is not None:
+            of_value["sdy.sharding"] = sharding
+    return dicts
+
+
+def _repoint_manual_computations(fragment: ir.Fragment) -> None:
+    """Lets manual computations name the sdy mesh called like the fragment's mesh, if the module has one."""
+    if fragment.mesh not in ir.sdy_meshes(ir.module_of(fragment)):
+        return
+    for op in ir.walk(fragment):
+        if op.operation.name == "sdy.manual_computation":
+            for name in ("in_shardings", "out_shardings"):
+                ir.put(op, name, ir.on_sdy_mesh(op.attributes[name], fragment.mesh))
+
+
+def _replace_by_call(fragment: ir.Fragment, name: str) -> None:
+    attributes = {kept: fragment.attributes[kept] for kept in KEPT if kept in fragment.attributes}
+    attributes["mesh_name"] = fragment.attributes["mesh_name"]
+    attributes["origin"] = fragment.attributes["origin"]
+    attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
+    types = [r.type for r in fragment.results]
+    where, inputs = ir.before(fragment), list(fragment.inputs)
+    call = ir.create("mpmd.fragment_call", inputs, types, where, attributes, fragment.location)
+    ir.replace(fragment, list(call.results))

@@ -1,0 +1,130 @@
+"""mpmd-mark-aliasing-and-donation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.export.memory import ALIAS, DONOR, Attributes, is_donor, says_host, type_says_host
+
+LAYOUT = "mhlo.layout_mode"
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkAliasingAndDonation(ir.FunctionPass):
+    """Lets fragments overwrite operands that nothing needs afterwards.
+
+    An operand whose value is used here for the last time is *aliased* with a result of its type, which
+    then takes over its memory, or else *donated*: the memory is free as soon as the fragment runs.
+
+        main(a@m1 {jax.buffer_donor = true}, b@m1):
+          f, g = m1["f"] (a, b) {...}
+          h = m1["h"] (f, g) {...}
+        ->
+          f, g = m1["f"] (a, b) <arg_attrs = [{jax.buffer_donor = true}, {}]> {...}
+          h = m1["h"] (f, g) <arg_attrs = [{tf.aliasing_output = 0}, {jax.buffer_donor = true}]> {...}
+
+    Not for operands in host memory, for values that some transfer reads (the copy could be under way), and
+    for arguments of the function that the user did not donate.
+
+    Requires: the order of the program and the memory kinds are final.
+    Ensures: at most one operand per result is aliased; types, layouts and memories of both agree.
+    Cost: linear, but for the search for a result among those of one fragment.
+    Source: openxla/shardy MPMD, `mark_aliasing_and_donation`.
+    """
+
+    name: ClassVar[str] = "mpmd-mark-aliasing-and-donation"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at every last use."""
+        last = _last_uses(f)
+        transferred = {t.tensor for t in ir.ops(f, ir.Transfer)}
+        arguments = dict(zip(f.args, ir.attribute_dicts(f, "arg_attrs", len(f.args))))
+        for fragment in ir.fragments(f):
+            dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
+            free = _Results(fragment)
+            for i, value in enumerate(fragment.inputs):
+                on_host = says_host(dicts[i]) or type_says_host(value)
+                if on_host or last[value] != (fragment, i) or value in transferred:
+                    continue
+                if value in arguments:
+                    if not is_donor(arguments[value]) and ALIAS not in arguments[value]:
+                        continue
+                    mark = _mark_of_argument(arguments[value], value, dicts[i], free, f)
+                else:
+                    mark = _mark(free.take_first(value, dicts[i]))
+                dicts[i] |= mark
+            ir.put_attribute_dicts(fragment, "arg_attrs", dicts)
+
+
+def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[ir.Op, int]]:
+    """The last op that uses each value, and the last of its operands that does."""
+    last: dict[ir.Value, tuple[ir.Op, int]] = {}
+    for op in [*ir.ops(f), f.terminator]:
+        for i, value in enumerate(op.operands):
+            last[value] = (op, i)
+    return last
+
+
+class _Results:
+    """The results of a fragment that no operand is aliased with yet."""
+
+    def __init__(self, fragment: ir.Fragment) -> None:
+        self.fragment = fragment
+        self.results = list(fragment.results)
+        self.attributes = ir.attribute_dicts(fragment, "res_attrs", len(self.results))
+        self.free: dict[str, list[int]] = {}
+        for i, result in enumerate(self.results):
+            if not says_host(self.attributes[i]) and not type_says_host(result):
+                self.free.setdefault(self._key(result, self.attributes[i]), []).append(i)
+
+    @staticmethod
+    def _key(value: ir.Value, attributes: Attributes) -> str:
+        """Equal for an operand and a result that can share memory."""
+        return f"{value.type} {attributes.get(LAYOUT, '')}"
+
+    def take_first(self, value: ir.Value, attributes: Attributes) -> int | None:
+        """Position of the first free result that `value` fits; it is not free any more."""
+        fitting = self.free.get(self._key(value, attributes))
+        return fitting.pop(0) if fitting else None
+
+    def take(self, index: int, value: ir.Value, attributes: Attributes) -> int | None:
+        """`index`, if that result is free and `value` fits; it is not free any more."""
+        fitting = self.free.get(self._key(value, attributes), [])
+        if index not in fitting:
+            return None
+        fitting.remove(index)
+        return index
+
+
+def _mark_of_argument(
+    wish: Attributes, value: ir.Value, attributes: Attributes, free: _Results, f: ir.Func
+) -> Attributes:
+    """How an argument that the user donated is marked: with the result that the user meant, if possible."""
+    if ALIAS not in wish:
+        return _mark(None)
+    returned, wanted = f.returned, int(ir.IntegerAttr(wish[ALIAS]).value)
+    target = None
+    if wanted < len(returned):
+        position = _result_behind(returned[wanted], free)
+        target = None if position is None else free.take(position, value, attributes)
+    return _mark(free.take_first(value, attributes) if target is None else target)
+
+
+def _result_behind(value: ir.Value, free: _Results) -> int | None:
+    """Which result of the fragment `value` is, seen through ops with one operand."""
+    while (op := ir.producer(value)) is not None:
+        if op == free.fragment:
+            return ir.result_index(value)
+        if len(op.operands) != 1:
+            return None
+        value = op.operands[0]
+    return None
+
+
+def _mark(result: int | None) -> Attributes:
+    if result is None:
+        return {DONOR: ir.BoolAttr.get(True)}
+    return {ALIAS: ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)}

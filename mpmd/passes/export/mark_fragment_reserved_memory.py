@@ -1,0 +1,90 @@
+"""mpmd-mark-fragment-reserved-memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.export.memory import is_donor, local_bytes, says_host, type_says_host
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkFragmentReservedMemory(ir.FunctionPass):
+    """Tells each fragment how much memory of its devices other values occupy while it runs.
+
+        f = m1["f"] (a) {...}          f = m1["f"] (a) <reserved_hbm_bytes = 16> {...}
+        g = m1["g"] (f) {...}    ->    g = m1["g"] (f) <reserved_hbm_bytes = 32> {...}
+
+    for arguments a and b of 16 bytes each that are not donated: b is alive while f runs, a and b while g
+    runs.  Counted are one device's shards, on the fragment's mesh, in program order.  An argument that is
+    to be aliased with a result of the program keeps its memory to the end.
+
+    Requires: the order of the program, shardings and memory kinds are final; fragments and transfers only.
+    Ensures: every fragment has `reserved_hbm_bytes : i64`, at least 0.  Error: any other op.
+    Cost: linear.
+    Source: openxla/shardy MPMD, `mark_fragment_reserved_memory`.
+    """
+
+    name: ClassVar[str] = "mpmd-mark-fragment-reserved-memory"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Walks the program with the bytes that are alive on every mesh."""
+        if strangers := [op for op in ir.ops(f) if not isinstance(op, (ir.Fragment, ir.Transfer))]:
+            for op in strangers:
+                diagnostics.error(
+                    f"cannot account for the memory of {op.operation.name}: only fragments and transfers may "
+                    "stand in the entry function here",
+                    op.location,
+                )
+            return
+        live = _Live(f)
+        for op in ir.ops(f):
+            if isinstance(op, ir.Fragment):
+                reserved = live.total[op.mesh] - sum(live.size[v] for v in dict.fromkeys(op.inputs))
+                ir.put(op, "reserved_hbm_bytes", ir.IntegerAttr.get(_i64(), reserved))
+            live.step(op)
+
+
+def _i64() -> ir.Type:
+    return ir.IntegerType.get_signless(64)
+
+
+class _Live:
+    """What is alive at one point of a function, in bytes of device memory.
+
+    Attributes:
+        total: bytes alive per mesh.
+        size: bytes of each value that is or was alive; 0 for values in host memory.
+    """
+
+    def __init__(self, f: ir.Func) -> None:
+        self.topology = f.topology
+        self.total = dict.fromkeys(self.topology, 0)
+        self.size: dict[ir.Value, int] = {}
+        self.last_user = {v: op for op in [*ir.ops(f), f.terminator] for v in op.operands}
+        attributes = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+        self.kept = {v for v, a in zip(f.args, attributes) if not is_donor(a)}
+        for value, of_value in zip(f.args, attributes):
+            self._begin(value, says_host(of_value), used=value in self.kept or value in self.last_user)
+
+    def _begin(self, value: ir.Value, on_host: bool, used: bool) -> None:
+        counts = used and not on_host and not type_says_host(value)
+        self.size[value] = local_bytes(value, self.topology) if counts else 0
+        if self.size[value]:
+            self.total[value.type.mesh] += self.size[value]
+
+    def step(self, op: ir.Op) -> None:
+        """Goes past an op: what it used last is gone, what it made and something uses is there."""
+        for value in dict.fromkeys(op.operands):
+            if self.size[value] and self.last_user[value] == op and value not in self.kept:
+                self.total[value.type.mesh] -= self.size[value]
+        for value, of_value in zip(op.results, _result_attributes(op)):
+            self._begin(value, says_host(of_value), used=value in self.last_user)
+
+
+def _result_attributes(op: ir.Op) -> Sequence[dict[str, ir.Attribute]]:
+    return ir.attribute_dicts(op, "res_attrs", len(op.results))
