@@ -134,7 +134,9 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             "before splitting, whose halves its counts know nothing of",
             when=o.verify_schedule_units,
         ),
-        _step("mpmd-split-bwd-fragments", "what other meshes wait for comes first", when=o.split_bwd_fragments),
+        _step(
+            "mpmd-split-bwd-fragments", "what other meshes wait for comes first", when=o.split_bwd_fragments
+        ),
         _step(
             "canonicalize",
             "residuals that are only passed through vanish",
@@ -240,7 +242,9 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
             when=late,
             absorb_on_entry_point_function=o.absorb_inferred_fragments_on_entry_point_function,
         ),
-        _step("mpmd-merge-inferred-fragments", "what could not be absorbed", when=late, merge_any_consumer=True),
+        _step(
+            "mpmd-merge-inferred-fragments", "what could not be absorbed", when=late, merge_any_consumer=True
+        ),
         _step("mpmd-merge-inferred-fragments", "what no consumer could take", when=late, merge_sideways=True),
         _step(
             "mpmd-merge-forward-with-backward",
@@ -310,7 +314,9 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             fail_on_inferred_fragments=o.fail_on_inferred_fragments,
         ),
         _step(
-            "mpmd-lower-to-fragment-calls", "one function per distinct fragment", verbose_logging=o.verbose_logging
+            "mpmd-lower-to-fragment-calls",
+            "one function per distinct fragment",
+            verbose_logging=o.verbose_logging,
         ),
         _step(
             "mpmd-validate-no-reshards",

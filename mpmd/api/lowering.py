@@ -21,6 +21,7 @@ from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
 from mpmd.support.diagnostics import Diagnostics, Severity
+from mpmd.support.passes import with_overrides
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tracing.trace import to_module
 
@@ -63,6 +64,7 @@ class _Phases:
 
     def __init__(self, module: ir.Module, options: PipelineOptions) -> None:
         self.module = module
+        self.overrides = options.pass_options
         self.watch = Watch(
             verify=ir.verify,
             text=ir.to_text,
@@ -78,7 +80,8 @@ class _Phases:
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
         """Runs the passes of one phase."""
         start = time.perf_counter()
-        self.diagnostics += run_pipeline(self.module, [s.pass_ for s in steps], self.watch, self.timing)
+        passes = [with_overrides(step.pass_, self.overrides) for step in steps]
+        self.diagnostics += run_pipeline(self.module, passes, self.watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
 
 

@@ -206,7 +206,7 @@ class Compiled:
         The step waits more often than others do, so it takes longer than they.
         """
         leaves = jax.tree.leaves((args, kwargs))
-        results, timeline = measured_timeline(self._executor, leaves)
+        results, timeline = measured_timeline(self._executor, self._placement, leaves)
         return jax.tree.unflatten(self._out_tree, results), timeline
 
     def close(self) -> None:

@@ -142,3 +142,13 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
     elif hasattr(hint, "parse"):
         return hint.parse(text)
     raise ConfigError(f"{where}: cannot read {text!r} as {getattr(hint, '__name__', hint)}")
+
+
+def with_overrides(pass_: Pass, entries: Iterable[str]) -> Pass:
+    """A pass with the options that entries such as `"mpmd-x{a-b=true}"` give to passes of its name."""
+    for entry in entries:
+        name, _, options = entry.partition("{")
+        if name == pass_.name:
+            values = parsed_options(type(pass_), split_options(options.removesuffix("}")), name)
+            pass_ = dataclasses.replace(pass_, **values)
+    return pass_

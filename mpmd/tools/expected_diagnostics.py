@@ -96,6 +96,8 @@ def mismatches(expected: Sequence[Expectation], findings: Iterable[Finding]) -> 
         if match is not None:
             open_.remove(match)
         elif finding.kind != "note":
-            yield Finding("error", f"unexpected {finding.kind}: {finding.message}", finding.line, finding.column)
+            yield Finding(
+                "error", f"unexpected {finding.kind}: {finding.message}", finding.line, finding.column
+            )
     for e in open_:
         yield Finding("error", f'expected {e.kind} "{e.words}" was not produced', e.written, 1)

@@ -265,7 +265,9 @@ def _printer(command: Command, to: TextIO) -> Callable[[Pass, Any, bool], None] 
 
     def after(pass_: Pass, module: mlir.Module, changed: bool) -> None:
         if changed or command.print_after_all:
-            to.write(f"// -----// IR Dump After {pass_} //----- //\n{ir.to_text(module, command.locations)}\n")
+            to.write(
+                f"// -----// IR Dump After {pass_} //----- //\n{ir.to_text(module, command.locations)}\n"
+            )
 
     return after
 
