@@ -154,6 +154,17 @@ def axis_ref(attribute: ir.Attribute) -> sdy.AxisRefAttr:
     return sdy.AxisRefAttr(attribute)
 
 
+def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
+    """The same shardings, one per value, of the axes of the sdy mesh called `name`."""
+    return sdy.TensorShardingPerValueAttr.get(
+        [
+            sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
+            for s in map(sdy.TensorShardingAttr, sdy.TensorShardingPerValueAttr(shardings).shardings)
+        ],
+        context(),
+    )
+
+
 def axes_by_dim(sharding: ir.Attribute) -> list[list[sdy.AxisRefAttr]]:
     """The axes, or parts of axes, that shard each dim."""
     dims = sdy.TensorShardingAttr(sharding).dimension_shardings

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
     except (MpmdError, OSError, UnicodeDecodeError) as e:
         sys.stderr.write(f"mpmd-opt: {e}\n")
         return 1
-    ok, printed = _run_pieces(command, text)
+    with _log_to_stderr():
+        ok, printed = _run_pieces(command, text)
     if command.output == "-":
         sys.stdout.write(printed)
         return 0 if ok else 1
@@ -112,6 +114,20 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"mpmd-opt: {e}\n")
         return 1
     return 0 if ok else 1
+
+
+@contextlib.contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    """Shows what passes log when their options ask for it."""
+    log, handler = logging.getLogger("mpmd.passes"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def read_command(argv: Sequence[str]) -> Command:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.passes.export.delay_inferred_fragments import DelayInferredFragments
 from mpmd.passes.export.delay_transfers_from_cpu import DelayTransfersFromCpu
+from mpmd.passes.export.lower_to_fragment_calls import LowerToFragmentCalls
 from mpmd.passes.export.mark_aliasing_and_donation import MarkAliasingAndDonation
 from mpmd.passes.export.mark_fragment_reserved_memory import MarkFragmentReservedMemory
 from mpmd.support.passes import Pass
@@ -13,4 +14,5 @@ PASSES: tuple[type[Pass], ...] = (
     DelayTransfersFromCpu,
     MarkAliasingAndDonation,
     MarkFragmentReservedMemory,
+    LowerToFragmentCalls,
 )

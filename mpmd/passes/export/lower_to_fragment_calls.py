@@ -51,7 +51,7 @@ class LowerToFragmentCalls(ir.ModulePass):
             for fragment in ir.fragments(f):
                 groups.setdefault(_identity(fragment), []).append(fragment)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
-        of_module = module_name(module)
+        of_module = (ir.module_name(module) or "main").removeprefix("jit_")
         transposed = has_transposed(site for group in sites for site in group)
         names = [f"{fragment_name(i, g, transposed)}.{of_module}" for i, g in enumerate(sites)]
         if self.verbose_logging:
@@ -74,11 +74,6 @@ class LowerToFragmentCalls(ir.ModulePass):
             lines += [f"  - {name} from program with {site_text(site, transposed)}" for site in of_group]
         for mesh, lines in by_mesh.items():
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
-
-
-def module_name(module: ir.Module) -> str:
-    """The name of a module, without what JAX puts before it."""
-    return (ir.module_name(module) or "main").removeprefix("jit_")
 
 
 def _identity(fragment: ir.Fragment) -> bytes:

@@ -1,0 +1,62 @@
+"""mpmd-validate-no-backward-deps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidateNoBackwardDeps(ir.FunctionPass):
+    """Reports data that flows back to an earlier mesh in a program without a backward pass.
+
+        a = call p0 on m1; t = transfer a to m2; b = call p1 on m2           fine
+        u = transfer b to m1; c = call p2 on m1 (u)                          warning, or an error
+
+    Such a pipeline stalls: the next microbatch waits for the last mesh.  Where something is transposed data
+    must flow back: then nothing is looked at, and asking for an error is one.
+
+    Requires: fragments are calls.  Ensures: changes nothing.  Cost: linear, with chains of transfers.
+    Source: openxla/shardy MPMD, `validate_no_backward_deps`.
+    """
+
+    name: ClassVar[str] = "mpmd-validate-no-backward-deps"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    fail_on_backward_deps: bool = False
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at what each call reads."""
+        calls = ir.ops(f, ir.FragmentCall)
+        transposed = next((o for call in calls for o in call.origins if o.transpose_count), None)
+        if transposed is not None:
+            if self.fail_on_backward_deps:
+                diagnostics.error(
+                    "fail-on-backward-deps is for programs without a backward pass, but "
+                    f"{transposed} is transposed: its data must flow back. Leave the option out.",
+                    f.location,
+                )
+            return
+        report = diagnostics.error if self.fail_on_backward_deps else diagnostics.warning
+        for call in calls:
+            for value in call.operands:
+                source = _call_behind(value)
+                if source is None or source.mesh == call.mesh or ir.mesh_before(source.mesh, call.mesh):
+                    continue
+                report(
+                    "Detected backward dependency but expected forward-only pipeline since there are no "
+                    f'transpose fragments: fragment "{source.callee_name}" mesh="{source.mesh}" produces a '
+                    f'value consumed by fragment "{call.callee_name}" mesh="{call.mesh}". In a forward-only '
+                    "pipeline, dependencies must go from earlier meshes to later meshes.",
+                    call.location,
+                )
+
+
+def _call_behind(value: ir.Value) -> ir.FragmentCall | None:
+    """The call that computed a value, before any transfers."""
+    op = ir.producer(value)
+    while isinstance(op, ir.Transfer):
+        op = ir.producer(op.tensor)
+    return op if isinstance(op, ir.FragmentCall) else None

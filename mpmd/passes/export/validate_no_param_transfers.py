@@ -1,0 +1,43 @@
+"""mpmd-validate-no-param-transfers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidateNoParamTransfers(ir.FunctionPass):
+    """Reports parameters that travel between meshes in every step, by the names of arguments.
+
+        t = transfer %"params['transformer']['w']" to m2      warning, or an error with the option
+        t = transfer %"x" to m2                               fine
+
+    Requires: locations of arguments hold their path in the user's pytree.
+    Ensures: changes nothing.  Cost: linear.
+    Source: openxla/shardy MPMD, `validate_no_param_transfers`.
+    """
+
+    name: ClassVar[str] = "mpmd-validate-no-param-transfers"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    fail_on_param_transfers: bool = False
+    param_pattern: str = "params['transformer"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at each transfer between meshes."""
+        report = diagnostics.error if self.fail_on_param_transfers else diagnostics.warning
+        for transfer in ir.ops(f, ir.Transfer):
+            source, target = transfer.tensor.type.mesh, transfer.result.type.mesh
+            names = [ir.name_of(transfer.location), ir.name_of(transfer.tensor.location)]
+            if source != target and any(name and self.param_pattern in name for name in names):
+                own, operand = (name or "unnamed" for name in names)
+                report(
+                    f"Detected cross-mesh transfer of a parameter, as its name contains "
+                    f'"{self.param_pattern}": from mesh "{source}" to mesh "{target}"; the transfer is called '
+                    f'"{own}", its operand "{operand}". It is sent in every step; assign the parameter to '
+                    f'"{target}", or the computation that reads it to "{source}".',
+                    transfer.location,
+                )

@@ -1,0 +1,75 @@
+"""mpmd-validate-no-reshards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidateNoReshards(ir.FunctionPass):
+    """Reports programs that do nothing but change shardings: often nobody asked for them.
+
+        %0 = mpmd.fragment_call<mesh="m1", origin=[]> @p0_inferred.main(%a) : (!m1) -> !m1_sharded
+        func @p0_inferred.main(%p) { return %p }             warning, or an error with the option
+
+    Requires: fragments are calls.  Ensures: changes nothing.  Cost: linear.
+    Source: openxla/shardy MPMD, `validate_no_reshards`.
+    """
+
+    name: ClassVar[str] = "mpmd-validate-no-reshards"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    fail_on_reshard_only_fragments: bool = False
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at each call."""
+        calls = ir.ops(f, ir.FragmentCall)
+        symbols = ir.symbol_table(ir.module_of(f)) if calls else {}
+        report = diagnostics.error if self.fail_on_reshard_only_fragments else diagnostics.warning
+        for call in calls:
+            if not _only_returns_arguments(symbols[call.callee_name]):
+                continue
+            if call.origins:
+                diagnostics.error(
+                    f"internal error: the program '{call.callee_name}' computes nothing, but has the origins "
+                    f"{', '.join(map(str, call.origins))}; please report this",
+                    call.location,
+                )
+                continue
+            report(
+                f"Detected reshard-only fragment '{call.callee_name}'. This usually indicates an unexpected "
+                f"reshard. Operands: {_described(call.operands)}. Results: {_described(call.results, f)}",
+                call.location,
+            )
+
+
+def _only_returns_arguments(f: ir.Func) -> bool:
+    return not f.is_external and bool(f.returned) and all(ir.producer(v) is None for v in f.returned)
+
+
+def _described(values: Sequence[ir.Value], f: ir.Func | None = None) -> str:
+    """Sharding, shape and place of each value; of values that `f` returns, their path in the result."""
+    return ", ".join(f"{_sharding(v)} {_shape(v)} {_place(v, f)}" for v in values)
+
+
+def _sharding(value: ir.Value) -> str:
+    sharding = value.type.sharding if isinstance(value.type, ir.MeshTensor) else None
+    return "Replicated" if sharding is None else str(sharding)
+
+
+def _shape(value: ir.Value) -> str:
+    if isinstance(value.type, ir.MeshTensor):
+        return str(value.type.tensor).removeprefix("tensor")
+    return str(value.type)
+
+
+def _place(value: ir.Value, f: ir.Func | None) -> str:
+    for i, returned in enumerate(f.returned if f is not None else []):
+        info = f.result_attribute(i, "jax.result_info") if f is not None else None
+        if returned == value and info is not None:
+            return f"loc({info})"
+    return str(value.location)
