@@ -1,0 +1,125 @@
+"""How long is a pipelined train step, against `jax.jit` on one device and data parallel on all?
+
+    python benchmarks/train_step.py [--rounds 5] [--steps 2] [--schedule 1f1b] [--stages 4]
+
+The variants run interleaved in one process.  For each: wall seconds and CPU seconds per step, median over
+the rounds.  The last line is one JSON object: `wall_ratio` and `cpu_ratio` are the pipelined step over
+`jax.jit` with `scan` accumulation on one device, `wall_ratio_spmd` over data parallel on all devices,
+`overhead_us` is the host time per instruction of the runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+class Variant:
+    """A way to run the step: keeps its state between rounds."""
+
+    def __init__(self, name: str, step: Any, state: Any, batch: Any) -> None:
+        self.name, self.step, self.state, self.batch = name, step, state, batch
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.loss = 0.0
+        start = time.perf_counter()
+        self.run(1)
+        self.first_call_s = time.perf_counter() - start
+
+    def run(self, steps: int) -> None:
+        """Takes steps and waits for the last one."""
+        for _ in range(steps):
+            *self.state, loss = self.step(*self.state, *self.batch)
+        jax.block_until_ready((self.state, loss))
+        self.loss = float(loss)
+
+    def measure(self, steps: int) -> None:
+        """One round."""
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        self.run(steps)
+        self.wall.append((time.perf_counter() - wall) / steps)
+        self.cpu.append((cpu_seconds() - cpu) / steps)
+
+
+def variants(args: argparse.Namespace) -> list[Variant]:
+    """The variants, compiled and run once."""
+    import mpmd
+    from benchmarks import reference_gpt as gpt
+
+    shape = gpt.Shape(stages=args.stages)
+    step, optimizer = gpt.make_step(shape)
+    batch = gpt.batch(shape)
+    params = gpt.init(shape)
+
+    def fresh() -> Any:
+        copied = jax.tree.map(np.array, params)
+        return [copied, jax.tree.map(np.asarray, optimizer.init(copied))]
+
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(args.stages)})
+    config = mpmd.make_config(
+        topology, {f"stage{s}": f"m{s}" for s in range(args.stages)}, schedule=args.schedule
+    )
+    pipelined = mpmd.jit(step, config, donate_argnums=(0, 1))
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    mesh = jax.make_mesh((args.stages,), ("data",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    made = [
+        Variant("mpmd", pipelined, fresh(), batch),
+        Variant("jit_one_device", jitted, fresh(), batch),
+        Variant(
+            "jit_data_parallel", jitted, jax.device_put(fresh(), whole), jax.device_put(list(batch), split)
+        ),
+    ]
+    for name in made[0].state and ["mpmd"]:
+        print(f"{name}: {len(pipelined.compiled(*made[0].state, *batch).executables)} programs")
+    return made
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--schedule", default="1f1b")
+    args = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", args.stages)
+    runs = variants(args)
+    for _ in range(args.rounds):
+        for run in runs:
+            run.measure(args.steps)
+    figures: dict[str, Any] = {}
+    for run in runs:
+        wall, cpu = statistics.median(run.wall), statistics.median(run.cpu)
+        figures[run.name] = {"wall_s": wall, "cpu_s": cpu, "first_call_s": run.first_call_s, "loss": run.loss}
+        print(
+            f"{run.name:18} {wall * 1e3:8.1f} ms  {cpu:6.3f} CPU-s  first call {run.first_call_s:5.1f} s"
+            f"  loss {run.loss:.5f}"
+        )
+    ours, one, spmd = (figures[n] for n in ("mpmd", "jit_one_device", "jit_data_parallel"))
+    figures["wall_ratio"] = ours["wall_s"] / one["wall_s"]
+    figures["cpu_ratio"] = ours["cpu_s"] / one["cpu_s"]
+    figures["wall_ratio_spmd"] = ours["wall_s"] / spmd["wall_s"]
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+// RUN: mpmd-opt %s -mpmd-split-accumulators-by-mesh -split-input-file | FileCheck %s
+
+// A sum carried from call to call whose terms arise on two meshes gets an accumulator on each.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @main
+// CHECK-SAME:    (%[[ACC:[^:]*]]: tensor<4xf32>, %[[X:[^:]*]]: !mpmd
+// CHECK:         %[[ZERO:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
+// CHECK-NEXT:    %[[A:.*]]:2 = mpmd.call @body(%[[ACC]], %[[X]], %[[Y:.*]], %[[ZERO]]) {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[B:.*]]:2 = mpmd.call @body(%[[A]]#0, %[[X]], %[[Y]], %[[A]]#1) {call_counter = 1 : ui32}
+// CHECK-NEXT:    %[[SUM:.*]] = stablehlo.add %[[B]]#0, %[[B]]#1
+// CHECK-NEXT:    return %[[SUM]]
+func.func public @main(%acc: tensor<4xf32>, %x: !m1, %y: !m2) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
+  %0 = mpmd.call @body(%acc, %x, %y) {call_counter = 0 : ui32} : (tensor<4xf32>, !m1, !m2) -> tensor<4xf32>
+  %1 = mpmd.call @body(%0, %x, %y) {call_counter = 1 : ui32} : (tensor<4xf32>, !m1, !m2) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+
+// CHECK-LABEL: func.func private @body
+// CHECK-SAME:    (%[[ACC:[^:]*]]: tensor<4xf32>, %{{.*}}: !mpmd.{{.*}}, %{{.*}}: !mpmd.{{.*}}, %[[MORE:[^:]*]]: tensor<4xf32>)
+// CHECK:         %[[G1:.*]] = mpmd.unassign
+// CHECK:         %[[G2:.*]] = mpmd.unassign
+// CHECK:         %[[S1:.*]] = stablehlo.add %[[ACC]], %[[G1]]
+// CHECK:         %[[S2:.*]] = stablehlo.add %[[MORE]], %[[G2]]
+// CHECK:         return %[[S1]], %[[S2]]
+func.func private @body(%acc: tensor<4xf32>, %x: !m1, %y: !m2) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
+  %g1 = mpmd.unassign %x : (!m1) -> tensor<4xf32>
+  %g2 = mpmd.unassign %y : (!m2) -> tensor<4xf32>
+  %g = stablehlo.add %g1, %g2 : tensor<4xf32>
+  %sum = stablehlo.add %acc, %g : tensor<4xf32>
+  return %sum : tensor<4xf32>
+}
+
+// -----
+
+// All terms arise on one mesh: nothing to split.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @one_mesh
+// CHECK-NEXT:    mpmd.call @one(%{{.*}}, %{{.*}}) {call_counter = 0 : ui32}
+// CHECK-NEXT:    mpmd.call @one(%{{.*}}, %{{.*}}) {call_counter = 1 : ui32}
+// CHECK-NEXT:    return
+func.func public @one_mesh(%acc: tensor<4xf32>, %x: !m1) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
+  %0 = mpmd.call @one(%acc, %x) {call_counter = 0 : ui32} : (tensor<4xf32>, !m1) -> tensor<4xf32>
+  %1 = mpmd.call @one(%0, %x) {call_counter = 1 : ui32} : (tensor<4xf32>, !m1) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+func.func private @one(%acc: tensor<4xf32>, %x: !m1) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
+  %g1 = mpmd.unassign %x : (!m1) -> tensor<4xf32>
+  %g = stablehlo.add %g1, %g1 : tensor<4xf32>
+  %sum = stablehlo.add %acc, %g : tensor<4xf32>
+  return %sum : tensor<4xf32>
+}
