@@ -20,9 +20,9 @@ from mpmd.passes import (
 )
 from mpmd.support.passes import Pass, with_options
 
-_FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, validate)
+FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, validate)
 
-PASSES: dict[str, type[Pass]] = {kind.name: kind for family in _FAMILIES for kind in family.PASSES}
+PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 
 
 def make_pass(name: str, options: str | Sequence[tuple[str, str]] = "") -> Pass:

@@ -1,0 +1,116 @@
+"""Writes docs/passes.md and docs/flags.md from the docstrings and fields of the passes.
+
+python -m mpmd.tools.docs            writes both
+python -m mpmd.tools.docs --check    exits 1 if either is not current
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+
+from mpmd import passes, pipeline
+from mpmd.flags import option_docs, pass_flag, pipeline_flag
+from mpmd.options import USER_DEFAULTS, PipelineOptions
+from mpmd.support.passes import Pass, option_text
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
+
+
+def pages() -> dict[Path, str]:
+    """The generated pages, by where they stand."""
+    return {ROOT / "docs" / "passes.md": passes_page(), ROOT / "docs" / "flags.md": flags_page()}
+
+
+def passes_page() -> str:
+    """Every pass by family, and the pipelines they stand in."""
+    parts = [
+        MADE,
+        "# Passes\n\nWhat each pass does, from its own docstring; then the order in which they run.\n",
+    ]
+    for family in passes.FAMILIES:
+        if family.PASSES:
+            parts.append(f"\n## {family.__name__.rpartition('.')[2].rstrip('_')}\n")
+            parts += [_pass_entry(kind) for kind in family.PASSES]
+    parts.append(
+        "\n## Pipelines\n\nWith every optional step; `mpmd.jit` leaves out what its options do not ask for.\n"
+    )
+    for name, make in pipeline.PIPELINES.items():
+        parts.append(f"\n### {name}\n\n| pass | why it stands here |\n|---|---|\n")
+        parts += [f"| `{step.pass_}` | {step.why} |\n" for step in make(_everything())]
+    return "".join(parts)
+
+
+def _pass_entry(kind: type[Pass]) -> str:
+    first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n")
+    text = f"\n### {kind.name}\n\n{first}\n"
+    if rest.strip():
+        text += f"\n```text\n{rest.strip()}\n```\n"
+    fields = dataclasses.fields(kind)
+    if fields:
+        text += "\n| option | default |\n|---|---|\n"
+        text += "".join(f"| `{f.name.replace('_', '-')}` | {_default(f)} |\n" for f in fields)
+    return text
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{option_text(field.default)}`" if option_text(field.default) else "none"
+    return "none"
+
+
+def _everything() -> PipelineOptions:
+    """Options under which every optional step that needs no value of the user's runs."""
+    on = {
+        f.name: True
+        for f in dataclasses.fields(PipelineOptions)
+        if f.default is False and not f.name.startswith(("fail_on", "merge_after", "verbose", "verify_each"))
+    }
+    return PipelineOptions(**on, pipeline_schedule="1F1B")  # type: ignore[arg-type]
+
+
+def flags_page() -> str:
+    """Every flag with its default and meaning."""
+    docs = option_docs(PipelineOptions)
+    parts = [
+        MADE,
+        "# Flags\n\nRead when a function is first traced; `import mpmd.flags` defines them. "
+        "A configuration with `options` does not look at them.\n\n"
+        "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
+    ]
+    for field in dataclasses.fields(PipelineOptions):
+        default = option_text(getattr(USER_DEFAULTS, field.name))
+        parts.append(f"| `--{pipeline_flag(field.name)}` | `{default}` | {docs.get(field.name, '')} |\n")
+    parts.append(
+        "\n## Single passes\n\nOver what the pipeline gives the pass; unset by default.\n\n"
+        "| flag | option of |\n|---|---|\n"
+    )
+    for kind in passes.PASSES.values():
+        parts += [f"| `--{pass_flag(kind, f.name)}` | `{kind.name}` |\n" for f in dataclasses.fields(kind)]
+    return "".join(parts)
+
+
+def stale() -> list[Path]:
+    """The pages whose file says something else."""
+    return [p for p, text in pages().items() if not p.exists() or p.read_text() != text]
+
+
+def main() -> int:
+    """Writes or checks the pages; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not current")
+    if parser.parse_args().check:
+        for path in stale():
+            print(f"{path.relative_to(ROOT)} is not current; run `make docs`", file=sys.stderr)
+        return 1 if stale() else 0
+    for path, text in pages().items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
