@@ -130,6 +130,8 @@ class Expansion:
         copy.body.append_to(op.regions[0])
         ir.replace(call, list(op.results))
         copy.operation.erase()
+        if not op.results and ir.is_pure(op):
+            ir.erase(op)  # what JAX hoists out of a loop may come to nothing
 
     def make_call(self, call: ir.FuncCall, count: int, counter: int | None) -> None:
         """Makes the call one of our dialect; its callee is converted once per transposition count."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -69,12 +70,34 @@ def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable
         fn: the work of one microbatch; arguments and results are pytrees of arrays.
         call_counter: which microbatch it is, from 0.
     """
-    callee = carrier(fn, "callee", getattr(fn, "__name__", "call"))
+    callee = _callee(fn)
     if call_counter is None:
         return callee
     if call_counter < 0:
         raise ValueError(f"call_counter must not be negative, got {call_counter}")
     return carrier(callee, "call", str(call_counter))
+
+
+_callees: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def _callee(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The carrier of a function's calls: one for all of them, so that JAX lowers them to one function."""
+    if fn not in _callees:
+        _callees[fn] = carrier(_Weakly(fn), "callee", getattr(fn, "__name__", "call"))
+    return _callees[fn]
+
+
+class _Weakly:
+    """Calls a function without keeping it alive, as the values of a weak dictionary must not."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = weakref.ref(fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fn = self._fn()
+        assert fn is not None  # whoever calls this holds the function
+        return fn(*args, **kwargs)
 
 
 def broadcast(x: Any) -> Any:

@@ -27,7 +27,9 @@ def placement(meshes: int) -> Placement:
 
 def make(graph, bodies=BODIES, **options) -> Executor:
     program = linearize(graph)
-    return Executor(program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options))
+    return Executor(
+        program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options)
+    )
 
 
 @pytest.mark.parametrize("issue", ISSUES)

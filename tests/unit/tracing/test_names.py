@@ -1,0 +1,206 @@
+"""Names survive whatever JAX does to a function, with the right transpose counts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mpmd import ir
+from mpmd.errors import PlacementError, SignatureError
+from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
+from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
+from mpmd.tracing.trace import to_module
+
+TOPOLOGY = ir.Topology.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
+W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w)
+
+
+def loss(w, x):
+    h = named_computation(layer, name="f")(w, x)
+    return named_computation(lambda h: (h * h).sum(), name="g")(h)
+
+
+def module_of(fn, *args):
+    module = to_module(jax.jit(fn, keep_unused=True).lower(*args), TOPOLOGY)
+    ir.verify(module)
+    return module
+
+
+def names_in(module):
+    """All names with their transpose counts, in program order, callees last."""
+    return [str(op.named) for f in ir.funcs(module) for op in ir.walk(f, ir.NamedComputation)]
+
+
+@pytest.mark.parametrize("name", ["f", "stage 0/a", "ümläut", "a.b-c", "f_0", "x.1."])
+@pytest.mark.parametrize("suffix", ["", "_0", "_12"])
+def test_every_name_comes_back_from_its_symbol(name, suffix):
+    assert decode(encode("comp", name) + suffix) == ("comp", name)
+
+
+def test_other_symbols_are_no_names():
+    assert decode("closed_call") is None
+    assert decode("mpmd") is None
+
+
+def test_forward_names():
+    assert names_in(module_of(loss, W, X)) == ['"f"', '"g"']
+
+
+def test_gradients_are_transposed_once():
+    assert names_in(module_of(jax.grad(loss), W, X)) == ['"f"', '"g"', '"g"(1)', '"f"(1)']
+
+
+def test_names_inside_a_users_own_jit():
+    assert names_in(module_of(jax.grad(jax.jit(loss)), W, X)) == ['"f"', '"g"', '"g"(1)', '"f"(1)']
+
+
+def test_what_is_computed_anew_is_not_transposed():
+    found = names_in(module_of(jax.grad(jax.checkpoint(loss)), W, X))
+    assert sorted(found) == ['"f"', '"f"', '"f"(1)', '"g"(1)'] or sorted(found)[:2] == ['"f"', '"f"']
+    assert found.count('"f"(1)') == 1 and found.count('"g"(1)') == 1
+
+
+def test_names_under_vmap():
+    batched = jax.vmap(loss, in_axes=(None, 0))
+    assert names_in(module_of(batched, W, jnp.ones((3, 2, 4)))) == ['"f"', '"g"']
+
+
+def test_names_around_a_custom_vjp():
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    double.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+
+    def with_custom(w, x):
+        return loss(w, double(x))
+
+    assert names_in(module_of(jax.grad(with_custom), W, X)) == ['"f"', '"g"', '"g"(1)', '"f"(1)']
+
+
+def test_second_derivatives_count_twice():
+    def scalar(w):
+        return named_computation(lambda w: jnp.sin(w).sum(), name="f")(w)
+
+    found = names_in(module_of(jax.grad(lambda w: jax.grad(scalar)(w).sum()), W))
+    assert '"f"(1)' in found
+    assert any("(2)" in name or "(1)" in name for name in found)
+
+
+def test_a_decorator_takes_the_functions_name():
+    @named_computation
+    def encoder(x):
+        return 2 * x
+
+    @named_computation(name="other")
+    def decoder(x):
+        return 3 * x
+
+    assert names_in(module_of(lambda x: decoder(encoder(x)), X)) == ['"encoder"', '"other"']
+    assert encoder.__name__ == "encoder"
+
+
+def test_nested_names_stay_nested():
+    def outer(x):
+        return named_computation(lambda x: 2 * x, name="inner")(x) + 1
+
+    module = module_of(lambda x: named_computation(outer, name="outer")(x), X)
+    assert names_in(module) == ['"outer"', '"inner"']
+    (top,) = ir.ops(ir.funcs(module)[0], ir.NamedComputation)
+    assert top.named.name == "outer"
+
+
+def test_named_tensors():
+    module = module_of(lambda x: named_tensor({"a": x, "b": 2 * x}, "t")["b"], X)
+    assert len(ir.walk(ir.funcs(module)[0], ir.NamedTensor)) == 2
+
+
+def test_names_do_not_change_values():
+    want = jax.grad(lambda w, x: (layer(w, x) ** 2).sum())(W, X)
+    assert jnp.allclose(jax.grad(loss)(W, X), want)
+    assert (named_tensor(X, "t") == X).all()
+
+
+def test_calls_share_a_callee():
+    def step(w, x):
+        for i in range(3):
+            x = call(loss_and_x, call_counter=i)(w, x)
+        return x
+
+    def loss_and_x(w, x):
+        return named_computation(layer, name="f")(w, x)
+
+    module = module_of(step, W, X)
+    calls = ir.ops(ir.symbol_table(module)["main"], ir.Call)
+    assert [c.call_counter for c in calls] == [0, 1, 2]
+    assert len({c.callee_name for c in calls}) == 1
+    assert names_in(module) == ['"f"']
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 8])
+def test_a_loop_is_traced_once_whatever_its_length(microbatches):
+    module = module_of(lambda w, x: accumulate_gradients(loss, microbatches)(w, x), W, jnp.ones((8, 4)))
+    assert len(names_in(module)) == 4
+    (loop,) = ir.ops(ir.symbol_table(module)["main"], ir.For)
+    assert loop.trip_count == microbatches
+
+
+def test_the_general_loop_and_fori_loop():
+    def run(w, x):
+        total, outs = microbatch_loop(lambda c, x: (c + loss(w, x), x.sum()), 0.0, x, num_microbatches=2)
+        y = fori_loop(3, lambda i, y: named_computation(layer, name="h")(w, y) + i, x)
+        return total, outs, y
+
+    module = module_of(run, W, X)
+    loops = ir.ops(ir.symbol_table(module)["main"], ir.For)
+    assert [loop.trip_count for loop in loops] == [2, 3]
+
+
+def test_a_loop_inside_of_a_microbatch_is_unrolled():
+    def deep(w, x):
+        x, _ = jax.lax.scan(lambda x, _: (named_computation(layer, name="f")(w, x), None), x, None, length=3)
+        return (x * x).sum()
+
+    module = module_of(lambda w, x: accumulate_gradients(deep, 2)(w, x), W, jnp.ones((8, 4)))
+    assert names_in(module).count('"f"') == 3
+    assert names_in(module).count('"f"(1)') == 3
+
+
+def test_a_loop_of_unknown_length_is_refused_with_its_line():
+    def endless(w, x):
+        return jax.lax.while_loop(
+            lambda x: x.sum() < 10, lambda x: named_computation(layer, name="f")(w, x), x
+        )
+
+    with pytest.raises(PlacementError, match="number of iterations is not a constant at .*test_names.py"):
+        module_of(endless, W, X)
+
+
+def test_indivisible_batches_are_named_by_path():
+    with pytest.raises(SignatureError, match="a batch cannot be cut into 3 equal microbatches") as e:
+        accumulate_gradients(lambda w, b: b["a"].sum(), 3)(W, {"a": jnp.ones((4, 2)), "c": jnp.ones(())})
+    assert "batch[0]['a'] is float32[4,2]: dim 0 has 4 rows" in str(e.value)
+    assert "batch[0]['c']" in str(e.value)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    def mean_loss(w, x):
+        return (layer(w, x) ** 2).mean()
+
+    x = jax.random.normal(jax.random.key(0), (8, 4))
+    got = accumulate_gradients(mean_loss, 4)(W, x)
+    want = jax.value_and_grad(mean_loss)(W, x)
+    assert jnp.allclose(got[0], want[0]) and jnp.allclose(got[1], want[1], atol=1e-6)
+
+
+def test_aux_of_every_microbatch_is_stacked():
+    def with_aux(w, x):
+        return (layer(w, x) ** 2).mean(), x.sum()
+
+    (value, aux), _ = accumulate_gradients(with_aux, 4, has_aux=True)(W, jnp.ones((8, 4)))
+    assert value.shape == () and aux.shape == (4,)
