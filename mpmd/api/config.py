@@ -10,6 +10,7 @@ from typing import Any
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions
+from mpmd.scheduling.schedule import get_schedule
 
 Place = str | tuple[str, int]
 
@@ -73,7 +74,8 @@ def make_config(
         options: pass options; None for those of the flags, read when a function is first traced.
 
     Raises:
-        ConfigError: an unknown mesh, memory or schedule, or a bad stage; all problems at once.
+        ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
+        ScheduleError: an unknown schedule.
     """
     problems: list[str] = []
     placed = {}
@@ -84,6 +86,7 @@ def make_config(
     if not assignment:
         problems.append("the assignment is empty: name a computation and give it a mesh")
     problems += _stage_problems(placed)
+    get_schedule(schedule)
     if problems:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(

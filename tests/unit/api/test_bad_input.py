@@ -1,0 +1,208 @@
+"""Bad input gives an error for people; each is told by its first line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mpmd
+from mpmd.errors import ConfigError, PassError, ScheduleError, SignatureError
+
+X = jnp.ones((8, 4))
+
+
+def topology(count: int = 2):
+    return mpmd.make_topology(
+        {f"m{i}": jax.sharding.Mesh(jax.devices()[:1], ("data",)) for i in range(count)}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _quiet(recwarn):
+    """Meshes of these tests share one device, which is warned about."""
+
+
+def two_stages(x):
+    x = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
+    return mpmd.named_computation(lambda x: x + 1, name="second")(x)
+
+
+def config(**assignment):
+    return mpmd.make_config(topology(), assignment or {"first": "m0", "second": "m1"})
+
+
+def test_unknown_mesh():
+    with pytest.raises(ConfigError, match="'first' is assigned to an unknown mesh 'm7'; did you mean 'm1'"):
+        mpmd.make_config(topology(), {"first": "m7", "second": "m1"})
+
+
+def test_several_problems_are_reported_together():
+    with pytest.raises(ConfigError, match="the configuration cannot be used:") as e:
+        mpmd.make_config(topology(), {"a": "nowhere", "b": ("m1", -1), "c": "m0#disk"})
+    text = str(e.value)
+    assert "1. 'a' is assigned to an unknown mesh 'nowhere'" in text
+    assert "'b' has stage -1" in text
+    assert "'c' is assigned to an unknown memory 'disk'" in text
+
+
+def test_one_stage_on_two_meshes():
+    with pytest.raises(ConfigError, match="stage 0 is assigned to several meshes"):
+        mpmd.make_config(topology(), {"a": ("m0", 0), "b": ("m1", 0)})
+
+
+def test_a_name_never_used():
+    with pytest.raises(ConfigError, match="'third' is assigned to mesh 'm1', but the function never uses it"):
+        mpmd.jit(two_stages, config(first="m0", second="m1", third="m1")).lower(X)
+
+
+def test_a_name_without_assignment():
+    with pytest.raises(
+        ConfigError, match="named computation 'second' is not assigned to a mesh .*test_bad_input"
+    ):
+        mpmd.jit(two_stages, config(first="m0")).lower(X)
+
+
+def test_a_misspelt_name_is_told_both_ways():
+    with pytest.raises(ConfigError, match="the assignment does not fit the function:") as e:
+        mpmd.jit(two_stages, config(first="m0", secnd="m1")).lower(X)
+    assert "named computation 'second' is not assigned" in str(e.value)
+    assert "did you mean 'secnd'?" in str(e.value)
+
+
+def test_too_few_devices():
+    with pytest.raises(
+        ConfigError, match=r"the topology needs 1000 devices \(m0: 1000\), but there are"
+    ) as e:
+        mpmd.make_topology({"m0": 1000})
+    assert "jax.config.update('jax_num_cpu_devices', 1000)" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "meshes, first_line",
+    [
+        ({}, "a topology needs at least one mesh"),
+        ({"a@b": 1}, "'a@b' is no mesh name"),
+        ({"m#pinned_host": 1}, "'m#pinned_host' is no mesh name"),
+        ({"m": 0}, "mesh 'm': axis 'data' has size 0"),
+        ({"m": {"x": -2}}, "mesh 'm': axis 'x' has size -2"),
+    ],
+)
+def test_bad_topologies(meshes, first_line):
+    with pytest.raises(ConfigError, match=first_line):
+        mpmd.make_topology(meshes)
+
+
+def test_meshes_that_share_a_device_are_warned_about():
+    shared = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    with pytest.warns(UserWarning, match="meshes m0, m1 share .* their fragments take turns on it"):
+        mpmd.make_topology({"m0": shared, "m1": shared})
+
+
+def test_arguments_of_another_shape_or_dtype():
+    compiled = mpmd.jit(two_stages, config()).lower(X).compile()
+    with pytest.raises(SignatureError, match="the arguments do not fit what this was compiled for") as e:
+        compiled(jnp.ones((8, 5), jnp.int32))
+    assert "x: got int32[8,5], compiled for float32[8,4]" in str(e.value)
+
+
+def test_arguments_of_another_structure():
+    compiled = mpmd.jit(two_stages, config()).lower(X).compile()
+    with pytest.raises(SignatureError, match="the arguments have another structure"):
+        compiled(X, X)
+
+
+def test_a_batch_that_is_not_divisible():
+    def step(w, x):
+        return mpmd.accumulate_gradients(lambda w, x: two_stages(w * x).sum(), 3)(w, x)
+
+    with pytest.raises(SignatureError, match="a batch cannot be cut into 3 equal microbatches"):
+        mpmd.jit(step, config()).lower(jnp.ones(4), X)
+
+
+def test_nested_names_on_different_meshes():
+    def nested(x):
+        inner = mpmd.named_computation(lambda x: 2 * x, name="second")
+        return mpmd.named_computation(lambda x: inner(x) + 1, name="first")(x)
+
+    with pytest.raises(PassError, match="'second' is nested in a NamedComputation 'first'"):
+        mpmd.jit(nested, config()).lower(X)
+
+
+def test_transfers_that_are_not_allowed():
+    def conflict(x, y):
+        a = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
+        b = mpmd.named_computation(lambda x: x + 1, name="second")(y)
+        return jnp.sin(a) * b
+
+    options = mpmd.PipelineOptions(infer_transfers=False)
+    strict = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, options=options)
+    with pytest.raises(PassError, match="Mesh assignment is not possible for"):
+        mpmd.jit(conflict, strict).lower(X, X)
+
+
+def test_unknown_schedule():
+    with pytest.raises(ScheduleError, match="there is no schedule '1f2b'; did you mean '1f1b'"):
+        mpmd.make_config(topology(), {"first": "m0"}, schedule="1f2b")
+
+
+def test_unknown_dialect():
+    with pytest.raises(ConfigError, match="there is no dialect 'ifrt'"):
+        mpmd.jit(two_stages, config()).lower(X).as_text("ifrt")
+
+
+def test_unknown_backend():
+    from mpmd.errors import CompileError
+
+    chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, backend="tpu2000")
+    with pytest.raises(CompileError, match="there is no compile backend 'tpu2000'"):
+        mpmd.jit(two_stages, chosen).lower(X).compile()
+
+
+def test_jit_without_a_config():
+    with pytest.raises(ConfigError, match=r"mpmd.jit needs a config"):
+        mpmd.jit(two_stages)
+
+
+@pytest.mark.parametrize(
+    "options, first_line",
+    [
+        ({"static_argnums": 3}, "static_argnums names argument 3, but two_stages takes 1"),
+        ({"donate_argnames": "z"}, "donate_argnames names 'z', but two_stages takes x"),
+    ],
+)
+def test_arguments_that_do_not_exist(options, first_line):
+    with pytest.raises(SignatureError, match=first_line):
+        mpmd.jit(two_stages, config(), **options)
+
+
+def test_a_static_argument_without_a_hash():
+    step = mpmd.jit(lambda x, sizes: two_stages(x), config(), static_argnums=1)
+    with pytest.raises(SignatureError, match="static argument 1 is .* which has no hash"):
+        step(X, [1, 2])
+
+
+def test_sharding_over_an_unknown_axis():
+    spec = jax.sharding.PartitionSpec("model")
+    chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, in_shardings=(spec,))
+    with pytest.raises(ConfigError, match="argument 0: .* names an unknown axis 'model'"):
+        mpmd.jit(two_stages, chosen).lower(X)
+
+
+def test_bad_input_never_ends_the_process():
+    """Each of these crashed the peer; here each is an exception, and the process goes on."""
+    code = (
+        "import jax, mpmd, warnings; warnings.simplefilter('ignore')\n"
+        "from mpmd import ir\n"
+        "for text in ('func.func @f() { mpmd.call @nobody() : () -> () return }', 'nonsense', ''):\n"
+        "    try: ir.verify(ir.parse(text))\n"
+        "    except mpmd.errors.IRError as e: print('refused:', str(e).splitlines()[0])\n"
+        "print('alive')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "it calls @nobody, which it does not define" in done.stdout
+    assert done.stdout.endswith("alive\n")
