@@ -153,4 +153,6 @@ def sequential(graph: EntryGraph, inputs, bodies=BODIES) -> list:
 
 def random_inputs(graph: EntryGraph, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=graph.types[s.value].shape).astype(graph.types[s.value].dtype) for s in graph.inputs]
+    return [
+        rng.normal(size=graph.types[s.value].shape).astype(graph.types[s.value].dtype) for s in graph.inputs
+    ]

@@ -1,22 +1,14 @@
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import threading
-import time
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.errors import FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
-from .pipelines import BODIES, GraphBuilder, compiled, one_f_one_b, random_inputs, sequential
+from .pipelines import BODIES, compiled, one_f_one_b, random_inputs, sequential
 
 ISSUES = ("one-thread", "thread-per-mesh")
 
@@ -27,7 +19,9 @@ def placement(meshes: int) -> Placement:
 
 def make(graph, bodies=BODIES, **options) -> Executor:
     program = linearize(graph)
-    return Executor(program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options))
+    return Executor(
+        program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options)
+    )
 
 
 @pytest.mark.parametrize("issue", ISSUES)
