@@ -94,9 +94,10 @@ def mesh_devices(
     if platform == "cpu":
         places = plan_places(counts, _available_cores(), pinning)
         if any(place.cores is not None for place in places):
-            own = [_client(place, number) for number, place in enumerate(places)]
-            if all(client is not None for client in own):
-                return {p.mesh: list(client.devices()) for p, client in zip(places, own, strict=True)}
+            own = {place.mesh: _client(place, number) for number, place in enumerate(places)}
+            clients = {mesh: client for mesh, client in own.items() if client is not None}
+            if len(clients) == len(own):
+                return {mesh: list(client.devices()) for mesh, client in clients.items()}
             if pinning == "always":
                 raise ConfigError("this jaxlib cannot make a CPU client per mesh; use pinning='auto'")
     elif pinning == "always":
