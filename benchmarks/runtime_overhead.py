@@ -117,7 +117,9 @@ def measure(pipeline: Pipeline, program: Program, repeats: int) -> dict[str, lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--meshes", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=60)

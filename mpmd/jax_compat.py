@@ -80,3 +80,18 @@ def _devices_in_order(sharding: Sharding) -> tuple[Any, ...]:
     mesh = getattr(sharding, "mesh", None)
     devices: Sequence[Any] = tuple(mesh.devices.flat) if mesh is not None else tuple(sharding.device_set)
     return tuple(devices)
+
+
+def default_platform() -> str:
+    """The platform of `jax.devices()`, such as "cpu"."""
+    return str(jax.default_backend())
+
+
+def devices(platform: str) -> list[jax.Device]:
+    """This process's devices of a platform, in order."""
+    return list(jax.local_devices(backend=platform))
+
+
+def default_memory_kind(sharding: Sharding) -> str:
+    """The memory in which the devices of a sharding keep arrays unless told otherwise."""
+    return str(next(iter(sharding.device_set)).default_memory().kind)

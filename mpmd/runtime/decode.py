@@ -26,26 +26,16 @@ from mpmd.runtime.program import Program, Stream
 
 
 class Engine(Protocol):
-    """What computes with arrays: places, copies and moves them."""
+    """What computes with arrays: places, copies and moves them, without waiting for them."""
 
     def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], Any]:
-        """The function behind a `Feed`."""
+        """The function behind a `Feed`; `path` is the user's name of the argument."""
 
     def copier(self, source: BufferType, target: BufferType) -> Callable[[Any], Any]:
         """The function behind a `Copy`."""
 
-    def channels(self, program: Program) -> ChannelMaker:
-        """The function that makes the channels of each step."""
-
-
-class ChannelMaker(Protocol):
-    """Makes all channels of one step."""
-
-    blocks: bool
-    """Whether some send waits until its array is computed."""
-
-    def __call__(self) -> Sequence[Channel]:
-        """Fresh channels, in the program's order."""
+    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
+        """The function that makes all channels of one step, in the program's order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

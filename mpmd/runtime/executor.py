@@ -6,9 +6,8 @@ fragment that fails on its device makes its results, and all that is computed fr
 it is named by a `FragmentError` in the next step or in `synchronize`, while touching a failed array raises
 JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names it there.
 
-Who issues: one thread for all meshes, in an order in which everything can be issued, if no call and no
-transfer waits for data; otherwise one thread per mesh.  A call waits for data if its executable says that
-it is not asynchronous.
+Who issues: one thread for all meshes, in the order in which everything could begin, if every call returns
+before its work is done; otherwise one thread per mesh, so that no mesh waits for another's call.
 """
 
 from __future__ import annotations
@@ -179,8 +178,7 @@ class Executor:
             return self.options.issue == "one-thread"
         if len(self.program.streams) == 1:
             return True
-        waits = [e for e in self.program.executables if not getattr(executables[e], "asynchronous", True)]
-        return not waits and not self._make_channels.blocks
+        return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
 
     def _merged_streams(self) -> tuple[Step, ...]:
         steps = {(step.mesh, step.at): step for steps in self._decoded.streams for step in steps}

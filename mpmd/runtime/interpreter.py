@@ -116,10 +116,15 @@ class CallFailed(Exception):
         """The error for the user: what failed, where, why; `note` says what to do."""
         op = self.call.op
         where = ", ".join(filter(None, (f"mesh {self.call.mesh!r}", task_text(op), f"step {self.number}")))
-        cause = str(self.cause).strip() or "no message"
-        text = f"fragment {op.executable!r} failed on {where}: {type(self.cause).__name__}: {cause[:1000]}"
+        cause = _shortened(str(self.cause).strip()) or "no message"
+        text = f"fragment {op.executable!r} failed on {where}: {type(self.cause).__name__}: {cause}"
         label = f"\n  it is: {op.label}" if op.label else ""
         return FragmentError(text + label + (f"\n  {note}" if note else ""))
+
+
+def _shortened(text: str) -> str:
+    """Long causes are tracebacks in one string: what they are about stands at both ends."""
+    return text if len(text) <= 1200 else f"{text[:400]} [...] {text[-800:]}"
 
 
 def failure_of(handle: Any) -> Exception | None:

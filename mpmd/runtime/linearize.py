@@ -179,6 +179,7 @@ class _Layout:
         streams = [
             _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names)
             for mesh, body in laid.items()
+            if body
         ]
         channels = tuple(
             ChannelSpec(source, target, tuple(self.messages[number]), self.properties)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpmd.runtime.channels.protocol import IN_PROCESS, Stopped
@@ -18,7 +18,7 @@ class LocalChannel:
 
     properties = IN_PROCESS
 
-    def __init__(self, movers: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, movers: Mapping[int, Callable[[Any], Any]]) -> None:
         """Takes for each message the function that moves its array to the receiver."""
         self._movers = movers
         self._queue: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()

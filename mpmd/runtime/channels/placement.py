@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd.errors import ProgramError, SignatureError
-from mpmd.jax_compat import array_copier
+from mpmd.jax_compat import array_copier, default_memory_kind
 from mpmd.runtime.channels.local import LocalChannel
+from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
 from mpmd.runtime.program import Program
@@ -48,17 +49,13 @@ def partition_spec(sharding: str) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-class Mover(NamedTuple):
-    """Moves an array to another mesh; with `blocks` the caller's thread waits until it is computed."""
-
-    move: Callable[[jax.Array], jax.Array]
-    blocks: bool
+_token = jax.jit(lambda array: np.int8(0), keep_unused=True)
 
 
 class Placement:
     """The devices of every mesh, and how arrays get there.
 
-    All methods return before the data is there, except for what a `mover` says about itself.
+    What it hands out never waits for an array to be computed.
     """
 
     def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
@@ -131,38 +128,28 @@ class Placement:
         return place
 
     def copier(self, source: BufferType, target: BufferType) -> Callable[[jax.Array], jax.Array]:
-        """The function behind a `Copy`: another buffer on the same mesh, never sharing memory."""
-        if self._equal_shards(source, target):
-            return array_copier(self.sharding(target))
-        place = self.sharding(target)
-        return lambda array: jax.device_put(array, place)
+        """The function behind a `Copy` or a `Send`: a buffer of type `target`, never sharing memory.
 
-    def mover(self, source: BufferType, target: BufferType) -> Mover:
-        """The function behind a `Send`: an array on the source's mesh becomes one on the target's."""
-        if self._equal_shards(source, target):
-            return Mover(array_copier(self.sharding(target)), blocks=False)
-        place = self.sharding(target)
-        return Mover(lambda array: jax.device_put(array, place), blocks=True)
+        It returns before the array is computed, whatever the two shardings and memories are.
+        """
+        here, there = self.sharding(source), self.sharding(target)
+        if boxes(here, source.shape)[1] == boxes(there, target.shape)[1]:
+            return array_copier(there)
+        return resharder(here, there, source.shape)
+
+    def token(self, array: jax.Array) -> jax.Array:
+        """A tiny array that is ready when `array` is, and that nobody consumes."""
+        token: jax.Array = _token(array)
+        return token
 
     def channels(self, program: Program) -> LocalChannels:
         """The function that makes the channels of each step."""
         return LocalChannels(self, program)
 
-    def _equal_shards(self, source: BufferType, target: BufferType) -> bool:
-        """Whether shard k of one is shard k of the other."""
-        a, b = self.sharding(source), self.sharding(target)
-        if len(a.device_set) != len(b.device_set):
-            return False
-        indices = [list(s.devices_indices_map(source.shape).values()) for s in (a, b)]
-        return indices[0] == indices[1]
-
 
 def _memory_kind(sharding: Sharding) -> str:
     """The memory a sharding names, the devices' default one spelled out."""
-    kind = sharding.memory_kind
-    if kind is None:
-        kind = next(iter(sharding.device_set)).default_memory().kind
-    return str(kind)
+    return str(sharding.memory_kind or default_memory_kind(sharding))
 
 
 def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path: str) -> None:
@@ -175,16 +162,15 @@ class LocalChannels:
     """Makes the channels of each step of one program within this process."""
 
     def __init__(self, placement: Placement, program: Program) -> None:
-        movers: list[list[Mover | None]] = [[None] * len(channel.types) for channel in program.channels]
+        movers: list[dict[int, Callable[[jax.Array], jax.Array]]] = [{} for _ in program.channels]
         for stream in program.streams:
             for op in stream.instructions:
                 if isinstance(op, Send):
+                    source = stream.buffers[op.buffer].type
                     target = program.channels[op.channel].types[op.sequence]
-                    movers[op.channel][op.sequence] = placement.mover(stream.buffers[op.buffer].type, target)
-        known = [[mover for mover in channel if mover is not None] for channel in movers]
-        self.blocks = any(mover.blocks for channel in known for mover in channel)
-        self._moves = [[mover.move for mover in channel] for channel in known]
+                    movers[op.channel][op.sequence] = placement.copier(source, target)
+        self._movers = movers
 
     def __call__(self) -> list[LocalChannel]:
         """Fresh channels, in the program's order."""
-        return [LocalChannel(moves) for moves in self._moves]
+        return [LocalChannel(movers) for movers in self._movers]

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.linearize import linearize
 
 
 @dataclasses.dataclass
@@ -24,8 +27,9 @@ class GraphBuilder:
 
     def value(self, mesh: str, **changes) -> int:
         number = len(self.types)
-        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-        self.types[number] = BufferType(self.shape, self.dtype, mesh, **{"bytes": size, **changes})
+        shape = changes.pop("shape", self.shape)
+        size = int(np.prod(shape)) * np.dtype(self.dtype).itemsize
+        self.types[number] = BufferType(shape, self.dtype, mesh, **{"bytes": size, **changes})
         return number
 
     def input(self, mesh: str, path: str = "", donated: bool = False, **changes) -> int:
@@ -156,3 +160,66 @@ def random_inputs(graph: EntryGraph, seed: int = 0) -> list[np.ndarray]:
     return [
         rng.normal(size=graph.types[s.value].shape).astype(graph.types[s.value].dtype) for s in graph.inputs
     ]
+
+
+X = np.arange(8, dtype=np.float32)
+
+
+def placement(meshes: int) -> Placement:
+    return Placement({f"m{s}": [jax.devices()[s]] for s in range(meshes)})
+
+
+def make(graph, bodies=BODIES, **options) -> Executor:
+    program = linearize(graph)
+    return Executor(
+        program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options)
+    )
+
+
+def chain(donated: bool = False):
+    """a: f, then g; b: h of what g made."""
+    b = GraphBuilder()
+    x = b.input("m0", "state.x", donated=donated)
+    (y,) = b.call(
+        "f", "m0", [x], stage=0, microbatch=2, phase="F", donated=(0,) * donated, label="model.py:7 (f)"
+    )
+    (z,) = b.call("g", "m0", [y], stage=0, microbatch=2, phase="B")
+    b.output(*b.call("h", "m1", [b.transfer(z, "m1")], stage=1))
+    return b.graph()
+
+
+def good(x):
+    return (x + 1,)
+
+
+class Plain:
+    """An executable that is called as it is."""
+
+    def __init__(self, name, function, asynchronous=True):
+        self.name, self.function, self.asynchronous = name, function, asynchronous
+
+    def __call__(self, *arrays):
+        return self.function(*arrays)
+
+
+def chain_executor(bodies, graph=None, **options) -> Executor:
+    program = linearize(graph or chain())
+    executables = {(m, n): Plain(n, bodies.get(n, good)) for m, n in program.executables}
+    return Executor(program, executables, placement(2), RuntimeOptions(**options))
+
+
+class FailedArray:
+    """An array whose computation failed on its device, as JAX shows it."""
+
+    def __init__(self, like, message):
+        self.like, self.message = like, message
+        self.shape, self.dtype, self.sharding = like.shape, like.dtype, like.sharding
+
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return True
+
+    def block_until_ready(self):
+        raise jax.errors.JaxRuntimeError(self.message)

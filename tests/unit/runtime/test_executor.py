@@ -1,35 +1,32 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mpmd.errors import FragmentError, ProgramError, SignatureError
-from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
-from .pipelines import BODIES, GraphBuilder, compiled, one_f_one_b, random_inputs, sequential
+from .pipelines import (
+    BODIES,
+    FailedArray,
+    GraphBuilder,
+    Plain,
+    X,
+    chain,
+    chain_executor,
+    make,
+    one_f_one_b,
+    placement,
+    random_inputs,
+    sequential,
+)
 
 ISSUES = ("one-thread", "thread-per-mesh")
-
-
-def placement(meshes: int) -> Placement:
-    return Placement({f"m{s}": [jax.devices()[s]] for s in range(meshes)})
-
-
-def make(graph, bodies=BODIES, **options) -> Executor:
-    program = linearize(graph)
-    return Executor(
-        program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options)
-    )
 
 
 @pytest.mark.parametrize("issue", ISSUES)
@@ -43,3 +40,135 @@ def test_1f1b_gives_the_sequential_result(issue, stages, microbatches):
             for want, array in zip(sequential(graph, inputs), got, strict=True):
                 np.testing.assert_allclose(np.asarray(array), want, rtol=1e-5, atol=1e-6)
         executor.synchronize()
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_state_that_is_donated_is_gone_and_comes_back_as_a_result(issue):
+    graph = one_f_one_b(2, 3)
+    with make(graph, issue=issue) as executor:
+        place = placement(2)
+        arguments = [
+            jax.device_put(a, place.sharding(graph.types[s.value]))
+            for a, s in zip(random_inputs(graph), graph.inputs, strict=True)
+        ]
+        w0, w1, dx = executor.run(arguments)
+        assert [a.is_deleted() for a in arguments] == [s.donated for s in graph.inputs]
+        again = executor.run([w0, w1, *random_inputs(graph)[2:]])
+        assert w0.is_deleted() and not dx.is_deleted()
+        executor.synchronize()
+        assert all(np.isfinite(np.asarray(a)).all() for a in again)
+
+
+class TestWhoIssues:
+    def executor(self, asynchronous, meshes=2):
+        program = linearize(one_f_one_b(meshes, 2))
+        executables = {
+            (m, n): Plain(n, BODIES[n][0], asynchronous or m != "m0") for m, n in program.executables
+        }
+        return Executor(program, executables, placement(meshes))
+
+    def test_one_thread_if_every_call_returns_at_once(self):
+        with self.executor(True) as executor:
+            assert executor.issues_from_one_thread
+        with self.executor(False) as executor:
+            assert not executor.issues_from_one_thread
+        with self.executor(False, meshes=1) as executor:
+            assert executor.issues_from_one_thread
+
+    def test_calls_that_wait_overlap(self):
+        """Each of two meshes waits 0.1 s in its own call: together less than the sum."""
+        b = GraphBuilder()
+        for mesh in ("m0", "m1"):
+            b.output(*b.call("f", mesh, [b.input(mesh)]))
+        program = linearize(b.graph())
+        both = threading.Barrier(2, timeout=10)
+
+        def wait(x):
+            both.wait()  # passes only when both meshes are in their calls
+            return (x,)
+
+        executables = {pair: Plain("f", wait, asynchronous=False) for pair in program.executables}
+        with Executor(program, executables, placement(2)) as executor:
+            assert len(executor.run([X, X])) == 2
+
+
+class TestThreads:
+    def names(self):
+        return sorted(t.name for t in threading.enumerate() if t.name.startswith("mpmd-"))
+
+    def test_they_stay_between_steps_and_end_with_close(self):
+        graph = one_f_one_b(2, 2)
+        executor = make(graph, issue="thread-per-mesh")
+        assert self.names() == []
+        for _ in range(3):
+            executor.run(random_inputs(graph))
+            assert self.names() == ["mpmd-m0", "mpmd-m1"]
+        executor.close()
+        assert self.names() == []
+        with pytest.raises(ProgramError, match=r"^program 'main' was closed and cannot run again$"):
+            executor.run(random_inputs(graph))
+
+    def test_they_end_with_the_executor(self):
+        graph = one_f_one_b(2, 2)
+        executor = make(graph, issue="thread-per-mesh")
+        executor.run(random_inputs(graph))
+        del executor
+        gc.collect()
+        assert self.names() == []
+
+    def test_one_thread_needs_none(self):
+        graph = one_f_one_b(2, 2)
+        with make(graph, issue="one-thread") as executor:
+            executor.run(random_inputs(graph))
+            assert self.names() == []
+
+
+def test_run_ahead_bounds_what_is_unfinished():
+    b = GraphBuilder()
+    x = b.input("m0")
+    for _ in range(12):
+        (x,) = b.call("f", "m0", [x])
+    b.output(x)
+    program = linearize(b.graph())
+    open_calls, most = set(), [0]
+
+    class Pending(FailedArray):
+        def __init__(self):
+            open_calls.add(self)
+            most[0] = max(most[0], len(open_calls))
+            self.polls = 0
+
+        def is_ready(self):
+            self.polls += 1
+            if self.polls > 3:
+                open_calls.discard(self)
+            return self.polls > 3
+
+        def block_until_ready(self):
+            return self
+
+    executables = {("m0", "f"): Plain("f", lambda x: (Pending(),))}
+    with Executor(program, executables, placement(1), RuntimeOptions(run_ahead=4)) as executor:
+        executor.run([X])
+        executor.synchronize()
+    assert most[0] == 4
+
+
+def test_what_cannot_run_is_refused():
+    program = linearize(chain())
+    with pytest.raises(
+        ProgramError, match=r"^executables are missing:\n  1. no executable: mesh 'm0' calls 'f'\n"
+    ):
+        Executor(program, {}, placement(2))
+    with pytest.raises(ProgramError, match=r"^run_ahead is 0; a mesh needs at least 1 call on its way$"):
+        chain_executor({}, run_ahead=0)
+    with chain_executor({}) as executor:
+        with pytest.raises(SignatureError, match=r"^got 2 arguments, compiled for 1$"):
+            executor.run([X, X])
+        with pytest.raises(SignatureError, match=r"^argument state.x: got f32\[3\], compiled for f32\[8\]$"):
+            executor.run([X[:3]])
+    with (
+        chain_executor({"f": lambda x: (x, x)}) as executor,
+        pytest.raises(FragmentError, match=r"TypeError: returned 2 arrays, 1 expected"),
+    ):
+        executor.run([X])

@@ -1,0 +1,141 @@
+"""Moves an array between meshes of any size and sharding without waiting for it to be computed.
+
+`jax.device_put` from one sharding to another of a different shape waits for the array.  Here the move is
+planned once, from the boxes of the array that each device holds, and then made of calls that do not wait:
+slices on the source's devices, copies between single devices, and an assembly on the target's devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from mpmd.jax_compat import array_copier, default_memory_kind
+
+Box = tuple[tuple[int, int], ...]
+"""Per dim the start and the end of a part of a global array."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """The part `box` of the array, cut from the shard `shard` that source device number `source` holds."""
+
+    source: int
+    shard: Box
+    box: Box
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReshardPlan:
+    """For each target device the box it needs, and disjoint pieces that make it up."""
+
+    targets: tuple[tuple[Box, tuple[Piece, ...]], ...]
+
+
+def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
+    """Plans from the boxes that the devices hold, in device order, to those they are to hold.
+
+    Where several source devices hold one box, its readers are spread over them.
+    """
+    holders: dict[Box, list[int]] = {}
+    for device, box in enumerate(source):
+        holders.setdefault(box, []).append(device)
+    turns = dict.fromkeys(holders, 0)
+    targets = []
+    for wanted in target:
+        pieces = []
+        for box, devices in holders.items():
+            part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True))
+            if all(start < end for start, end in part):
+                pieces.append(Piece(devices[turns[box] % len(devices)], box, part))
+                turns[box] += 1
+        targets.append((wanted, tuple(pieces)))
+    return ReshardPlan(tuple(targets))
+
+
+def boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[list[Any], list[Box]]:
+    """The devices of a sharding in its order, and the box of the array that each holds."""
+    devices, held = [], []
+    for device, index in sharding.devices_indices_map(shape).items():
+        devices.append(device)
+        held.append(tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True)))
+    return devices, held
+
+
+def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+    """A function that copies an array of `shape` from `source` to `target`."""
+    source_devices, held = boxes(source, shape)
+    target_devices, wanted = boxes(target, shape)
+    plan = plan_reshard(held, wanted)
+    gather = _to_default_memory(source)
+    deliver = [
+        _shard_maker(box, pieces, device, target)
+        for (box, pieces), device in zip(plan.targets, target_devices)
+    ]
+
+    def reshard(array: jax.Array) -> jax.Array:
+        by_device = {shard.device: shard.data for shard in gather(array).addressable_shards}
+        shards = [by_device[device] for device in source_devices]
+        return jax.make_array_from_single_device_arrays(shape, target, [make(shards) for make in deliver])
+
+    return reshard
+
+
+def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+    """Arrays in host memory cannot be cut where they are: they are brought to the devices first."""
+    default = default_memory_kind(sharding)
+    if sharding.memory_kind in (None, default):
+        return lambda array: array
+    return array_copier(sharding.with_memory_kind(default))
+
+
+def _shard_maker(
+    wanted: Box, pieces: Sequence[Piece], device: Any, target: Sharding
+) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """The function that makes one target shard from the source's shards."""
+    place = array_copier(SingleDeviceSharding(device))
+    cuts = [_cut(piece) for piece in pieces]
+    sources = [piece.source for piece in pieces]
+    default = default_memory_kind(target)
+    in_memory = target.memory_kind in (None, default)
+    finish = (
+        (lambda a: a)
+        if in_memory
+        else array_copier(SingleDeviceSharding(device, memory_kind=target.memory_kind))
+    )
+    if len(pieces) == 1:
+        return lambda shards: finish(place(cuts[0](shards[sources[0]])))
+    starts = [
+        tuple(a - base for (a, _), (base, _) in zip(piece.box, wanted, strict=True)) for piece in pieces
+    ]
+    assemble = _assembler(tuple(b - a for a, b in wanted), tuple(starts))
+
+    def make(shards: Sequence[jax.Array]) -> jax.Array:
+        return finish(assemble(*[place(cut(shards[k])) for cut, k in zip(cuts, sources)]))
+
+    return make
+
+
+def _cut(piece: Piece) -> Callable[[jax.Array], jax.Array]:
+    if piece.box == piece.shard:
+        return lambda shard: shard
+    start = tuple(a - base for (a, _), (base, _) in zip(piece.box, piece.shard, strict=True))
+    end = tuple(b - base for (_, b), (base, _) in zip(piece.box, piece.shard, strict=True))
+    cut: Callable[[jax.Array], jax.Array] = jax.jit(lambda shard: lax.slice(shard, start, end))
+    return cut
+
+
+def _assembler(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...]) -> Callable[..., jax.Array]:
+    def assemble(*parts: jax.Array) -> jax.Array:
+        whole = lax.full(shape, 0, parts[0].dtype)
+        for part, start in zip(parts, starts, strict=True):
+            whole = lax.dynamic_update_slice(whole, part, start)
+        return whole
+
+    jitted: Callable[..., jax.Array] = jax.jit(assemble)
+    return jitted

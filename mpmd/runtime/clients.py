@@ -1,0 +1,158 @@
+"""Devices for the meshes of one process; on CPU, a client per mesh pinned to cores of its own.
+
+One CPU client runs multi-device executions one after another, whatever their meshes, and shares one thread
+pool among its devices.  A client per mesh lets meshes of several devices overlap, and keeps a mesh on its
+own cores, so that a fragment takes as long in the pipeline as it takes alone.
+
+The rule, in this order:
+
+* on an accelerator: the platform's devices, in order;
+* at least one core per mesh: a client per mesh, the cores shared out evenly in contiguous runs;
+* fewer cores, but several meshes of more than one device: a client per mesh on all cores, for the overlap;
+* otherwise, or where jaxlib cannot make clients: the default client's devices, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from mpmd import jax_compat
+from mpmd.errors import ConfigError
+
+Pinning = Literal["auto", "always", "never"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshPlace:
+    """Where a mesh of a process lives: a client of its own on `cores`, or None for the default client."""
+
+    mesh: str
+    num_devices: int
+    cores: tuple[int, ...] | None
+
+
+def plan_places(
+    counts: Mapping[str, int], cores: Sequence[int], pinning: Pinning = "auto"
+) -> tuple[MeshPlace, ...]:
+    """Decides by the rule of this module, for a CPU with the given cores.
+
+    Raises:
+        ConfigError: a mesh has no devices, or `pinning` asks for more cores than there are.
+    """
+    empty = [mesh for mesh, count in counts.items() if count < 1]
+    if empty:
+        raise ConfigError(f"mesh {empty[0]!r} has {counts[empty[0]]} devices; a mesh needs at least 1")
+    if pinning == "always" and len(cores) < len(counts):
+        raise ConfigError(
+            f"{len(counts)} meshes cannot be pinned to {len(cores)} cores; use fewer meshes or pinning='auto'"
+        )
+    if pinning != "never" and len(cores) >= len(counts) > 1:
+        shares = _shares(tuple(sorted(cores)), len(counts))
+        return tuple(MeshPlace(m, n, share) for (m, n), share in zip(counts.items(), shares, strict=True))
+    if pinning != "never" and sum(count > 1 for count in counts.values()) > 1:
+        return tuple(MeshPlace(m, n, tuple(sorted(cores))) for m, n in counts.items())
+    return tuple(MeshPlace(m, n, None) for m, n in counts.items())
+
+
+def _shares(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Contiguous, disjoint runs of cores; the first ones are longer when it does not come out even."""
+    size, longer = divmod(len(cores), parts)
+    shares, start = [], 0
+    for part in range(parts):
+        end = start + size + (part < longer)
+        shares.append(cores[start:end])
+        start = end
+    return shares
+
+
+_clients: dict[tuple[int, tuple[int, ...], int], Any] = {}
+_clients_lock = threading.Lock()
+
+
+def mesh_devices(
+    counts: Mapping[str, int], *, platform: str | None = None, pinning: Pinning = "auto"
+) -> dict[str, list[Any]]:
+    """JAX devices for each mesh.
+
+    Clients are made once per process and used again for an equal topology: a client cannot be ended.
+
+    Args:
+        counts: devices per mesh, by name.
+        platform: "cpu", "gpu", …; None for the default platform.
+        pinning: "auto" for the rule of this module; "never" for the default client; "always" to fail
+            where there are too few cores.
+
+    Raises:
+        ConfigError: there are not enough devices, or cores.
+    """
+    platform = platform or jax_compat.default_platform()
+    if platform == "cpu":
+        places = plan_places(counts, _available_cores(), pinning)
+        if any(place.cores is not None for place in places):
+            own = {place.mesh: _client(place, number) for number, place in enumerate(places)}
+            clients = {mesh: client for mesh, client in own.items() if client is not None}
+            if len(clients) == len(own):
+                return {mesh: list(client.devices()) for mesh, client in clients.items()}
+            if pinning == "always":
+                raise ConfigError("this jaxlib cannot make a CPU client per mesh; use pinning='auto'")
+    elif pinning == "always":
+        raise ConfigError(f"only meshes on CPU can be pinned to cores; the platform is {platform!r}")
+    return _devices_in_order(counts, platform)
+
+
+def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, list[Any]]:
+    devices, needed = jax_compat.devices(platform), sum(counts.values())
+    if len(devices) < needed:
+        advice = (
+            f"; ask for virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
+            if platform == "cpu"
+            else "; use fewer meshes, or smaller ones"
+        )
+        raise ConfigError(f"the topology needs {needed} {platform} devices, there are {len(devices)}{advice}")
+    result, start = {}, 0
+    for mesh, count in counts.items():
+        result[mesh] = devices[start : start + count]
+        start += count
+    return result
+
+
+def _available_cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _client(place: MeshPlace, number: int) -> Any | None:
+    """The client of a mesh; `number` keeps meshes apart that share all cores."""
+    assert place.cores is not None
+    key = (place.num_devices, place.cores, number)
+    with _clients_lock:
+        if key not in _clients:
+            jax_compat.devices(
+                "cpu"
+            )  # the default client first, on all cores: it serves what names no device
+            with _on_cores(place.cores):
+                client = jax_compat.make_cpu_client(place.num_devices)
+            if client is None:
+                return None
+            _clients[key] = client
+        return _clients[key]
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Runs the block with the calling thread on `cores`; threads started in it stay there."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,225 @@
+"""How many bytes every mesh holds during a step: predicted from its stream, and measured while it runs.
+
+Both count the same: the buffers that the stream holds at each instruction.  A buffer counts from the
+instruction that defines it to the one that ends it; a consumed buffer becomes a result of its run and is
+counted once.  An argument counts from the start of the step: it is on the mesh before anything runs.
+Besides, messages may be on their way: bytes at the receiver that no buffer of the stream names yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpmd.runtime.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Instruction,
+    Recv,
+    Run,
+    donated_buffers,
+    ended_buffers,
+    writes,
+)
+from mpmd.runtime.interpreter import CallStep, FeedStep, Frame, Step
+from mpmd.runtime.program import Program, Stream, instruction_text
+from mpmd.runtime.verify import verify
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holder:
+    """A buffer that is held at the peak."""
+
+    name: str
+    category: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshMemory:
+    """Bytes that a mesh holds over a step, all its devices together.
+
+    Attributes:
+        mesh: its name.
+        peak_bytes: the most bytes held at once, workspace included.
+        position, instruction: where the peak stands first.
+        holders: what is held there, largest first.
+        workspace_bytes: scratch memory of the fragment that runs there.
+        in_flight_bytes: a bound for bytes of messages sent to the mesh and not yet received.
+        curve: per instruction the most bytes held while it is issued.
+    """
+
+    mesh: str
+    peak_bytes: int
+    position: int
+    instruction: str
+    holders: tuple[Holder, ...]
+    workspace_bytes: int
+    in_flight_bytes: int
+    curve: tuple[int, ...]
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Bytes held at the peak by category, names in order."""
+        total: dict[str, int] = {}
+        for holder in sorted(self.holders, key=lambda h: h.category):
+            total[holder.category] = total.get(holder.category, 0) + holder.bytes
+        return total
+
+
+def predict_memory(
+    program: Program, workspace: Mapping[tuple[str, str], int] | None = None
+) -> tuple[MeshMemory, ...]:
+    """Walks every stream of a program.
+
+    Args:
+        program: a valid program.
+        workspace: scratch bytes by (mesh, executable), where known.
+
+    Cost: linear in the instructions.
+    """
+    order = verify(program)
+    in_flight = dict.fromkeys((s.mesh for s in program.streams), 0)
+    for channel, count in zip(program.channels, order.occupancy, strict=True):
+        in_flight[channel.target] += count * max((t.bytes for t in channel.types), default=0)
+    return tuple(_walk(stream, workspace or {}, in_flight[stream.mesh]) for stream in program.streams)
+
+
+def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], in_flight: int) -> MeshMemory:
+    size = [buffer.type.bytes for buffer in stream.buffers]
+    live = sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
+    curve: list[int] = []
+    for op in stream.instructions:
+        before = live
+        if isinstance(op, Run):
+            live += sum(size[b] for b in op.outputs) - sum(size[b] for b in donated_buffers(op))
+            curve.append(max(before, live) + workspace.get((stream.mesh, op.executable), 0))
+        else:
+            if not isinstance(op, Feed):
+                live += sum(size[b] for b in writes(op))
+            curve.append(live)
+            live -= sum(size[b] for b in ended_buffers(op))
+    peak = max(curve, default=0)
+    position = curve.index(peak) if curve else 0
+    scratch, text = 0, ""
+    if curve:
+        op = stream.instructions[position]
+        text = instruction_text(op)
+        scratch = workspace.get((stream.mesh, op.executable), 0) if isinstance(op, Run) else 0
+    holders = _holders(stream, position)
+    return MeshMemory(stream.mesh, peak, position, text, holders, scratch, in_flight, tuple(curve))
+
+
+def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:
+    """The buffers held at a position: with the results of a run there, without what it consumes if larger."""
+    alive = dict.fromkeys(op.buffer for op in stream.instructions if isinstance(op, Feed))
+    for at, op in enumerate(stream.instructions[: position + 1]):
+        if at == position and isinstance(op, Run):
+            gain = sum(stream.buffers[b].type.bytes for b in op.outputs)
+            if gain < sum(stream.buffers[b].type.bytes for b in donated_buffers(op)):
+                break
+        alive.update(dict.fromkeys(writes(op)))
+        for b in donated_buffers(op) if at == position else ended_buffers(op):
+            alive.pop(b, None)
+    categories = buffer_categories(stream)
+    held = [
+        Holder(stream.buffers[b].name or f"%{b}", categories[b], stream.buffers[b].type.bytes) for b in alive
+    ]
+    return tuple(sorted(held, key=lambda h: (-h.bytes, h.name)))
+
+
+def buffer_categories(stream: Stream) -> list[str]:
+    """For each buffer of a stream what it is, as far as the stream tells.
+
+    "argument", "received", "result" of the step, "activation" (made by a forward task), "gradient" (made
+    by a backward task), "copy" or "other".
+    """
+    results = {op.buffer for op in stream.instructions if isinstance(op, Fetch)}
+    categories = ["other"] * len(stream.buffers)
+    for op in stream.instructions:
+        for b in writes(op):
+            categories[b] = "result" if b in results and not isinstance(op, Feed) else _category(op)
+    return categories
+
+
+def _category(op: Instruction) -> str:
+    match op:
+        case Feed():
+            return "argument"
+        case Recv():
+            return "received"
+        case Copy():
+            return "copy"
+        case Run():
+            return {"F": "activation", "B": "gradient", "I": "gradient", "W": "gradient"}.get(
+                op.phase, "other"
+            )
+    return "other"
+
+
+def memory_text(memories: Sequence[MeshMemory], *, holders: int = 5) -> str:
+    """A table: per mesh the peak, where it stands, its categories and its largest holders."""
+    lines = []
+    for m in memories:
+        lines.append(f"mesh {m.mesh}: peak {_bytes(m.peak_bytes)} at [{m.position}] {m.instruction}")
+        parts = [f"{name} {_bytes(size)}" for name, size in m.by_category.items()]
+        parts += [f"workspace {_bytes(m.workspace_bytes)}"] if m.workspace_bytes else []
+        lines.append(f"  {', '.join(parts)}; on its way at most {_bytes(m.in_flight_bytes)}")
+        lines += [f"  {_bytes(h.bytes):>12}  {h.category:<10}  {h.name}" for h in m.holders[:holders]]
+        if len(m.holders) > holders:
+            lines.append(f"  {'':>12}  and {len(m.holders) - holders} more")
+    return "\n".join(lines) + "\n"
+
+
+def _bytes(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+class MemoryMeter:
+    """Observes a step and counts the bytes of the arrays that the streams hold after every instruction.
+
+    Attributes:
+        curves: per mesh the bytes held after each instruction other than a feed.
+        peaks: per mesh the most bytes held.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.curves: dict[str, list[int]] = {stream.mesh: [] for stream in program.streams}
+        self.peaks: dict[str, int] = dict.fromkeys(self.curves, 0)
+        self._ranges: dict[str, range] = {}
+        start = 0
+        for stream in program.streams:
+            self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
+            start += len(stream.buffers)
+
+    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+        """A run is counted when it has been issued."""
+
+    def issued(self, step: Step, frame: Frame) -> None:
+        """Counts what the mesh of the instruction holds now."""
+        if isinstance(step, FeedStep):
+            return
+        held = {id(a): a for i in self._ranges[step.mesh] if (a := frame.slots[i]) is not None}
+        size = sum(bytes_on_mesh(array) for array in held.values() if not array.is_deleted())
+        self.curves[step.mesh].append(size)
+        self.peaks[step.mesh] = max(self.peaks[step.mesh], size)
+
+
+def bytes_on_mesh(array: Any) -> int:
+    """Bytes of an array over all its devices, every replica counted."""
+    sharding = getattr(array, "sharding", None)
+    if sharding is None:
+        return int(array.nbytes)
+    count = len(sharding.device_set)
+    for size in sharding.shard_shape(array.shape):
+        count *= size
+    return int(count * array.dtype.itemsize)

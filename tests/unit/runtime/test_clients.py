@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mpmd.errors import ConfigError
+from mpmd.runtime.clients import mesh_devices, plan_places
+
+
+@pytest.mark.parametrize(
+    ("counts", "cores", "shares"),
+    [
+        ({"a": 1, "b": 1}, 2, [(0,), (1,)]),
+        ({"a": 1, "b": 1}, 5, [(0, 1, 2), (3, 4)]),
+        ({"a": 2, "b": 2, "c": 1}, 3, [(0,), (1,), (2,)]),
+        ({"a": 1, "b": 1, "c": 1}, 2, [None, None, None]),
+        ({"a": 2, "b": 2, "c": 1}, 2, [(0, 1), (0, 1), (0, 1)]),
+        ({"a": 2, "b": 1, "c": 1}, 2, [None, None, None]),
+        ({"a": 4}, 8, [None]),
+    ],
+)
+def test_meshes_get_cores_of_their_own_where_there_are_enough(counts, cores, shares):
+    places = plan_places(counts, range(cores))
+    assert [place.cores for place in places] == shares
+    assert {place.mesh: place.num_devices for place in places} == counts
+
+
+def test_pinning_can_be_asked_for_and_refused():
+    assert [p.cores for p in plan_places({"a": 1, "b": 1}, range(4), "never")] == [None, None]
+    with pytest.raises(ConfigError, match=r"^3 meshes cannot be pinned to 2 cores"):
+        plan_places({"a": 1, "b": 1, "c": 1}, range(2), "always")
+    with pytest.raises(ConfigError, match=r"^mesh 'b' has 0 devices; a mesh needs at least 1$"):
+        plan_places({"a": 1, "b": 0}, range(2))
+
+
+def test_too_few_devices_say_how_to_get_more():
+    with pytest.raises(ConfigError) as error:
+        mesh_devices({"a": 90}, pinning="never")
+    assert str(error.value).startswith("the topology needs 90 cpu devices, there are ")
+    assert "jax.config.update('jax_num_cpu_devices', 90)" in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
+def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
+    """In a process of its own, because clients cannot be ended."""
+    code = """
+        import json, os
+        import jax, numpy as np
+        from mpmd.runtime.channels.placement import Placement
+        from mpmd.runtime.clients import mesh_devices, plan_places
+        from mpmd.runtime.executor import Executor
+        from mpmd.runtime.linearize import linearize
+        from tests.unit.runtime.pipelines import compiled, one_f_one_b, random_inputs, sequential
+        before = os.sched_getaffinity(0)
+        counts = {"m0": 2, "m1": 2}
+        devices = mesh_devices(counts)
+        clients = {d.client for ds in devices.values() for d in ds} - {jax.devices()[0].client}
+        again = mesh_devices(counts)
+        graph = one_f_one_b(2, 3)
+        program = linearize(graph)
+        inputs = random_inputs(graph)
+        with Executor(program, compiled(program), Placement(devices)) as executor:
+            got = executor.run(inputs)
+        error = max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(got, sequential(graph, inputs)))
+        print(json.dumps(dict(
+            clients=len(clients), sizes=[len(d) for d in devices.values()], same=devices == again,
+            error=error,
+            affinity=before == os.sched_getaffinity(0), there=[a.devices() <= set(devices[m]) for a, m in
+            zip(got, ("m0", "m1", "m1"))])))
+    """
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=os.getcwd())
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result.pop("error") < 1e-5
+    assert result == {"clients": 2, "sizes": [2, 2], "same": True, "affinity": True, "there": [True] * 3}
