@@ -111,7 +111,7 @@ from mpmd.ir.query import (
     users,
     walk,
 )
-from mpmd.ir.reading import location_of, parse
+from mpmd.ir.reading import location_of, name_of, parse
 from mpmd.ir.types import (
     MeshTensor,
     Origin,
@@ -121,6 +121,7 @@ from mpmd.ir.types import (
     axis_ref,
     axis_size,
     element_count,
+    mesh_order,
     on_sdy_mesh,
     string_array,
     string_list,
