@@ -166,7 +166,7 @@ def is_pure(op: Op) -> bool:
 
 def read_by(op: Op) -> list[Value]:
     """What an op uses: its operands, then what its regions capture; each value once."""
-    if not len(op.operation.regions):
+    if isinstance(op, Fragment) or not len(op.operation.regions):
         return list(dict.fromkeys(op.operands))
     used, inside = dict.fromkeys(op.operands), set()
 
