@@ -31,6 +31,7 @@ from jax.extend.mlir.ir import (
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
+from mpmd.ir.control import control_edges, control_edges_as_operands, put_control_edges
 from mpmd.ir.edit import (
     after,
     append_arg,
@@ -57,6 +58,7 @@ from mpmd.ir.edit import (
     set_operand,
     set_type,
 )
+from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule
 from mpmd.ir.fragments import (
     drop,
     filter_attributes,
@@ -87,6 +89,7 @@ from mpmd.ir.ops import (
     put,
     put_attribute_dicts,
 )
+from mpmd.ir.order import Dependencies
 from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
@@ -111,7 +114,7 @@ from mpmd.ir.query import (
     users,
     walk,
 )
-from mpmd.ir.reading import location_of, parse
+from mpmd.ir.reading import location_of, name_of, parse
 from mpmd.ir.types import (
     MeshTensor,
     Origin,
@@ -121,6 +124,7 @@ from mpmd.ir.types import (
     axis_ref,
     axis_size,
     element_count,
+    mesh_order,
     on_sdy_mesh,
     string_array,
     string_list,

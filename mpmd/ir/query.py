@@ -90,11 +90,6 @@ def first_user(x: Value | Op) -> Op | None:
     return first
 
 
-def stands_before(a: Op, b: Op) -> bool:
-    """Whether `a` comes before `b` in the block of both.  Amortised constant time, moves included."""
-    return bool(a.operation.is_before_in_block(b.operation))
-
-
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
     return not any(True for v in _values(x) for _ in v.uses)
@@ -118,6 +113,11 @@ def result_index(v: Value) -> int:
 def arg_index(v: Value) -> int:
     """The position of a block argument among the block's arguments."""
     return int(ir.BlockArgument(v).arg_number)
+
+
+def stands_before(a: Op, b: Op) -> bool:
+    """Whether, of two ops of one block, `a` comes first."""
+    return bool(a.operation.is_before_in_block(b.operation))
 
 
 def is_constant(op: Op | None) -> bool:
@@ -166,7 +166,7 @@ def is_pure(op: Op) -> bool:
 
 def read_by(op: Op) -> list[Value]:
     """What an op uses: its operands, then what its regions capture; each value once."""
-    if not len(op.operation.regions):
+    if isinstance(op, Fragment) or not len(op.operation.regions):
         return list(dict.fromkeys(op.operands))
     used, inside = dict.fromkeys(op.operands), set()
 

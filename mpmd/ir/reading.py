@@ -47,3 +47,8 @@ def location_of(place: object) -> tuple[str, int, int] | None:
     location = getattr(place, "location", place)
     found = _FILE.search(str(location))
     return (found[1], int(found[2]), int(found[3])) if found else None
+
+
+def name_of(location: ir.Location) -> str | None:
+    """The name that a location gives to what is there, such as the path of an argument."""
+    return str(location.name_str) if isinstance(location, ir.NameLoc) else None

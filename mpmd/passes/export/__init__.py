@@ -7,6 +7,10 @@ from mpmd.passes.export.delay_transfers_from_cpu import DelayTransfersFromCpu
 from mpmd.passes.export.lower_to_fragment_calls import LowerToFragmentCalls
 from mpmd.passes.export.mark_aliasing_and_donation import MarkAliasingAndDonation
 from mpmd.passes.export.mark_fragment_reserved_memory import MarkFragmentReservedMemory
+from mpmd.passes.export.validate_no_backward_deps import ValidateNoBackwardDeps
+from mpmd.passes.export.validate_no_inferred_fragments import ValidateNoInferredFragments
+from mpmd.passes.export.validate_no_param_transfers import ValidateNoParamTransfers
+from mpmd.passes.export.validate_no_reshards import ValidateNoReshards
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
@@ -14,5 +18,9 @@ PASSES: tuple[type[Pass], ...] = (
     DelayTransfersFromCpu,
     MarkAliasingAndDonation,
     MarkFragmentReservedMemory,
+    ValidateNoParamTransfers,
+    ValidateNoInferredFragments,
     LowerToFragmentCalls,
+    ValidateNoReshards,
+    ValidateNoBackwardDeps,
 )

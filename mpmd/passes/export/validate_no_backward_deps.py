@@ -43,7 +43,7 @@ class ValidateNoBackwardDeps(ir.FunctionPass):
         for call in calls:
             for value in call.operands:
                 source = _call_behind(value)
-                if source is None or source.mesh == call.mesh or ir.mesh_before(source.mesh, call.mesh):
+                if source is None or ir.mesh_order([source.mesh, call.mesh])[-1] == call.mesh:
                     continue
                 report(
                     "Detected backward dependency but expected forward-only pipeline since there are no "

@@ -1,7 +1,8 @@
-"""See `PASSES` for what stands here."""
+"""Schedules: the order in which each mesh runs its fragments."""
 
 from __future__ import annotations
 
+from mpmd.passes.schedule.pipeline_scheduler import PipelineScheduler
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (PipelineScheduler,)

@@ -1,0 +1,111 @@
+"""Orders of the ops of a function: dependency order, cycles, and who depends on whom."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from jax.extend.mlir.ir import OpView as Op
+
+from mpmd.ir.ops import Func
+from mpmd.ir.query import ops, producer, read_by
+
+Edges = Iterable[tuple[Op, Op]]
+
+
+class Dependencies:
+    """What each op of a function needs, by data flow and by extra edges (before, after).
+
+    Attributes:
+        ops: the ops of the function but its terminator, in order.
+        place: position of each op.
+        needs: positions of the ops that each op needs, directly.
+    """
+
+    def __init__(self, f: Func, edges: Edges = ()) -> None:
+        self.ops = ops(f)
+        self.place = {op: i for i, op in enumerate(self.ops)}
+        self.needs: list[set[int]] = [set() for _ in self.ops]
+        for i, op in enumerate(self.ops):
+            for value in read_by(op):
+                source = producer(value)
+                if source is not None and source in self.place:
+                    self.needs[i].add(self.place[source])
+        for before, after in edges:
+            self.needs[self.place[after]].add(self.place[before])
+
+    def stable_order(self) -> tuple[list[Op], list[Op]]:
+        """The ops in dependency order, and one cycle if there is any (else nothing).
+
+        As if one went over the ops again and again, each time taking, in order, those for which all they
+        need was taken; where no op can be taken the first one is taken all the same.  That is MLIR's
+        `sortTopologically`, in linear time: an op is taken in the round of what it needs, or in the next
+        round if that stands behind it.
+        """
+        waits = [len(needs) for needs in self.needs]
+        needed_by: list[list[int]] = [[] for _ in self.ops]
+        for i, needs in enumerate(self.needs):
+            for j in needs:
+                needed_by[j].append(i)
+        rounds, taken, cycle = [0] * len(self.ops), [False] * len(self.ops), []
+        ready = [i for i, count in enumerate(waits) if not count]
+        last_round = first_left = 0
+        while True:
+            while ready:
+                i = ready.pop()
+                taken[i] = True
+                last_round = max(last_round, rounds[i])
+                for j in needed_by[i]:
+                    rounds[j] = max(rounds[j], rounds[i] + (i > j))
+                    waits[j] -= 1
+                    if not waits[j] and not taken[j]:
+                        ready.append(j)
+            while first_left < len(taken) and taken[first_left]:
+                first_left += 1
+            if first_left == len(taken):
+                break
+            cycle = cycle or self._cycle(taken)
+            rounds[first_left] = last_round + 1
+            ready.append(first_left)
+        order = sorted(range(len(self.ops)), key=lambda i: (rounds[i], i))
+        return [self.ops[i] for i in order], cycle
+
+    def _cycle(self, taken: Sequence[bool]) -> list[Op]:
+        """Ops of which each needs the next and the last one the first, among those not taken."""
+        i, path = taken.index(False), {}
+        while i not in path:
+            path[i] = len(path)
+            i = min(j for j in self.needs[i] if not taken[j])
+        return [self.ops[j] for j in list(path)[path[i] :]]
+
+    def reach(self) -> list[int]:
+        """For each op the set of all ops that it needs, directly or not, as the bits of an integer.
+
+        Data flow alone has no cycles and follows the order of the ops; with edges that go backwards
+        this is not for you.
+        """
+        found: list[int] = []
+        for needs in self.needs:
+            bits = 0
+            for j in needs:
+                bits |= found[j] | 1 << j
+            found.append(bits)
+        return found
+
+    def path(self, source: Op, target: Op) -> list[Op]:
+        """A shortest way from `source` to `target` along data flow; empty if there is none."""
+        start, end = self.place[source], self.place[target]
+        came_from: dict[int, int] = {end: end}
+        queue = [(0, end)]
+        while queue:
+            steps, i = heapq.heappop(queue)
+            if i == start:
+                found = [i]
+                while found[-1] != end:
+                    found.append(came_from[found[-1]])
+                return [self.ops[j] for j in found]
+            for j in sorted(self.needs[i]):
+                if j not in came_from:
+                    came_from[j] = i
+                    heapq.heappush(queue, (steps + 1, j))
+        return []

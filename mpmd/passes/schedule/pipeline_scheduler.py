@@ -1,0 +1,131 @@
+"""mpmd-pipeline-scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.schedule.happens_before import (
+    FORWARD_ONLY,
+    STAGED,
+    Mesh,
+    Relation,
+    Schedule,
+    Unit,
+    find_schedule,
+)
+from mpmd.passes.schedule.reordering import Edges, apply_edges, describe
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineScheduler(ir.FunctionPass):
+    """Orders the microbatches on every mesh by a built-in pipeline schedule.
+
+    With `must-happen-before=1F1B` and one mesh:
+
+        f = m1["f"] cc=0 (a) {...}                    f = m1["f"] cc=0 (a) {...}
+        g = m1["f"] cc=1 (b) {...}                    h = m1["f"(1)] cc=0 (a) {...}
+        h = m1["f"(1)] cc=0 (a) {...}        ->       g = m1["f"] cc=1 (b) {...}
+        k = m1["f"(1)] cc=1 (b) {...}                 k = m1["f"(1)] cc=1 (b) {...}
+
+    Only scheduling units of one mesh are ordered, and only where data flow does not order them; all other
+    ops follow, and keep their order where nothing forbids it.  Each schedulable mesh is taken for one
+    stage, in the order of the topology; only the circular schedules know several stages per mesh.
+
+    Requires: one forward and one backward unit per mesh, microbatch and stage.
+    Ensures: the order that the schedule asks for.  Where it contradicts data flow, data flow wins; where
+        it contradicts itself, the ops concerned keep their order, with a notice.
+    Cost: linear, as a schedule is given by neighbours only; where it contradicts data flow, all pairs.
+    Source: openxla/shardy MPMD, `pipeline_schedule`; the schedules name theirs.
+    """
+
+    name: ClassVar[str] = "mpmd-pipeline-scheduler"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    must_happen_before: str = "1F1B"
+    remove_control_dependencies: bool = True
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Collects the units of each mesh, relates them, and sorts."""
+        schedule = find_schedule(self.must_happen_before)
+        names = f.topology.schedulable
+        units: dict[str, list[Unit]] = {name: [] for name in names}
+        for fragment in ir.fragments(f):
+            if fragment.is_scheduling_unit and fragment.mesh in units:
+                units[fragment.mesh].append(Unit.of(fragment))
+        if not self._is_possible(schedule, units):
+            return
+        _notice_mesh_order(f, names)
+        related = [
+            (units[name], schedule(Mesh(name, len(names), position))) for position, name in enumerate(names)
+        ]
+        apply_edges(f, _edges(f, related), self.remove_control_dependencies)
+
+    def _is_possible(self, schedule: Schedule, units: dict[str, list[Unit]]) -> bool:
+        """Whether the units are such as the schedule is made for; reports what is not."""
+        every = [unit for of_mesh in units.values() for unit in of_mesh]
+        if schedule in STAGED and any(unit.stage is None for unit in every):
+            diagnostics.notice(
+                f"{self.must_happen_before} orders nothing that has no stage; assign stages to get an order"
+            )
+        problems = list(_forward_only_problems(units)) if schedule in FORWARD_ONLY else []
+        for problem, unit in problems:
+            diagnostics.error(f"{self.must_happen_before} {problem}", unit.fragment.location)
+        return not problems
+
+
+def _forward_only_problems(units: dict[str, list[Unit]]) -> list[tuple[str, Unit]]:
+    problems = []
+    for of_mesh in units.values():
+        seen: dict[int, Unit] = {}
+        for unit in of_mesh:
+            if unit.is_backward:
+                problems.append((f"is for forward passes only; found {describe(unit.fragment)}", unit))
+            elif unit.counter in seen:
+                first = describe(seen[unit.counter].fragment)
+                problems.append(
+                    (f"needs one unit per mesh and microbatch: {first}; {describe(unit.fragment)}", unit)
+                )
+            seen.setdefault(unit.counter, unit)
+    return problems
+
+
+def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation]]]) -> Edges:
+    """The edges that a schedule adds to data flow.
+
+    If neighbours in the schedule, together with data flow, make no cycle, then no pair of the schedule
+    contradicts data flow, and the order that follows is the one that all pairs would give.
+    """
+    enough = [
+        (a.fragment, b.fragment)
+        for units, relations in related
+        for relation in relations
+        for a, b in relation.enough(units)
+    ]
+    if not ir.Dependencies(f, enough).stable_order()[1]:
+        return enough
+    dependencies = ir.Dependencies(f)
+    reach, place = dependencies.reach(), dependencies.place
+
+    def ordered_by_data(a: Unit, b: Unit) -> bool:
+        i, j = place[a.fragment], place[b.fragment]
+        return bool(reach[i] >> j & 1 or reach[j] >> i & 1)
+
+    return [
+        (a.fragment, b.fragment)
+        for units, relations in related
+        for relation in relations
+        for a, b in relation.every(units)
+        if not ordered_by_data(a, b)
+    ]
+
+
+def _notice_mesh_order(f: ir.Func, names: Sequence[str]) -> None:
+    if list(names) != sorted(names):
+        diagnostics.notice(
+            f"the topology has its meshes in the order {', '.join(names)}, which is the order of pipeline "
+            f"stages; where a mesh had to be chosen, the order was {', '.join(sorted(names))}",
+            f.location,
+        )
