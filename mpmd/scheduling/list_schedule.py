@@ -88,10 +88,12 @@ class Clockwork:
         elif kind == WEIGHTS:
             self.pending[mesh].remove(step)
             self.held[mesh] -= workload.sizes[index]
-        elif workload.splits:
+        elif workload.splits and workload.seconds[index][WEIGHTS] > 0:
             self.pending[mesh].append((WEIGHTS, index, step[2]))
         else:
             self.held[mesh] -= workload.sizes[index]
+            if workload.splits:  # takes no time: nothing to wait for
+                self.orders[mesh].append((WEIGHTS, index, step[2]))
         heapq.heappush(self._events, end)
         lane = workload.lanes[index]
         follower = {FORWARD: lane.following, BACKWARD: lane.previous}.get(kind)
@@ -134,7 +136,10 @@ def list_schedule(
     """
     chooser = _FreeChoice(workload, limits, priority, patience)
     clock = chooser.clock
-    remaining = sum(len(lane.microbatches) for lane in workload.lanes) * len(workload.kinds)
+    remaining = sum(
+        len(lane.microbatches) * (3 if workload.splits and seconds[WEIGHTS] > 0 else 2)
+        for lane, seconds in zip(workload.lanes, workload.seconds, strict=True)
+    )
     while remaining:
         for mesh in range(workload.num_meshes):
             while clock.free[mesh] <= clock.now:

@@ -6,7 +6,7 @@ backward or weight gradient on one microbatch.  ``expand`` turns steps into task
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
@@ -96,28 +96,40 @@ def unit_workload(
 
 
 def costed_workload(
-    shape: Shape, splits: bool, costs: Costs, transfer: Transfer, residual_bytes: bool
+    shape: Shape,
+    splits: bool,
+    costs: Costs,
+    transfer: Transfer,
+    *,
+    whole: Collection[int] = (),
+    merge: bool = True,
+    mirror: Placement | None = None,
 ) -> Workload:
-    """Lanes with the seconds of their stages and the delays of their transfers.
+    """Lanes with the seconds of their stages and the delays of their transfers; sizes count stages.
 
     Args:
         shape: the problem.
         splits: whether backwards are two steps.
         costs: of the stages.
         transfer: links between meshes.
-        residual_bytes: sizes are residual bytes; otherwise each stage counts one.
+        whole: stages whose backward is never split; their weight gradients take no time of their own.
+        merge: neighbouring stages of a mesh are one lane; otherwise every stage is its own.
+        mirror: placement of the second copy of the stages; needs merged lanes.
     """
-    lanes = _lanes(shape, None, split_turns=True)
-    seconds, delays, sizes = [], [], []
+    lanes = _lanes(shape, mirror, split_turns=True) if merge else _stage_lanes(shape)
+    seconds, delays = [], []
     for lane in lanes:
-        stages = [costs.stages[s] for s in lane.stages]
-        backward = [s.input_gradient_s if splits else s.backward_s for s in stages]
-        weights = [s.weight_gradient_s if splits else 0.0 for s in stages]
-        seconds.append((sum(s.forward_s for s in stages), sum(backward), sum(weights)))
+        forward = backward = weights = 0.0
+        for stage in lane.stages:
+            cost = costs.stages[stage]
+            forward += cost.forward_s
+            backward += cost.input_gradient_s if splits and stage not in whole else cost.backward_s
+            weights += cost.weight_gradient_s if splits and stage not in whole else 0.0
+        seconds.append((forward, backward, weights))
         ahead = _delay(lanes, lane.previous, lane, costs, transfer, forward=True)
         delays.append((ahead, _delay(lanes, lane.following, lane, costs, transfer, forward=False)))
-        sizes.append(sum(s.residual_bytes for s in stages) if residual_bytes else len(stages))
-    return Workload(shape.num_meshes, lanes, splits, tuple(seconds), tuple(delays), tuple(sizes))
+    sizes = tuple(len(lane.stages) for lane in lanes)
+    return Workload(shape.num_meshes, lanes, splits, tuple(seconds), tuple(delays), sizes)
 
 
 def _delay(
@@ -144,6 +156,20 @@ def _lanes(shape: Shape, mirror: Placement | None, split_turns: bool) -> tuple[L
             following = first + k + 1 if k + 1 < len(way) else None
             lanes.append(Lane(visit.mesh, visit.stages, previous, following, microbatches))
     return tuple(lanes)
+
+
+def _stage_lanes(shape: Shape) -> tuple[Lane, ...]:
+    last = shape.num_stages - 1
+    return tuple(
+        Lane(
+            mesh,
+            range(stage, stage + 1),
+            stage - 1 if stage else None,
+            stage + 1 if stage < last else None,
+            range(shape.num_microbatches),
+        )
+        for stage, mesh in enumerate(shape.placement)
+    )
 
 
 def _with_split_turns(way: list[Visit]) -> list[Visit]:
