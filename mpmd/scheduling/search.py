@@ -290,7 +290,7 @@ class _Hunt:
         shape = Shape(problem.num_meshes, problem.num_microbatches, table.stage_to_mesh)
         mirror = table.mirror.stage_to_mesh if table.mirror else None
         return costed_workload(
-            shape, True, problem.costs, problem.transfer, whole=problem.whole, mirror=mirror
+            shape, True, problem.costs, problem.transfer, whole=problem.whole, merge=False, mirror=mirror
         )
 
     def _table(
@@ -301,7 +301,9 @@ class _Hunt:
         return table
 
     def improve_best(self, effort: int) -> None:
-        """Small changes to the best tables; where only bytes are limited, within the activations they hold."""
+        """Small changes to the best tables; under a limit of bytes, within the activations they hold."""
+        if self.best is None or self.best[0] <= min(self.bounds) + _TOLERANCE:
+            return
         self.tables.sort(key=lambda entry: entry[0])
         for _, name, table in [entry for entry in self.tables if entry[2].mirror is None][:_IMPROVED]:
             workload = self._workload(table.stage_to_mesh, table.splits_backward, merge=False)
@@ -310,7 +312,8 @@ class _Hunt:
                 limits = peak_activations(table)
             better = improve(workload, _steps(table), limits, effort // _IMPROVED)
             if better is not None:
-                self.consider(f"{name}, improved", self._table(table.stage_to_mesh, workload, better.orders))
+                improved = self._table(table.stage_to_mesh, workload, better.orders)
+                self.consider(f"{name}, improved", improved)
 
     def finish(self, most_nodes: int) -> None:
         """Branch and bound on every placement; what it cannot finish leaves the simple bound."""

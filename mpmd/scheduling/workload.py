@@ -6,7 +6,7 @@ backward or weight gradient on one microbatch.  ``expand`` turns steps into task
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
@@ -90,7 +90,7 @@ def unit_workload(
         mirror: placement of the second copy of the stages.
         split_turns: stages of a mesh where the way turns back are two lanes, one for each way.
     """
-    lanes = _lanes(shape, mirror, split_turns)
+    lanes = _lanes(shape, mirror, _visits_with_split_turns if split_turns else visits)
     seconds = ((1.0, 1.0, 1.0) if splits else (1.0, 2.0, 0.0),) * len(lanes)
     return Workload(shape.num_meshes, lanes, splits, seconds, ((0.0, 0.0),) * len(lanes), (1,) * len(lanes))
 
@@ -114,9 +114,9 @@ def costed_workload(
         transfer: links between meshes.
         whole: stages whose backward is never split; their weight gradients take no time of their own.
         merge: neighbouring stages of a mesh are one lane; otherwise every stage is its own.
-        mirror: placement of the second copy of the stages; needs merged lanes.
+        mirror: placement of the second copy of the stages.
     """
-    lanes = _lanes(shape, mirror, split_turns=True) if merge else _stage_lanes(shape)
+    lanes = _lanes(shape, mirror, _visits_with_split_turns if merge else _single_stages)
     seconds, delays = [], []
     for lane in lanes:
         forward = backward = weights = 0.0
@@ -142,14 +142,16 @@ def _delay(
     return link.wire_s(stage.output_bytes if forward else stage.input_gradient_bytes) + link.latency_s
 
 
-def _lanes(shape: Shape, mirror: Placement | None, split_turns: bool) -> tuple[Lane, ...]:
+def _lanes(
+    shape: Shape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
+) -> tuple[Lane, ...]:
     count = shape.num_microbatches
     half = (count + 1) // 2 if mirror is not None else count
     lanes: list[Lane] = []
     for placement, microbatches in ((shape.placement, range(half)), (mirror, range(half, count))):
         if placement is None:
             continue
-        way = _with_split_turns(visits(placement)) if split_turns else visits(placement)
+        way = group(placement)
         first = len(lanes)
         for k, visit in enumerate(way):
             previous = first + k - 1 if k else None
@@ -158,22 +160,13 @@ def _lanes(shape: Shape, mirror: Placement | None, split_turns: bool) -> tuple[L
     return tuple(lanes)
 
 
-def _stage_lanes(shape: Shape) -> tuple[Lane, ...]:
-    last = shape.num_stages - 1
-    return tuple(
-        Lane(
-            mesh,
-            range(stage, stage + 1),
-            stage - 1 if stage else None,
-            stage + 1 if stage < last else None,
-            range(shape.num_microbatches),
-        )
-        for stage, mesh in enumerate(shape.placement)
-    )
+def _single_stages(placement: Placement) -> list[Visit]:
+    return [Visit(mesh, range(stage, stage + 1)) for stage, mesh in enumerate(placement)]
 
 
-def _with_split_turns(way: list[Visit]) -> list[Visit]:
+def _visits_with_split_turns(placement: Placement) -> list[Visit]:
     """Visits before and after which a microbatch is on the same mesh, cut in two."""
+    way = visits(placement)
     split: list[Visit] = []
     for k, visit in enumerate(way):
         turns = 0 < k < len(way) - 1 and way[k - 1].mesh == way[k + 1].mesh
