@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--meshes", type=int, help="meshes; by default as many as stages")
     parser.add_argument("--microbatches", type=int, required=True, help="microbatches of one step")
     parser.add_argument(
-        "--schedules", default="all", help="names, CSV files, or both, with commas; by default all that fit"
+        "--schedules", default="all", help="names and CSV files, with commas; by default all for training"
     )
     parser.add_argument("--placement", help="mesh of each stage, with commas, as in 0,1,1,0")
     parser.add_argument(
@@ -134,7 +134,8 @@ def _placement(options: argparse.Namespace) -> tuple[int, ...] | None:
 def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[list[_Entry], list[str]]:
     """All schedules that can order the problem, and why the others cannot."""
     everything = options.schedules == "all"
-    names = list(SCHEDULES) if everything else options.schedules.split(",")
+    training = [name for name, kind in SCHEDULES.items() if kind.has_backward]
+    names = training if everything else options.schedules.split(",")
     entries, problems = [], []
     for name in names:
         schedule: PipelineSchedule = from_csv(Path(name)) if name.endswith(".csv") else get_schedule(name)
