@@ -4,7 +4,15 @@ from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, Skip, StageCosts
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_svg import render_svg
-from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable, get_schedule
+from mpmd.scheduling.schedule import (
+    SCHEDULES,
+    PipelineSchedule,
+    ScheduleTable,
+    from_csv,
+    from_function,
+    from_table,
+    get_schedule,
+)
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import MeshMemory, Span, Timeline
@@ -24,6 +32,9 @@ __all__ = [
     "Task",
     "Timeline",
     "chrome_trace",
+    "from_csv",
+    "from_function",
+    "from_table",
     "get_schedule",
     "linearize",
     "render_svg",

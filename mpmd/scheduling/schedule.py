@@ -7,15 +7,54 @@ import difflib
 from typing import Any
 
 from mpmd.errors import ScheduleError
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.schedules.circular import Circular
+from mpmd.scheduling.schedules.dualpipe import DualPipe
+from mpmd.scheduling.schedules.dualpipe_v import DualPipeV
+from mpmd.scheduling.schedules.eager_1f1b import EagerOneFOneB
+from mpmd.scheduling.schedules.forward_only import ForwardOnly
 from mpmd.scheduling.schedules.gpipe import GPipe
+from mpmd.scheduling.schedules.interleaved_1f1b import Interleaved1F1B
+from mpmd.scheduling.schedules.interleaved_zb import InterleavedZeroBubble
+from mpmd.scheduling.schedules.looped_bfs import LoopedBFS
 from mpmd.scheduling.schedules.one_f_one_b import OneFOneB
-from mpmd.scheduling.table import Mirror, PipelineSchedule, ScheduleTable, Shape
+from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table
+from mpmd.scheduling.schedules.v_half import VHalf
+from mpmd.scheduling.schedules.v_min import VMin
+from mpmd.scheduling.schedules.zb_h1 import ZeroBubbleH1
+from mpmd.scheduling.schedules.zb_h2 import ZeroBubbleH2
+from mpmd.scheduling.schedules.zb_v import ZeroBubbleV
+from mpmd.scheduling.table import Mirror, ScheduleTable
 
-__all__ = ["ALIASES", "SCHEDULES", "Mirror", "PipelineSchedule", "ScheduleTable", "Shape", "get_schedule"]
+__all__ = [
+    "ALIASES",
+    "SCHEDULES",
+    "Mirror",
+    "PipelineSchedule",
+    "ScheduleTable",
+    "Shape",
+    "from_csv",
+    "from_function",
+    "from_table",
+    "get_schedule",
+]
 
 _ALL: tuple[type[PipelineSchedule], ...] = (
     GPipe,
     OneFOneB,
+    EagerOneFOneB,
+    Interleaved1F1B,
+    LoopedBFS,
+    Circular,
+    ZeroBubbleH1,
+    ZeroBubbleH2,
+    InterleavedZeroBubble,
+    ZeroBubbleV,
+    VHalf,
+    VMin,
+    DualPipeV,
+    DualPipe,
+    ForwardOnly,
 )
 
 SCHEDULES: dict[str, type[PipelineSchedule]] = {schedule.name: schedule for schedule in _ALL}
@@ -24,15 +63,22 @@ SCHEDULES: dict[str, type[PipelineSchedule]] = {schedule.name: schedule for sche
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ONE_FWD_ONE_BWD": ("1f1b", {}),
     "GPIPE": ("gpipe", {}),
+    "GPIPE_BUT_1F1B_FOR_LAST_MESH": ("gpipe", {"last_mesh_1f1b": True}),
+    "ZERO_BUBBLE_H1": ("zb_h1", {}),
+    "ZERO_BUBBLE_H2_ZERO_TX_LATENCY": ("zb_h2", {"latency": 0.0}),
+    "ZERO_BUBBLE_H2_HALF_TX_LATENCY": ("zb_h2", {"latency": 0.5}),
+    "ZERO_BUBBLE_H2_FULL_TX_LATENCY": ("zb_h2", {"latency": 1.0}),
+    "CIRCULAR": ("circular", {}),
+    "CIRCULAR_WITH_REVERSED_BACKWARD": ("circular", {"reversed_backward": True}),
 }
 """Names of the Shardy registry, for programs that come from there: our name and the options that match."""
 
 
-def get_schedule(schedule: str | PipelineSchedule, **options: Any) -> PipelineSchedule:
+def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: Any) -> PipelineSchedule:
     """The schedule with this name and these options.
 
     Args:
-        schedule: a name in ``SCHEDULES`` or ``ALIASES``, or a schedule, returned with the options set.
+        schedule: a name in ``SCHEDULES`` or ``ALIASES``; a schedule, returned with these options; or a table.
         **options: the fields of the schedule.
 
     Raises:
@@ -40,9 +86,12 @@ def get_schedule(schedule: str | PipelineSchedule, **options: Any) -> PipelineSc
     """
     if isinstance(schedule, PipelineSchedule):
         return _with_options(type(schedule), options, schedule)
+    if isinstance(schedule, ScheduleTable):
+        return _with_options(FixedSchedule, options, FixedSchedule(schedule))
     if not isinstance(schedule, str):
         raise ScheduleError(
-            f"a schedule is a name or a PipelineSchedule, got {schedule!r}\n  names: {', '.join(SCHEDULES)}"
+            f"a schedule is a name, a PipelineSchedule or a ScheduleTable, got {schedule!r}\n"
+            f"  names: {', '.join(SCHEDULES)}; for a function of a task use from_function"
         )
     name, preset = ALIASES.get(schedule, (schedule, {}))
     if name not in SCHEDULES:

@@ -1,14 +1,12 @@
-"""What a schedule is, and the table of tasks it produces."""
+"""The tasks of one step, in order, for every mesh."""
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mpmd.errors import ScheduleError
-from mpmd.scheduling.placement import Placement, contiguous
+from mpmd.scheduling.placement import Placement
 from mpmd.scheduling.task import Phase, Task
 
 
@@ -120,83 +118,3 @@ class ScheduleTable:
     def as_csv(self) -> str:
         """One line per mesh, tasks separated by commas: ``0F0,0F1,0B0,0B1``."""
         return "".join(",".join(map(str, order)) + "\n" for order in self.orders)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a schedule is asked to order: meshes, microbatches, and the mesh of each stage."""
-
-    num_meshes: int
-    num_microbatches: int
-    placement: Placement
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages."""
-        return len(self.placement)
-
-
-@dataclass(frozen=True)
-class PipelineSchedule(ABC):
-    """A rule that orders the tasks of any number of stages, meshes and microbatches.
-
-    A schedule is a frozen dataclass whose fields are its options.  It defines ``orders`` and, where it
-    differs from neighbouring stages together, ``placement``.
-    """
-
-    name = ""
-    splits_backward = False
-    has_backward = True
-
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Where this schedule puts the stages if the user does not say."""
-        return contiguous(num_stages, num_meshes)
-
-    @abstractmethod
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
-        """Per mesh, its tasks in order."""
-
-    def mirror(self, shape: Shape) -> Mirror | None:
-        """The second copy of the stages; most schedules have none."""
-        return None
-
-    def table(
-        self,
-        num_stages: int,
-        num_meshes: int,
-        num_microbatches: int,
-        stage_to_mesh: Sequence[int] | None = None,
-    ) -> ScheduleTable:
-        """The tasks of one step in order.
-
-        Args:
-            num_stages: stages of the program, at least one.
-            num_meshes: meshes of the topology.
-            num_microbatches: microbatches of one step, at least one.
-            stage_to_mesh: the mesh index of each stage; by default the schedule's own ``placement``.
-
-        Raises:
-            ScheduleError: the schedule cannot order this.
-        """
-        for what, number in (("stage", num_stages), ("mesh", num_meshes), ("microbatch", num_microbatches)):
-            if number < 1:
-                raise ScheduleError(f"schedule {self.name!r} needs at least one {what}, got {number}")
-        if stage_to_mesh is None:
-            placement = self.placement(num_stages, num_meshes)
-        else:
-            placement = _checked_placement(tuple(stage_to_mesh), num_stages, num_meshes)
-        shape = Shape(num_meshes, num_microbatches, placement)
-        orders = tuple(tuple(order) for order in self.orders(shape))
-        splits = any(task.phase is Phase.I for order in orders for task in order)
-        return ScheduleTable(orders, placement, splits, self.has_backward, self.mirror(shape))
-
-
-def _checked_placement(placement: Placement, num_stages: int, num_meshes: int) -> Placement:
-    if len(placement) != num_stages:
-        raise ScheduleError(f"stage_to_mesh names {len(placement)} stages, the program has {num_stages}")
-    for stage, mesh in enumerate(placement):
-        if not 0 <= mesh < num_meshes:
-            raise ScheduleError(
-                f"stage_to_mesh puts stage {stage} on mesh {mesh}, but the meshes are 0 to {num_meshes - 1}"
-            )
-    return placement

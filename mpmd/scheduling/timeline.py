@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,11 @@ class MeshMemory:
         return max(
             self.samples, key=lambda sample: sum(sample[1]), default=(0.0, (0,) * len(self.categories))
         )
+
+    def at(self, seconds: float) -> int:
+        """Bytes held just after a moment."""
+        after = bisect.bisect_right(self.samples, seconds, key=lambda sample: sample[0])
+        return sum(self.samples[after - 1][1]) if after else 0
 
     @property
     def peak_bytes(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpmd.scheduling.definition import PipelineSchedule, Shape
 from mpmd.scheduling.placement import Visit, pipeline_positions
-from mpmd.scheduling.table import PipelineSchedule, Shape
 from mpmd.scheduling.task import Phase, Task
 
 

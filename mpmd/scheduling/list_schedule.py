@@ -1,0 +1,302 @@
+"""Orders steps by running them: whenever a mesh is free it takes the most urgent step that can start.
+
+Two generators share the clockwork.  ``list_schedule`` is free to take any step; ``fill_weights`` keeps a
+given order of forwards and backwards and places weight gradients where the mesh would idle.  Both hold to a
+limit of what a mesh may hold, and neither can lock itself out by it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
+
+Priority = Callable[[Step], tuple[float, ...]]
+"""The smallest goes first."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Steps per mesh in order, and when the last of them ends."""
+
+    orders: tuple[tuple[Step, ...], ...]
+    makespan_s: float
+
+
+def backward_first(step: Step) -> tuple[float, ...]:
+    """Backwards of old microbatches, then forwards that are furthest on, then weight gradients."""
+    kind, lane, microbatch = step
+    if kind == BACKWARD:
+        return (0, microbatch, -lane)
+    return (1, -lane, microbatch) if kind == FORWARD else (2, microbatch, lane)
+
+
+def old_first(step: Step) -> tuple[float, ...]:
+    """Backwards of old microbatches, then forwards of old microbatches, then weight gradients."""
+    kind, lane, microbatch = step
+    return (float(kind), microbatch, -lane if kind != WEIGHTS else lane)
+
+
+def forward_first(step: Step) -> tuple[float, ...]:
+    """Forwards that are furthest on, then backwards of old microbatches, then weight gradients."""
+    kind, lane, microbatch = step
+    if kind == FORWARD:
+        return (0, -lane, microbatch)
+    return (1, microbatch, -lane) if kind == BACKWARD else (2, microbatch, lane)
+
+
+class Clockwork:
+    """Runs steps as they are chosen; knows when each is ready and what each mesh holds."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.now = 0.0
+        self.free = [0.0] * workload.num_meshes
+        self.held = [0] * workload.num_meshes
+        self.pending: list[list[Step]] = [[] for _ in range(workload.num_meshes)]
+        self.orders: list[list[Step]] = [[] for _ in range(workload.num_meshes)]
+        self.ends: dict[Step, float] = {}
+        self._events: list[float] = []
+
+    def ready_s(self, step: Step) -> float:
+        """When a step can start as far as its inputs go; infinite while that is unknown."""
+        kind, index, microbatch = step
+        lane, delays, ends = self.workload.lanes[index], self.workload.delays[index], self.ends
+        if kind == FORWARD:
+            if lane.previous is None:
+                return 0.0
+            return ends.get((FORWARD, lane.previous, microbatch), math.inf) + delays[0]
+        ready = ends.get((FORWARD, index, microbatch), math.inf)
+        if lane.following is not None:
+            ready = max(ready, ends.get((BACKWARD, lane.following, microbatch), math.inf) + delays[1])
+        return ready
+
+    def run(self, step: Step) -> None:
+        """Starts a step now."""
+        kind, index, _ = step
+        workload = self.workload
+        mesh = workload.lanes[index].mesh
+        end = self.now + workload.seconds[index][kind]
+        self.ends[step] = self.free[mesh] = end
+        self.orders[mesh].append(step)
+        if kind == FORWARD:
+            self.held[mesh] += workload.sizes[index]
+        elif kind == WEIGHTS:
+            self.pending[mesh].remove(step)
+            self.held[mesh] -= workload.sizes[index]
+        elif workload.splits and workload.seconds[index][WEIGHTS] > 0:
+            self.pending[mesh].append((WEIGHTS, index, step[2]))
+        else:
+            self.held[mesh] -= workload.sizes[index]
+            if workload.splits:  # takes no time: nothing to wait for
+                self.orders[mesh].append((WEIGHTS, index, step[2]))
+        heapq.heappush(self._events, end)
+        lane = workload.lanes[index]
+        follower = {FORWARD: lane.following, BACKWARD: lane.previous}.get(kind)
+        if follower is not None:
+            arrival = end + workload.delays[follower][kind]
+            if arrival > end:
+                heapq.heappush(self._events, arrival)
+
+    def advance(self) -> bool:
+        """Moves on to the next time at which something ends or arrives; False if there is none."""
+        while self._events and self._events[0] <= self.now:
+            heapq.heappop(self._events)
+        if not self._events:
+            return False
+        self.now = self._events[0]
+        return True
+
+    def result(self) -> Ordered:
+        """What was run."""
+        return Ordered(tuple(map(tuple, self.orders)), max(self.free, default=0.0))
+
+
+def list_schedule(
+    workload: Workload, limits: Sequence[int], priority: Priority = backward_first, patience: float = 0.0
+) -> Ordered:
+    """Every free mesh takes the most urgent step that is ready and fits.
+
+    A forward fits if, besides it, there is still room for all that the oldest unfinished microbatch will
+    need on the mesh.  So the oldest can always go on, and with it, one after the other, all of them.
+
+    Args:
+        workload: what to order.
+        limits: per mesh, the most it may hold; at least what one microbatch needs.
+        priority: who goes first among the ready.
+        patience: a weight gradient lets the mesh wait instead if another step will be ready within this
+            part of the weight gradient's own time.
+
+    Raises:
+        ScheduleError: a limit is too small for one microbatch.
+    """
+    chooser = _FreeChoice(workload, limits, priority, patience)
+    clock = chooser.clock
+    remaining = sum(
+        len(lane.microbatches) * (3 if workload.splits and seconds[WEIGHTS] > 0 else 2)
+        for lane, seconds in zip(workload.lanes, workload.seconds, strict=True)
+    )
+    while remaining:
+        for mesh in range(workload.num_meshes):
+            while clock.free[mesh] <= clock.now:
+                step = chooser.choose(mesh)
+                if step is None:
+                    break
+                chooser.run(step)
+                remaining -= 1
+        if remaining and not clock.advance():
+            raise ScheduleError("list scheduling stopped before all steps were ordered")
+    return clock.result()
+
+
+class _FreeChoice:
+    """Which steps are next in each lane, and which of them may start."""
+
+    def __init__(
+        self, workload: Workload, limits: Sequence[int], priority: Priority, patience: float
+    ) -> None:
+        self.clock = Clockwork(workload)
+        self.workload, self.limits, self.priority, self.patience = workload, limits, priority, patience
+        self.lanes_on = [workload.lanes_on(mesh) for mesh in range(workload.num_meshes)]
+        self.following = [[lane.microbatches.start, lane.microbatches.start] for lane in workload.lanes]
+        self.needs: dict[tuple[int, int], int] = {}  # (mesh, microbatch): what it will still take
+        for lane, size in zip(workload.lanes, workload.sizes, strict=True):
+            for microbatch in lane.microbatches:
+                key = (lane.mesh, microbatch)
+                self.needs[key] = self.needs.get(key, 0) + size
+        for mesh, limit in enumerate(limits):
+            least = max((need for (m, _), need in self.needs.items() if m == mesh), default=0)
+            if least > limit:
+                raise ScheduleError(
+                    f"mesh {mesh} may hold {limit}, but a single microbatch needs {least} there\n"
+                    "  raise the limit, or put fewer stages on the mesh"
+                )
+        last = [index for index, lane in enumerate(workload.lanes) if lane.following is None]
+        starts = {index: workload.lanes[index].microbatches for index in last}
+        age = {m: (m - r.start, i) for i, r in starts.items() for m in r}
+        self.by_age = sorted(age, key=lambda m: age[m])
+        self.last_lane = {m: i for i, r in starts.items() for m in r}
+        self.oldest = 0
+
+    def run(self, step: Step) -> None:
+        kind, index, microbatch = step
+        if kind != WEIGHTS:
+            self.following[index][kind] += 1
+        if kind == FORWARD:
+            self.needs[self.workload.lanes[index].mesh, microbatch] -= self.workload.sizes[index]
+            while self.oldest < len(self.by_age) and self._entered(self.by_age[self.oldest]):
+                self.oldest += 1
+        self.clock.run(step)
+
+    def _entered(self, microbatch: int) -> bool:
+        """All forwards of a microbatch were run."""
+        return self.following[self.last_lane[microbatch]][FORWARD] > microbatch
+
+    def choose(self, mesh: int) -> Step | None:
+        clock = self.clock
+        best: Step | None = None
+        soonest = math.inf
+        for index in self.lanes_on[mesh]:
+            end = self.workload.lanes[index].microbatches.stop
+            for kind in (FORWARD, BACKWARD):
+                microbatch = self.following[index][kind]
+                if microbatch >= end:
+                    continue
+                step = (kind, index, microbatch)
+                if kind == FORWARD and not self._fits(mesh, step):
+                    continue
+                ready = clock.ready_s(step)
+                soonest = min(soonest, ready)
+                if ready <= clock.now and (best is None or self.priority(step) < self.priority(best)):
+                    best = step
+        if clock.pending[mesh]:
+            weights = min(clock.pending[mesh], key=self.priority)
+            wait = self.patience * self.workload.seconds[weights[1]][WEIGHTS]
+            if best is None:
+                return None if wait and soonest <= clock.now + wait else weights
+            return weights if self.priority(weights) < self.priority(best) else best
+        return best
+
+    def _fits(self, mesh: int, step: Step) -> bool:
+        _, index, microbatch = step
+        room = self.limits[mesh] - self.clock.held[mesh] - self.workload.sizes[index]
+        if self.oldest < len(self.by_age) and self.by_age[self.oldest] != microbatch:
+            room -= self.needs.get((mesh, self.by_age[self.oldest]), 0)
+        return room >= 0
+
+
+def fill_weights(
+    workload: Workload,
+    orders: Sequence[Sequence[Step]],
+    limits: Sequence[int],
+    lookahead: int = 0,
+    weights_first: bool = False,
+) -> Ordered | None:
+    """Keeps the order of forwards and backwards and puts weight gradients in the gaps or to make room.
+
+    With a lookahead, a mesh whose next step is not ready may take one of the steps behind it, if the limit
+    then holds for the steps in between even before any of their weight gradients.
+
+    Args:
+        workload: what to order; its backwards are split.
+        orders: per mesh, its forwards and backwards.
+        limits: per mesh, the most it may hold.
+        lookahead: how many steps behind the next one may overtake it.
+        weights_first: a step overtakes only where no weight gradient waits.
+
+    Returns:
+        The steps, or None if the given order cannot hold the limits.
+    """
+    clock = Clockwork(workload)
+    left = [list(order) for order in orders]
+    while True:
+        for mesh, steps in enumerate(left):
+            while clock.free[mesh] <= clock.now:
+                ahead = 0 if weights_first and clock.pending[mesh] else lookahead
+                at = _next_in_order(clock, mesh, steps, limits[mesh], ahead)
+                if at is not None:
+                    clock.run(steps.pop(at))
+                elif clock.pending[mesh]:
+                    clock.run(clock.pending[mesh][0])
+                else:
+                    break
+        if not clock.advance():
+            return None if any(left) else clock.result()
+
+
+def _next_in_order(clock: Clockwork, mesh: int, steps: list[Step], limit: int, lookahead: int) -> int | None:
+    """Position of the step to run now; None if none can."""
+    sizes = clock.workload.sizes
+    bare = clock.held[mesh] - sum(sizes[index] for _, index, _ in clock.pending[mesh])
+    highest = bare
+    for at, step in enumerate(steps[: lookahead + 1]):
+        kind, index, _ = step
+        if clock.ready_s(step) <= clock.now:
+            size = sizes[index]
+            if kind == BACKWARD or (clock.held[mesh] + size <= limit and highest + size <= limit):
+                return at
+        bare += sizes[index] if kind == FORWARD else -sizes[index]
+        highest = max(highest, bare)
+    return None
+
+
+def in_order(workload: Workload, orders: Sequence[Sequence[Step]]) -> Ordered | None:
+    """Runs steps exactly in the given order; None if that deadlocks."""
+    clock = Clockwork(workload)
+    at = [0] * len(orders)
+    while True:
+        for mesh, order in enumerate(orders):
+            while clock.free[mesh] <= clock.now and at[mesh] < len(order):
+                step = order[at[mesh]]
+                if step[0] != WEIGHTS and clock.ready_s(step) > clock.now:
+                    break
+                clock.run(step)
+                at[mesh] += 1
+        if not clock.advance():
+            return (
+                None if any(k < len(order) for k, order in zip(at, orders, strict=True)) else clock.result()
+            )

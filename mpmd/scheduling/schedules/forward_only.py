@@ -1,0 +1,30 @@
+"""Forward only: evaluation and inference in microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.placement import Placement, contiguous
+from mpmd.scheduling.schedules.circular import Circular
+from mpmd.scheduling.task import Task
+
+
+@dataclass(frozen=True)
+class ForwardOnly(PipelineSchedule):
+    """Microbatches one after the other; on a placement that goes round, in groups as ``circular``.
+
+    Idle per mesh ``(p-1)F/v``; holds no activations behind a stage.
+    """
+
+    name = "forward_only"
+    has_backward = False
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """Neighbouring stages together."""
+        return contiguous(num_stages, num_meshes)
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """The forwards of ``circular``."""
+        return [[task for task in order if not task.phase.is_backward] for order in Circular().orders(shape)]

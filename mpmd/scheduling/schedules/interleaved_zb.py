@@ -1,0 +1,40 @@
+"""Interleaved zero bubble: several stages per mesh, weight gradients in the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.placement import Placement, looped
+from mpmd.scheduling.task import Task
+from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.zigzag import best_order, zigzag
+
+
+@dataclass(frozen=True)
+class InterleavedZeroBubble(PipelineSchedule):
+    """Zero bubble H1 over ``v`` stages per mesh, placed round and round.
+
+    Idle per mesh ``(p-1)(F+I-W)/v``; every mesh holds at most ``p`` microbatches.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023, on the order of interleaved 1F1B.
+    """
+
+    name = "interleaved_zb"
+    splits_backward = True
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """Round and round."""
+        return looped(num_stages, num_meshes)
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """``(v-1)p + p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        workload = unit_workload(shape, splits=True)
+        meshes = len({lane.mesh for lane in workload.lanes})
+        limits = [max(1, len(workload.lanes_on(mesh))) * meshes for mesh in range(shape.num_meshes)]
+
+        def warm_up(place: int, lanes: int) -> int:
+            return (lanes - 1) * meshes + meshes - 1 - place
+
+        return expand(workload, best_order(workload, [zigzag(workload, warm_up)], limits).orders)

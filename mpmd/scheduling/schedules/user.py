@@ -1,0 +1,204 @@
+"""The user's own schedules: a function that ranks tasks, a table, or a CSV file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpmd.errors import ScheduleError, collect
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.placement import Placement, contiguous, folded, looped
+from mpmd.scheduling.table import Mirror, ScheduleTable
+from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.validate import validate
+
+_PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {
+    "contiguous": contiguous,
+    "looped": looped,
+    "folded": folded,
+}
+
+
+@dataclass(frozen=True)
+class FunctionSchedule(PipelineSchedule):
+    """Every mesh runs its tasks by rising key; see ``from_function``."""
+
+    key: Callable[[Task], Any]
+    splits_backward: bool = False
+    has_backward: bool = True
+    default_placement: str = "contiguous"
+    name: str = "from_function"
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """As chosen by ``default_placement``."""
+        return _PLACEMENTS[self.default_placement](num_stages, num_meshes)
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow."""
+        backward = (Phase.I, Phase.W) if self.splits_backward else (Phase.B,)
+        phases = (Phase.F, *backward) if self.has_backward else (Phase.F,)
+        orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
+        for microbatch in range(shape.num_microbatches):
+            for phase in phases:
+                stages = range(shape.num_stages)
+                for stage in reversed(stages) if phase.is_backward else stages:
+                    orders[shape.placement[stage]].append(Task(stage, microbatch, phase))
+        for order in orders:
+            order.sort(key=self.key)
+        return orders
+
+
+def from_function(
+    key: Callable[[Task], Any],
+    *,
+    splits_backward: bool = False,
+    has_backward: bool = True,
+    placement: str = "contiguous",
+    name: str = "from_function",
+) -> PipelineSchedule:
+    """A schedule in which every mesh runs its tasks by rising key.
+
+    ``from_function(lambda t: (t.phase is not Phase.F, t.microbatch))`` is GPipe.  A key that never ranks a
+    task before one it needs cannot deadlock; the table is checked in any case.
+
+    Args:
+        key: ranks a task; anything that compares.
+        splits_backward: backwards are ``I`` and ``W``.
+        has_backward: False for evaluation.
+        placement: where stages go if the user does not say: ``contiguous``, ``looped`` or ``folded``.
+        name: what to call it in errors and charts.
+
+    Raises:
+        ScheduleError: the placement is unknown.
+    """
+    if placement not in _PLACEMENTS:
+        raise ScheduleError(f"there is no placement {placement!r}\n  placements: {', '.join(_PLACEMENTS)}")
+    return FunctionSchedule(key, splits_backward, has_backward, placement, name)
+
+
+@dataclass(frozen=True)
+class FixedSchedule(PipelineSchedule):
+    """One table, for the numbers of stages, meshes and microbatches it was written for."""
+
+    fixed: ScheduleTable
+    name: str = "from_table"
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """That of the table."""
+        return self.fixed.stage_to_mesh
+
+    def mirror(self, shape: Shape) -> Mirror | None:
+        """That of the table."""
+        return self.fixed.mirror
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """Those of the table."""
+        return self.fixed.orders
+
+    def table(
+        self,
+        num_stages: int,
+        num_meshes: int,
+        num_microbatches: int,
+        stage_to_mesh: Sequence[int] | None = None,
+    ) -> ScheduleTable:
+        """The table, if it was written for this program.
+
+        Raises:
+            ScheduleError: it was written for other numbers or another placement.
+        """
+        fixed = self.fixed
+        wanted = (num_stages, num_meshes, num_microbatches)
+        written = (fixed.num_stages, fixed.num_meshes, fixed.num_microbatches)
+        if wanted != written:
+            raise ScheduleError(
+                f"schedule {self.name!r} does not fit the program\n"
+                "  written for: {} stages, {} meshes, {} microbatches\n".format(*written)
+                + "  program has: {} stages, {} meshes, {} microbatches".format(*wanted)
+            )
+        if stage_to_mesh is not None and tuple(stage_to_mesh) != fixed.stage_to_mesh:
+            raise ScheduleError(
+                f"schedule {self.name!r} puts stages on other meshes than the program\n"
+                f"  schedule: {list(fixed.stage_to_mesh)}\n  program:  {list(stage_to_mesh)}"
+            )
+        return fixed
+
+
+def from_table(
+    orders: Sequence[Sequence[Task | str]],
+    stage_to_mesh: Sequence[int] | None = None,
+    *,
+    name: str = "from_table",
+) -> PipelineSchedule:
+    """A schedule written out: per mesh its tasks in order, as tasks or as text such as ``0F0``.
+
+    Args:
+        orders: per mesh, its tasks.
+        stage_to_mesh: the mesh of each stage; by default where the first task of the stage stands.
+        name: what to call it in errors and charts.
+
+    Raises:
+        ScheduleError: names the first impossible task of each mesh, and why.
+    """
+    parsed = tuple(tuple(Task.parse(t) if isinstance(t, str) else t for t in order) for order in orders)
+    placement = _placement_of(parsed) if stage_to_mesh is None else tuple(stage_to_mesh)
+    tasks = [task for order in parsed for task in order]
+    if not tasks:
+        raise ScheduleError(f"schedule {name!r} has no tasks")
+    splits = any(task.phase is Phase.I for task in tasks)
+    has_backward = any(task.phase.is_backward for task in tasks)
+    table = ScheduleTable(parsed, placement, splits, has_backward)
+    validate(table)
+    return FixedSchedule(table, name)
+
+
+def _placement_of(orders: Sequence[Sequence[Task]]) -> Placement:
+    mesh_of: dict[int, int] = {}
+    for mesh, order in enumerate(orders):
+        for task in order:
+            mesh_of.setdefault(task.stage, mesh)
+    stages = 1 + max(mesh_of, default=-1)
+    absent = [stage for stage in range(stages) if stage not in mesh_of]
+    if absent:
+        raise ScheduleError(
+            f"stage {absent[0]} has no tasks, but stage {stages - 1} has\n"
+            "  stages are numbered from 0 without gaps"
+        )
+    return tuple(mesh_of[stage] for stage in range(stages))
+
+
+def from_csv(path_or_text: str | Path, *, name: str | None = None) -> PipelineSchedule:
+    """A schedule from CSV: one line per mesh, tasks such as ``0F0,0F1,1B0``; empty cells are skipped.
+
+    Args:
+        path_or_text: a file, or the text itself, told apart by whether it has a comma or several lines.
+        name: what to call it in errors and charts; by default the file's name.
+
+    Raises:
+        ScheduleError: the file cannot be read, a cell is no task, or a task is impossible.
+    """
+    is_text = isinstance(path_or_text, str) and re.search(r"[,\n]", path_or_text) is not None
+    source = "from_csv" if is_text else str(path_or_text)
+    if is_text:
+        text = str(path_or_text)
+    else:
+        try:
+            text = Path(path_or_text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScheduleError(f"the schedule {source!r} cannot be read: {error}") from error
+    orders: list[list[Task]] = []
+    problems: list[str] = []
+    for number, line in enumerate(text.strip("\n").split("\n"), 1):
+        orders.append([])
+        for column, cell in enumerate(line.split(","), 1):
+            if cell.strip():
+                try:
+                    orders[-1].append(Task.parse(cell))
+                except ScheduleError as error:
+                    problems.append(f"line {number}, cell {column}: {error}")
+    if problems:
+        raise collect(ScheduleError, problems[:8], f"{len(problems)} cells of {source!r} are no tasks:")
+    return from_table(orders, name=name or source)

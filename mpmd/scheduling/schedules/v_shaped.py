@@ -1,0 +1,51 @@
+"""V-shaped zero-bubble schedules: two stages per mesh, the second way back up, within a chosen memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.list_schedule import backward_first, list_schedule, old_first
+from mpmd.scheduling.placement import Placement, contiguous
+from mpmd.scheduling.task import Task
+from mpmd.scheduling.v_patterns import VPattern, is_v_shaped, pattern_candidates
+from mpmd.scheduling.workload import expand, unit_workload
+
+
+class VShaped(PipelineSchedule):
+    """Stages go down the meshes and up again, so that every mesh holds an early and a late stage.
+
+    What a mesh may hold is the same on all meshes.  The order is the best of some repeating patterns and of
+    list scheduling; on other placements than the V, of list scheduling alone.
+    """
+
+    splits_backward = True
+    patterns: tuple[VPattern, ...] = ()
+
+    @abstractmethod
+    def limit(self, num_meshes: int) -> int:
+        """The most stages' activations of a microbatch that a mesh may hold."""
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """Down and up again, with neighbouring stages together where there are more than two per mesh."""
+        if num_stages < 2 * num_meshes:
+            raise ScheduleError(
+                f"schedule {self.name!r} needs two stages per mesh: {2 * num_meshes} for {num_meshes} "
+                f"meshes, got {num_stages}\n  split the model into more stages, or use zb_h1"
+            )
+        way = [*range(num_meshes), *reversed(range(num_meshes))]
+        return tuple(way[part] for part in contiguous(num_stages, 2 * num_meshes))
+
+    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+        """The fastest order within the limit."""
+        workload = unit_workload(shape, splits=True, split_turns=True)
+        used = len({lane.mesh for lane in workload.lanes})
+        most_lanes = max(len(workload.lanes_on(mesh)) for mesh in range(shape.num_meshes))
+        limit = max(self.limit(used) * most_lanes // 2, most_lanes)
+        limits = [limit] * shape.num_meshes
+        found = [list_schedule(workload, limits, priority) for priority in (backward_first, old_first)]
+        if is_v_shaped(workload):
+            found += pattern_candidates(workload, self.patterns, limits)
+        return expand(workload, min(found, key=lambda ordered: ordered.makespan_s).orders)

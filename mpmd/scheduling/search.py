@@ -1,0 +1,370 @@
+"""Finds a schedule for given costs and a memory limit, and says how far it is from the best there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.bounds import lower_bound
+from mpmd.scheduling.costs import Costs, Link, Transfer
+from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.exact import branch_and_bound
+from mpmd.scheduling.improve import improve
+from mpmd.scheduling.list_schedule import (
+    Ordered,
+    backward_first,
+    fill_weights,
+    forward_first,
+    list_schedule,
+    old_first,
+)
+from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.placement import Placement
+from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.table import ScheduleTable
+from mpmd.scheduling.task import Phase
+from mpmd.scheduling.timeline import Timeline
+from mpmd.scheduling.validate import validate
+from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand
+from mpmd.scheduling.zigzag import zigzag
+
+_TOLERANCE = 1e-9
+_PRIORITIES = (backward_first, old_first, forward_first)
+_PATIENCES = (0.0, 0.5)
+_AHEADS = (1.0, 1.25, 1.5, 2.0)
+_IMPROVED = 3  # as many of the best candidates are worked on
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One schedule that was tried.
+
+    Attributes:
+        name: of the schedule or the method.
+        makespan_s: predicted seconds of the step; None if it does not fit.
+        problem: why it does not fit.
+    """
+
+    name: str
+    makespan_s: float | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best schedule found.
+
+    Attributes:
+        table: the schedule.
+        timeline: its prediction.
+        origin: the schedule or method it comes from.
+        bound_s: no schedule for the same placements and limits is shorter.
+        candidates: all that was tried, in order.
+        nodes: decisions of branch and bound.
+    """
+
+    table: ScheduleTable
+    timeline: Timeline
+    origin: str
+    bound_s: float
+    candidates: tuple[Candidate, ...]
+    nodes: int
+
+    @property
+    def makespan_s(self) -> float:
+        """Predicted seconds of the step."""
+        return self.timeline.makespan_s
+
+    @property
+    def gap(self) -> float:
+        """How much longer it may be than the best one: 0.02 is 2 percent."""
+        return max(0.0, self.makespan_s / self.bound_s - 1.0) if self.bound_s else 0.0
+
+    @property
+    def proved(self) -> bool:
+        """There is no shorter schedule."""
+        return self.gap <= _TOLERANCE
+
+    def report(self) -> str:
+        """What was tried and what came out, as text."""
+        lines = [
+            f"{c.name:<28} {c.makespan_s:.6g} s" if c.makespan_s is not None else f"{c.name:<28} {c.problem}"
+            for c in self.candidates
+        ]
+        verdict = "optimal" if self.proved else f"at most {self.gap:.1%} longer than the best there can be"
+        lines.append(f"best: {self.origin}, {self.makespan_s:.6g} s, bound {self.bound_s:.6g} s, {verdict}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a schedule is searched for.
+
+    Attributes:
+        costs: per stage.
+        num_meshes: number of meshes.
+        num_microbatches: number of microbatches.
+        transfer: links between meshes.
+        stage_to_mesh: the placement; None: the search may choose among those of the named schedules.
+        limit_bytes: per mesh, or one for all: the most bytes it may hold.
+        limit_activations: per mesh, or one for all: the most stages' activations of a microbatch it may hold.
+        split_backward: backwards may be two tasks.
+        whole: stages whose backward is never split.
+        copies: schedules that keep two copies of every stage may be chosen too.
+    """
+
+    costs: Costs
+    num_meshes: int
+    num_microbatches: int
+    transfer: Transfer = Link()  # noqa: RUF009  (immutable)
+    stage_to_mesh: Placement | None = None
+    limit_bytes: int | Sequence[int] | None = None
+    limit_activations: int | Sequence[int] | None = None
+    split_backward: bool = True
+    whole: tuple[int, ...] = ()
+    copies: bool = False
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.costs.stages)
+
+    def per_mesh(self, limit: int | Sequence[int] | None) -> tuple[int, ...] | None:
+        """A limit for each mesh.
+
+        Raises:
+            ScheduleError: the limit is given for another number of meshes.
+        """
+        if limit is None:
+            return None
+        limits = (limit,) * self.num_meshes if isinstance(limit, int) else tuple(limit)
+        if len(limits) != self.num_meshes:
+            raise ScheduleError(f"memory limits are given for {len(limits)} meshes, not {self.num_meshes}")
+        return limits
+
+
+def search(problem: Problem, *, effort: int = 1_000_000) -> SearchResult:
+    """The best schedule found, never worse than any named schedule that fits the same limits.
+
+    Named schedules come first; then list scheduling with the given costs; then branch and bound, which for
+    small pipelines ends with a proof; then small changes to the best.
+
+    Args:
+        problem: costs, sizes and limits.
+        effort: steps timed by the improvement, and a fiftieth as many decisions of branch and bound.
+
+    Raises:
+        ScheduleError: nothing fits the limits; says what comes closest.
+    """
+    hunt = _Hunt(problem)
+    for name, kind in SCHEDULES.items():
+        hunt.try_named(name, kind)
+    for placement in hunt.placements():
+        for splits in (False, True) if problem.split_backward else (False,):
+            hunt.try_list_schedules(placement, splits)
+    hunt.finish(effort // 50)
+    hunt.improve_best(effort)
+    return hunt.result()
+
+
+class _Hunt:
+    """Keeps the best while candidates are tried."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.limit_bytes = problem.per_mesh(problem.limit_bytes)
+        self.limit_activations = problem.per_mesh(problem.limit_activations)
+        self.candidates: list[Candidate] = []
+        self.best: tuple[float, str, ScheduleTable, Timeline] | None = None
+        self.closest: tuple[float, str] | None = None
+        self.tables: list[tuple[float, str, ScheduleTable]] = []
+        self.named_placements: dict[Placement, None] = {}
+        self.bounds: list[float] = []
+        self.nodes = 0
+
+    def placements(self) -> list[Placement]:
+        """The placement that was asked for, or all those of named schedules that could be used."""
+        if self.problem.stage_to_mesh is not None:
+            return [self.problem.stage_to_mesh]
+        return list(self.named_placements)
+
+    def try_named(self, name: str, kind: type[PipelineSchedule]) -> None:
+        """A named schedule, if it can order this problem."""
+        problem = self.problem
+        if not kind.has_backward or (kind.splits_backward and not problem.split_backward):
+            return
+        try:
+            table = kind().table(
+                problem.num_stages, problem.num_meshes, problem.num_microbatches, problem.stage_to_mesh
+            )
+        except ScheduleError as error:
+            self.candidates.append(Candidate(name, None, str(error).splitlines()[0]))
+            return
+        if table.mirror is not None:
+            if not problem.copies:
+                self.candidates.append(Candidate(name, None, "keeps two copies of every stage"))
+                return
+            self.bounds.append(lower_bound(self._mirrored(table), self.limit_activations))
+        self.named_placements.setdefault(table.stage_to_mesh)
+        self.consider(name, table)
+
+    def consider(self, name: str, table: ScheduleTable) -> None:
+        """Predicts a table and keeps it if it fits and is the shortest."""
+        if table.splits_backward and self.problem.whole:
+            table = table.with_whole_backward(self.problem.whole)
+        timeline = simulate(table, self.problem.costs, self.problem.transfer, title=name)
+        problem, excess = self._excess(table, timeline)
+        if problem:
+            self.candidates.append(Candidate(name, None, problem))
+            if self.closest is None or excess < self.closest[0]:
+                self.closest = (excess, f"{name}: {problem}")
+            return
+        self.candidates.append(Candidate(name, timeline.makespan_s))
+        self.tables.append((timeline.makespan_s, name, table))
+        if self.best is None or timeline.makespan_s < self.best[0] - _TOLERANCE:
+            self.best = (timeline.makespan_s, name, table, timeline)
+
+    def _excess(self, table: ScheduleTable, timeline: Timeline) -> tuple[str, float]:
+        """What is too much, and by which factor in the worst place."""
+        worst, problem = 0.0, ""
+        if self.limit_bytes is not None:
+            for memory, limit in zip(timeline.memory, self.limit_bytes, strict=True):
+                if memory.peak_bytes > limit and memory.peak_bytes / max(limit, 1) > worst:
+                    worst = memory.peak_bytes / max(limit, 1)
+                    problem = f"needs {memory.peak_bytes:,} bytes on {memory.mesh}, the limit is {limit:,}"
+        if self.limit_activations is not None:
+            peaks = zip(peak_activations(table), self.limit_activations, strict=True)
+            for mesh, (peak, limit) in enumerate(peaks):
+                if peak > limit and peak / max(limit, 1) > worst:
+                    worst = peak / max(limit, 1)
+                    problem = f"holds {peak} activations on mesh {mesh}, the limit is {limit}"
+        return problem, worst
+
+    def try_list_schedules(self, placement: Placement, splits: bool) -> None:
+        """List scheduling with the given costs, with several limits and priorities."""
+        workload = self._workload(placement, splits, merge=True)
+        for name, ordered in self._list_orders(workload):
+            if self.best is None or ordered.makespan_s < self.best[0] - _TOLERANCE:
+                label = f"{name}, {'split' if splits else 'whole'}"
+                self.consider(label, self._table(placement, workload, ordered.orders))
+
+    def _list_orders(self, workload: Workload) -> Iterator[tuple[str, Ordered]]:
+        for number, limits in enumerate(self._step_limits(workload)):
+            for priority in _PRIORITIES:
+                for patience in _PATIENCES if workload.splits else (0.0,):
+                    try:
+                        yield (
+                            f"list {priority.__name__} {number}",
+                            list_schedule(workload, limits, priority, patience),
+                        )
+                    except ScheduleError:
+                        break  # not even one microbatch fits
+            if workload.splits:
+                for ahead in _AHEADS:
+                    filled = fill_weights(workload, zigzag(workload, _warm_up(workload, ahead)), limits)
+                    if filled is not None:
+                        yield f"zigzag {ahead:g} {number}", filled
+
+    def _step_limits(self, workload: Workload) -> list[list[int]]:
+        """Limits in stages to give to the generators; the prediction decides in the end what fits."""
+        lanes = max(sum(workload.sizes[k] for k in workload.lanes_on(m)) for m in range(workload.num_meshes))
+        everything = [max(1, lanes) * self.problem.num_microbatches] * workload.num_meshes
+        limits = [everything if self.limit_activations is None else list(self.limit_activations)]
+        if self.limit_activations is None:
+            limits += [
+                [max(1, lanes) * depth] * workload.num_meshes for depth in _depths(workload.num_meshes)
+            ]
+        return limits
+
+    def _workload(self, placement: Placement, splits: bool, merge: bool) -> Workload:
+        problem = self.problem
+        shape = Shape(problem.num_meshes, problem.num_microbatches, placement)
+        return costed_workload(
+            shape, splits, problem.costs, problem.transfer, whole=problem.whole, merge=merge
+        )
+
+    def _mirrored(self, table: ScheduleTable) -> Workload:
+        problem = self.problem
+        shape = Shape(problem.num_meshes, problem.num_microbatches, table.stage_to_mesh)
+        mirror = table.mirror.stage_to_mesh if table.mirror else None
+        return costed_workload(
+            shape, True, problem.costs, problem.transfer, whole=problem.whole, merge=False, mirror=mirror
+        )
+
+    def _table(
+        self, placement: Placement, workload: Workload, orders: Sequence[Sequence[Step]]
+    ) -> ScheduleTable:
+        table = ScheduleTable(tuple(map(tuple, expand(workload, orders))), placement, workload.splits)
+        validate(table, self.problem.num_microbatches)
+        return table
+
+    def improve_best(self, effort: int) -> None:
+        """Small changes to the best tables; under a limit of bytes, within the activations they hold."""
+        if self.best is None or self.best[0] <= min(self.bounds) + _TOLERANCE:
+            return
+        self.tables.sort(key=lambda entry: entry[0])
+        for _, name, table in [entry for entry in self.tables if entry[2].mirror is None][:_IMPROVED]:
+            workload = self._workload(table.stage_to_mesh, table.splits_backward, merge=False)
+            limits = self.limit_activations
+            if limits is None and self.limit_bytes is not None:
+                limits = peak_activations(table)
+            better = improve(workload, _steps(table), limits, effort // _IMPROVED)
+            if better is not None:
+                improved = self._table(table.stage_to_mesh, workload, better.orders)
+                self.consider(f"{name}, improved", improved)
+
+    def finish(self, most_nodes: int) -> None:
+        """Branch and bound on every placement; what it cannot finish leaves the simple bound."""
+        for placement in self.placements():
+            for splits in (False, True) if self.problem.split_backward else (False,):
+                workload = self._workload(placement, splits, merge=False)
+                bound = lower_bound(workload, self.limit_activations)
+                known = self.best[0] if self.best is not None else float("inf")
+                if bound >= known - _TOLERANCE:
+                    self.bounds.append(bound)
+                    continue
+                exact = branch_and_bound(workload, self.limit_activations, known, most_nodes, bound)
+                self.nodes += exact.nodes
+                self.bounds.append(exact.makespan_s if exact.proved else bound)
+                if exact.orders is not None:
+                    label = f"branch and bound, {'split' if splits else 'whole'}"
+                    self.consider(label, self._table(placement, workload, exact.orders))
+
+    def result(self) -> SearchResult:
+        """The best that fits."""
+        if self.best is None:
+            raise ScheduleError(
+                "no schedule fits the memory limits\n"
+                f"  closest: {self.closest[1] if self.closest else 'none could be made'}\n"
+                "  raise the limit, use more stages or meshes, or recompute activations"
+            )
+        length, origin, table, timeline = self.best
+        bound = min(min(self.bounds, default=0.0), length)
+        return SearchResult(table, timeline, origin, bound, tuple(self.candidates), self.nodes)
+
+
+def _depths(num_meshes: int) -> list[int]:
+    """Microbatches a mesh may hold, to try where no limit says."""
+    return sorted({num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
+
+
+def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
+    """Forwards before the first backward, by the place of a mesh and its lanes, for zero-bubble orders."""
+    meshes = len({lane.mesh for lane in workload.lanes})
+    return lambda place, lanes: (lanes - 1) * meshes + int(ahead * (meshes - 1 - place))
+
+
+def _steps(table: ScheduleTable) -> list[list[Step]]:
+    """The tasks of a table as steps of lanes that are single stages."""
+    kinds = {
+        Phase.F: (FORWARD,),
+        Phase.I: (BACKWARD,),
+        Phase.W: (WEIGHTS,),
+        Phase.B: (BACKWARD, WEIGHTS) if table.splits_backward else (BACKWARD,),
+    }
+    return [
+        [(kind, task.stage, task.microbatch) for task in order for kind in kinds[task.phase]]
+        for order in table.orders
+    ]

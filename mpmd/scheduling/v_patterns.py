@@ -1,0 +1,96 @@
+"""Repeating patterns for V-shaped placements: each microbatch does what the one before did, six steps later.
+
+With two lanes per mesh and steps of equal length a mesh has six steps per microbatch.  A pattern says at
+which time microbatch 0 passes each mesh on its four ways (forward down, forward up, backward down, backward
+up) by the steps it takes from mesh to mesh on each way.  What a mesh holds is then the time between forward
+and backward over six, so short ways hold little.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024 (the idea of the pattern and the
+bounds); the offsets and the way they are filled are found by our own search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.scheduling.list_schedule import Ordered, fill_weights
+from mpmd.scheduling.workload import BACKWARD, FORWARD, Step, Workload
+
+_PERIOD = 6
+
+
+@dataclass(frozen=True)
+class VPattern:
+    """Steps per mesh on each way, and steps of rest at each turn.
+
+    Attributes:
+        ways: of forward down, forward up, backward down, backward up.
+        rests: between the end of a way and the next one: at the far mesh, at the near mesh, at the far mesh.
+    """
+
+    ways: tuple[int, int, int, int]
+    rests: tuple[int, int, int]
+
+    def orders(self, num_meshes: int, num_microbatches: int) -> list[list[Step]] | None:
+        """Forwards and backwards per mesh, by time; None if two ways would meet on a mesh."""
+        down, up, back_down, back_up = self.ways
+        far = num_meshes - 1
+        second = (down + up) * far + 1 + self.rests[0]
+        third = second + 1 + self.rests[1]
+        fourth = third + (back_down + back_up) * far + 1 + self.rests[2]
+        orders: list[list[Step]] = []
+        for mesh in range(num_meshes):
+            upper = 2 * num_meshes - 1 - mesh
+            starts = {
+                (FORWARD, mesh): down * mesh,
+                (FORWARD, upper): second - up * mesh,
+                (BACKWARD, upper): third + back_down * mesh,
+                (BACKWARD, mesh): fourth - back_up * mesh,
+            }
+            if len({start % _PERIOD for start in starts.values()}) < len(starts):
+                return None
+            timed = sorted(
+                (start + _PERIOD * microbatch, kind, lane, microbatch)
+                for (kind, lane), start in starts.items()
+                for microbatch in range(num_microbatches)
+            )
+            orders.append([(kind, lane, microbatch) for _, kind, lane, microbatch in timed])
+        return orders
+
+
+V_HALF_PATTERNS = (
+    VPattern((1, 2, 1, 2), (0, 3, 1)),
+    VPattern((1, 2, 2, 1), (3, 2, 3)),
+    VPattern((1, 2, 2, 1), (3, 0, 3)),
+)
+V_MIN_PATTERNS = tuple(
+    VPattern((1, 1, 1, 1), rests) for rests in ((0, 0, 0), (0, 4, 0), (0, 2, 0), (4, 0, 0))
+)
+
+
+def is_v_shaped(workload: Workload) -> bool:
+    """One direction that goes down all meshes and up again."""
+    meshes = [lane.mesh for lane in workload.lanes]
+    down = list(range(workload.num_meshes))
+    return meshes == down + down[::-1]
+
+
+_FILLS = ((0, False), (2, False), (2, True))
+"""Lookahead, and whether weight gradients go first: each is the best for some number of meshes."""
+
+
+def pattern_candidates(
+    workload: Workload, patterns: Sequence[VPattern], limits: Sequence[int]
+) -> list[Ordered]:
+    """The patterns that fit the number of meshes, with weight gradients filled in under the limits."""
+    found = []
+    for pattern in patterns:
+        orders = pattern.orders(workload.num_meshes, len(workload.lanes[0].microbatches))
+        if orders is None:
+            continue
+        for lookahead, weights_first in _FILLS:
+            filled = fill_weights(workload, orders, limits, lookahead, weights_first)
+            if filled is not None:
+                found.append(filled)
+    return found

@@ -1,0 +1,196 @@
+"""What the schedule generators work on: stages grouped into lanes, with seconds and sizes.
+
+Neighbouring stages of one mesh always run together, so a generator orders *steps*: a lane's forward,
+backward or weight gradient on one microbatch.  ``expand`` turns steps into tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
+from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.placement import Placement, Visit, visits
+from mpmd.scheduling.task import Phase, Task
+
+FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
+"""Kinds of steps.  ``BACKWARD`` is ``B``, or ``I`` where the backward is split."""
+
+Step = tuple[int, int, int]
+"""Kind, lane, microbatch."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Neighbouring stages on one mesh, as the microbatches of one direction pass through them.
+
+    Attributes:
+        mesh: where it runs.
+        stages: the stages in it.
+        previous: the lane a microbatch comes from; None for the first.
+        following: the lane it goes to; None for the last.
+        microbatches: those that pass through.
+    """
+
+    mesh: int
+    stages: range
+    previous: int | None
+    following: int | None
+    microbatches: range
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lanes with their costs.
+
+    Attributes:
+        num_meshes: number of meshes.
+        lanes: all lanes; those of one direction follow each other.
+        splits: backwards are two steps.
+        seconds: per lane, of its forward, backward and weight gradient.
+        delays: per lane, seconds until the output of the previous lane is here, and the gradient of the
+            following.
+        sizes: per lane, what it holds for one microbatch from its forward to the end of its backward.
+    """
+
+    num_meshes: int
+    lanes: tuple[Lane, ...]
+    splits: bool
+    seconds: tuple[tuple[float, float, float], ...]
+    delays: tuple[tuple[float, float], ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The kinds of steps there are."""
+        return (FORWARD, BACKWARD, WEIGHTS) if self.splits else (FORWARD, BACKWARD)
+
+    def lanes_on(self, mesh: int) -> list[int]:
+        """The lanes of a mesh, in order."""
+        return [index for index, lane in enumerate(self.lanes) if lane.mesh == mesh]
+
+    def work_s(self, mesh: int) -> float:
+        """Seconds of all steps of a mesh."""
+        return sum(
+            self.seconds[index][kind] * len(self.lanes[index].microbatches)
+            for index in self.lanes_on(mesh)
+            for kind in self.kinds
+        )
+
+
+def unit_workload(
+    shape: Shape, splits: bool, mirror: Placement | None = None, split_turns: bool = False
+) -> Workload:
+    """Every lane takes one second per step, whole backwards two, and holds one unit.
+
+    Args:
+        shape: the problem; with a mirror, the second half of the microbatches uses the mirror's placement.
+        splits: whether backwards are two steps.
+        mirror: placement of the second copy of the stages.
+        split_turns: stages of a mesh where the way turns back are two lanes, one for each way.
+    """
+    lanes = _lanes(shape, mirror, _visits_with_split_turns if split_turns else visits)
+    seconds = ((1.0, 1.0, 1.0) if splits else (1.0, 2.0, 0.0),) * len(lanes)
+    return Workload(shape.num_meshes, lanes, splits, seconds, ((0.0, 0.0),) * len(lanes), (1,) * len(lanes))
+
+
+def costed_workload(
+    shape: Shape,
+    splits: bool,
+    costs: Costs,
+    transfer: Transfer,
+    *,
+    whole: Collection[int] = (),
+    merge: bool = True,
+    mirror: Placement | None = None,
+) -> Workload:
+    """Lanes with the seconds of their stages and the delays of their transfers; sizes count stages.
+
+    Args:
+        shape: the problem.
+        splits: whether backwards are two steps.
+        costs: of the stages.
+        transfer: links between meshes.
+        whole: stages whose backward is never split; their weight gradients take no time of their own.
+        merge: neighbouring stages of a mesh are one lane; otherwise every stage is its own.
+        mirror: placement of the second copy of the stages.
+    """
+    lanes = _lanes(shape, mirror, _visits_with_split_turns if merge else _single_stages)
+    seconds, delays = [], []
+    for lane in lanes:
+        forward = backward = weights = 0.0
+        for stage in lane.stages:
+            cost = costs.stages[stage]
+            forward += cost.forward_s
+            backward += cost.input_gradient_s if splits and stage not in whole else cost.backward_s
+            weights += cost.weight_gradient_s if splits and stage not in whole else 0.0
+        seconds.append((forward, backward, weights))
+        ahead = _delay(lanes, lane.previous, lane, costs, transfer, forward=True)
+        delays.append((ahead, _delay(lanes, lane.following, lane, costs, transfer, forward=False)))
+    sizes = tuple(len(lane.stages) for lane in lanes)
+    return Workload(shape.num_meshes, lanes, splits, tuple(seconds), tuple(delays), sizes)
+
+
+def _delay(
+    lanes: Sequence[Lane], source: int | None, lane: Lane, costs: Costs, transfer: Transfer, forward: bool
+) -> float:
+    if source is None or lanes[source].mesh == lane.mesh:
+        return 0.0
+    stage = costs.stages[lanes[source].stages[-1 if forward else 0]]
+    link: Link = link_between(transfer, lanes[source].mesh, lane.mesh)
+    return link.wire_s(stage.output_bytes if forward else stage.input_gradient_bytes) + link.latency_s
+
+
+def _lanes(
+    shape: Shape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
+) -> tuple[Lane, ...]:
+    count = shape.num_microbatches
+    half = (count + 1) // 2 if mirror is not None else count
+    lanes: list[Lane] = []
+    for placement, microbatches in ((shape.placement, range(half)), (mirror, range(half, count))):
+        if placement is None:
+            continue
+        way = group(placement)
+        first = len(lanes)
+        for k, visit in enumerate(way):
+            previous = first + k - 1 if k else None
+            following = first + k + 1 if k + 1 < len(way) else None
+            lanes.append(Lane(visit.mesh, visit.stages, previous, following, microbatches))
+    return tuple(lanes)
+
+
+def _single_stages(placement: Placement) -> list[Visit]:
+    return [Visit(mesh, range(stage, stage + 1)) for stage, mesh in enumerate(placement)]
+
+
+def _visits_with_split_turns(placement: Placement) -> list[Visit]:
+    """Visits before and after which a microbatch is on the same mesh, cut in two."""
+    way = visits(placement)
+    split: list[Visit] = []
+    for k, visit in enumerate(way):
+        turns = 0 < k < len(way) - 1 and way[k - 1].mesh == way[k + 1].mesh
+        if turns and len(visit.stages) > 1:
+            middle = visit.stages[len(visit.stages) // 2]
+            split.append(Visit(visit.mesh, range(visit.stages.start, middle)))
+            split.append(Visit(visit.mesh, range(middle, visit.stages.stop)))
+        else:
+            split.append(visit)
+    return split
+
+
+def expand(workload: Workload, orders: Sequence[Sequence[Step]]) -> list[list[Task]]:
+    """The tasks of the steps: forwards of a lane by rising stage, backwards by falling stage."""
+    backward = Phase.I if workload.splits else Phase.B
+    expanded: list[list[Task]] = []
+    for order in orders:
+        tasks: list[Task] = []
+        for kind, index, microbatch in order:
+            stages = workload.lanes[index].stages
+            if kind == FORWARD:
+                tasks += (Task(s, microbatch, Phase.F) for s in stages)
+            else:
+                phase = backward if kind == BACKWARD else Phase.W
+                tasks += (Task(s, microbatch, phase) for s in reversed(stages))
+        expanded.append(tasks)
+    return expanded

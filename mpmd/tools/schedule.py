@@ -1,0 +1,196 @@
+"""``mpmd-schedule``: compares pipeline schedules on the command line, as a table and a chart.
+
+mpmd-schedule --stages 8 --meshes 4 --microbatches 8
+mpmd-schedule --stages 4 --microbatches 8 --schedules 1f1b,zb_h1,my.csv --chart --html out.html
+mpmd-schedule --stages 4 --microbatches 8 --forward 7,10,12,9 --limit 4 --search
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.chrome_trace import chrome_trace
+from mpmd.scheduling.costs import Costs, Link, StageCosts
+from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.render import render_text
+from mpmd.scheduling.render_html import render_html
+from mpmd.scheduling.render_svg import render_svg
+from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable, from_csv, get_schedule
+from mpmd.scheduling.search import Problem, search
+from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    table: ScheduleTable
+    timeline: Timeline
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what was asked for; returns 0, or 1 after an error."""
+    options = _parser().parse_args(argv)
+    try:
+        costs = _costs(options)
+        link = Link(latency_s=options.latency)
+        entries, problems = _compare(options, costs, link)
+        if options.search:
+            entries.append(_searched(options, costs, link))
+    except ScheduleError as error:
+        print(f"mpmd-schedule: {error}", file=sys.stderr)
+        return 1
+    _print_table(entries)
+    for problem in problems:
+        print(problem)
+    if options.chart:
+        for entry in entries:
+            print()
+            print(render_text(entry.timeline, options.width), end="")
+    _write_files(options, entries)
+    return 0 if entries else 1
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpmd-schedule",
+        description="Compare pipeline schedules by prediction: step time, idle time, memory.",
+    )
+    parser.add_argument("--stages", type=int, required=True, help="stages of the program")
+    parser.add_argument("--meshes", type=int, help="meshes; by default as many as stages")
+    parser.add_argument("--microbatches", type=int, required=True, help="microbatches of one step")
+    parser.add_argument(
+        "--schedules", default="all", help="names and CSV files, with commas; by default all for training"
+    )
+    parser.add_argument("--placement", help="mesh of each stage, with commas, as in 0,1,1,0")
+    parser.add_argument(
+        "--forward", default="1", help="seconds of F: one for all stages, or one each, with commas"
+    )
+    parser.add_argument("--backward", help="seconds of B; by default twice F")
+    parser.add_argument("--input_gradient", help="seconds of I; by default half of B")
+    parser.add_argument("--weight_gradient", help="seconds of W; by default B less I")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds of a transfer")
+    parser.add_argument("--residual_bytes", default="0", help="bytes a stage keeps for its backward")
+    parser.add_argument("--limit", type=int, help="most stages' activations a mesh may hold, for --search")
+    parser.add_argument("--search", action="store_true", help="look for a better schedule")
+    parser.add_argument("--chart", action="store_true", help="draw every schedule as text")
+    parser.add_argument("--width", type=int, default=150, help="columns of the chart")
+    parser.add_argument("--svg", type=Path, help="write the fastest schedule as a picture")
+    parser.add_argument("--html", type=Path, help="write the fastest schedule as a page")
+    parser.add_argument("--trace", type=Path, help="write all schedules as a Perfetto trace")
+    parser.add_argument("--csv", type=Path, help="write the fastest schedule as CSV")
+    return parser
+
+
+def _numbers(text: str, count: int, option: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ScheduleError(f"--{option}: {text!r} is not a list of numbers") from error
+    if len(values) not in (1, count):
+        raise ScheduleError(
+            f"--{option} gives {len(values)} numbers\n  expected: one, or one for each of {count} stages"
+        )
+    return values * (count if len(values) == 1 else 1)
+
+
+def _costs(options: argparse.Namespace) -> Costs:
+    count = options.stages
+    forward = _numbers(options.forward, count, "forward")
+    backward = _numbers(options.backward, count, "backward") if options.backward else [2 * f for f in forward]
+    if options.input_gradient:
+        first = _numbers(options.input_gradient, count, "input_gradient")
+    else:
+        first = [b / 2 for b in backward]
+    if options.weight_gradient:
+        second = _numbers(options.weight_gradient, count, "weight_gradient")
+    else:
+        second = [max(0.0, b - i) for b, i in zip(backward, first, strict=True)]
+    residuals = [int(r) for r in _numbers(options.residual_bytes, count, "residual_bytes")]
+    return Costs(
+        tuple(
+            StageCosts(f, b, i, w, residual_bytes=r)
+            for f, b, i, w, r in zip(forward, backward, first, second, residuals, strict=True)
+        )
+    )
+
+
+def _placement(options: argparse.Namespace) -> tuple[int, ...] | None:
+    if options.placement is None:
+        return None
+    return tuple(int(mesh) for mesh in _numbers(options.placement, options.stages, "placement"))
+
+
+def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[list[_Entry], list[str]]:
+    """All schedules that can order the problem, and why the others cannot."""
+    everything = options.schedules == "all"
+    training = [name for name, kind in SCHEDULES.items() if kind.has_backward]
+    names = training if everything else options.schedules.split(",")
+    entries, problems = [], []
+    for name in names:
+        schedule: PipelineSchedule = from_csv(Path(name)) if name.endswith(".csv") else get_schedule(name)
+        try:
+            table = schedule.table(
+                options.stages, options.meshes or options.stages, options.microbatches, _placement(options)
+            )
+        except ScheduleError as error:
+            if not everything:
+                raise
+            problems.append(f"{name}: {str(error).splitlines()[0]}")
+            continue
+        entries.append(_Entry(name, table, simulate(table, costs, link, title=name)))
+    return entries, problems
+
+
+def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _Entry:
+    problem = Problem(
+        costs,
+        options.meshes or options.stages,
+        options.microbatches,
+        link,
+        stage_to_mesh=_placement(options),
+        limit_activations=options.limit,
+    )
+    result = search(problem)
+    print(result.report())
+    return _Entry(f"search ({result.origin})", result.table, result.timeline)
+
+
+def _print_table(entries: Sequence[_Entry]) -> None:
+    wide = max([len(entry.name) for entry in entries] + [8])
+    print(f"{'schedule':<{wide}} {'step s':>10} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
+    for entry in sorted(entries, key=lambda e: e.timeline.makespan_s):
+        most = max((memory.peak_bytes for memory in entry.timeline.memory), default=0)
+        print(
+            f"{entry.name:<{wide}} {entry.timeline.makespan_s:>10.6g} {entry.timeline.bubble_fraction():>7.1%} "
+            f"{max(peak_activations(entry.table)):>12} {most:>15,}"
+        )
+
+
+def _write_files(options: argparse.Namespace, entries: Sequence[_Entry]) -> None:
+    if not entries:
+        return
+    fastest = min(entries, key=lambda entry: entry.timeline.makespan_s)
+    contents = {
+        options.svg: lambda: render_svg(fastest.timeline),
+        options.html: lambda: render_html(fastest.timeline),
+        options.csv: lambda: fastest.table.as_csv(),
+        options.trace: lambda: chrome_trace(*(entry.timeline for entry in entries)),
+    }
+    for path, content in contents.items():
+        if path is not None:
+            path.write_text(content(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run()
