@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -19,7 +20,8 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.memory import predict
+from mpmd.runtime.instructions import Run
+from mpmd.runtime.memory import MeshMemory, predict_memory
 from mpmd.runtime.program import Program
 
 DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
@@ -181,20 +183,22 @@ class Compiled:
     def cost_analysis(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment."""
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
-        calls = self.program.calls_per_executable()
+        runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
+        calls = dict(collections.Counter(op.executable for op in runs))
         total = {
             key: sum(fragments[name].get(key, 0.0) * n for name, n in calls.items())
             for key in ("flops", "bytes accessed")
         }
         return {**total, "fragments": fragments, "calls": calls}
 
-    def memory_analysis(self) -> dict[str, Any]:
-        """The predicted peak of each mesh, in bytes over its devices: `{mesh: MemoryProfile}`."""
-        temporaries = {
-            name: e.memory_analysis().temporaries * e_size(self.lowered.config, e)
+    def memory_analysis(self) -> dict[str, MeshMemory]:
+        """For each mesh the predicted peak in bytes over its devices, what holds it, and the curve over a step."""
+        workspace = {
+            (e.fragment.mesh, name): e.memory_analysis().temporaries
+            * self._placement.meshes[e.fragment.mesh].size
             for name, e in self.executables.items()
         }
-        return predict(self.program, temporaries)
+        return {m.mesh: m for m in predict_memory(self.program, workspace)}
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""
@@ -212,11 +216,6 @@ class Compiled:
     def close(self) -> None:
         """Ends the threads that run it."""
         self._executor.close()
-
-
-def e_size(config: Config, executable: Executable) -> int:
-    """Number of devices that an executable runs on."""
-    return int(config.topology[executable.fragment.mesh].size)
 
 
 def _text(leaf: Any) -> str:

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
+from mpmd.runtime.clients import Pinning, mesh_devices
 
 MeshLike = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -52,14 +52,17 @@ class Topology(Mapping[str, Mesh]):
         return {device: names for device, names in found.items() if len(names) > 1}
 
 
-def make_topology(meshes: Mapping[str, MeshLike], *, devices: Sequence[Any] | None = None) -> Topology:
+def make_topology(
+    meshes: Mapping[str, MeshLike], *, devices: Sequence[Any] | None = None, pinning: Pinning = "auto"
+) -> Topology:
     """The meshes of a program, in pipeline order.
 
     Args:
         meshes: for each name a `jax.sharding.Mesh`, a list of devices, a number of devices (one axis
             called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.  Numbers take devices in
             order from `devices`.
-        devices: where numbers take devices from; `jax.devices()` by default.
+        devices: where numbers take devices from; by default `runtime.clients` chooses them.
+        pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
 
     Raises:
         ConfigError: no mesh, a bad name or size, or fewer devices than asked for; all problems at once.
@@ -76,16 +79,9 @@ def make_topology(meshes: Mapping[str, MeshLike], *, devices: Sequence[Any] | No
     ]
     if problems:
         raise collect(ConfigError, problems, "the topology cannot be made:")
-    needed = sum(math.prod(axes.values()) for axes in sizes.values())
-    pool = list(devices if devices is not None else jax.devices() if needed else [])
-    if needed > len(pool):
-        raise ConfigError(_too_few(sizes, needed, pool))
-    made = {}
-    for name, spec in meshes.items():
-        axes = sizes[name]
-        count = math.prod(axes.values()) if axes else 0
-        taken, pool = pool[:count], pool[count:]
-        made[name] = _mesh(spec, axes, taken)
+    counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
+    chosen = _devices(counts, devices, pinning)
+    made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
     topology = Topology(made)
     for device, names in topology.shared_devices.items():
         warnings.warn(
@@ -122,13 +118,20 @@ def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
     return Mesh(np.array(list(spec)), ("data",))  # type: ignore[arg-type]
 
 
-def _too_few(sizes: dict[str, dict[str, int]], needed: int, pool: list[Any]) -> str:
-    rows = ", ".join(f"{name}: {math.prod(axes.values())}" for name, axes in sizes.items() if axes)
-    platform = pool[0].platform if pool else "cpu"
-    hint = (
-        f"\n  for virtual CPU devices call jax.config.update('jax_num_cpu_devices', {needed}) before anything"
-        " else uses JAX"
-        if platform == "cpu"
-        else "\n  ask for smaller meshes, or give meshes that share devices as lists of devices"
-    )
-    return f"the topology needs {needed} devices ({rows}), but there are {len(pool)} ({platform}){hint}"
+def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pinning) -> dict[str, list[Any]]:
+    """Devices for the meshes that are given by size."""
+    if not counts:
+        return {}
+    if devices is None:
+        return mesh_devices(counts, pinning=pinning)
+    needed, pool = sum(counts.values()), list(devices)
+    if needed > len(pool):
+        rows = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise ConfigError(
+            f"the topology needs {needed} devices ({rows}), but {len(pool)} were given\n"
+            "  give more devices, ask for smaller meshes, or give meshes that share devices as lists of devices"
+        )
+    chosen = {}
+    for name, count in counts.items():
+        chosen[name], pool = pool[:count], pool[count:]
+    return chosen
