@@ -192,10 +192,10 @@ class Compiled:
         return {**total, "fragments": fragments, "calls": calls}
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
-        """For each mesh the predicted peak in bytes over its devices, what holds it, and the curve over a step."""
+        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
+        meshes = self._placement.meshes
         workspace = {
-            (e.fragment.mesh, name): e.memory_analysis().temporaries
-            * self._placement.meshes[e.fragment.mesh].size
+            (e.fragment.mesh, name): e.memory_analysis().temporaries * meshes[e.fragment.mesh].size
             for name, e in self.executables.items()
         }
         return {m.mesh: m for m in predict_memory(self.program, workspace)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax.sharding import Mesh
@@ -14,7 +14,7 @@ from mpmd import ir
 from mpmd.errors import ConfigError, collect
 from mpmd.runtime.clients import Pinning, mesh_devices
 
-MeshLike = int | Mesh | Mapping[str, int] | Sequence[Any]
+MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
 
 class Topology(Mapping[str, Mesh]):
@@ -45,11 +45,11 @@ class Topology(Mapping[str, Mesh]):
     @property
     def shared_devices(self) -> dict[str, list[str]]:
         """Device -> names of the meshes that it stands in, for devices in more than one."""
-        found: dict[str, list[str]] = {}
+        found: dict[tuple[int, str], list[str]] = {}
         for name, mesh in self.items():
             for device in mesh.devices.flat:
-                found.setdefault(str(device), []).append(name)
-        return {device: names for device, names in found.items() if len(names) > 1}
+                found.setdefault((id(device.client), str(device)), []).append(name)
+        return {device: names for (_, device), names in found.items() if len(names) > 1}
 
 
 def make_topology(
@@ -115,7 +115,7 @@ def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
         return spec
     if axes:
         return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-    return Mesh(np.array(list(spec)), ("data",))  # type: ignore[arg-type]
+    return Mesh(np.array(list(spec)), ("data",))
 
 
 def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pinning) -> dict[str, list[Any]]:
@@ -129,7 +129,7 @@ def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pin
         rows = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise ConfigError(
             f"the topology needs {needed} devices ({rows}), but {len(pool)} were given\n"
-            "  give more devices, ask for smaller meshes, or give meshes that share devices as lists of devices"
+            "  give more devices, smaller meshes, or lists of devices, which meshes may share"
         )
     chosen = {}
     for name, count in counts.items():

@@ -32,14 +32,14 @@ def read_entry(
     """
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
-    sizes = {name: math.prod(ir.axes_of(mesh).values()) for name, mesh in main.topology.items()}
+    meshes = {name: ir.axes_of(mesh) for name, mesh in main.topology.items()}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
 
     def number(value: ir.Value) -> int:
         if value not in numbers:
             numbers[value] = len(numbers)
-            types[numbers[value]] = buffer_type(value.type, sizes)
+            types[numbers[value]] = buffer_type(value.type, meshes)
         return numbers[value]
 
     inputs = tuple(
@@ -95,16 +95,15 @@ def phase(op: ir.FragmentCall | ir.Fragment) -> str:
     return "B" if max(counts) else "F"
 
 
-def buffer_type(kind: ir.MeshTensor, sizes: dict[str, int]) -> BufferType:
-    """A mesh tensor type as the runtime knows it; `sizes` is the number of devices of each mesh."""
+def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> BufferType:
+    """A mesh tensor type as the runtime knows it; `meshes` gives the axis sizes of each mesh."""
     element = str(kind.element_type)
-    shards = 1
+    axes = meshes[kind.mesh]
     sharding = kind.sharding
+    shards = 1
     if sharding is not None:
-        axes = ir.axes_of(ir.mesh_of_sharding(sharding, kind))
-        shards = math.prod(
-            axes.get(ir.axis_ref(a).name, 1) for dim in sharding.dimension_shardings for a in dim.axes
-        )
+        names = [ir.axis_ref(a).name for dim in sharding.dimension_shardings for a in dim.axes]
+        shards = math.prod(axes[name] for name in names)
     width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
     local = math.prod(kind.shape) * width // shards
     return BufferType(
@@ -113,7 +112,7 @@ def buffer_type(kind: ir.MeshTensor, sizes: dict[str, int]) -> BufferType:
         mesh=kind.mesh,
         sharding=None if sharding is None else str(sharding).removeprefix("#sdy.sharding"),
         memory_kind=kind.memory_kind if kind.on_host else None,
-        bytes=local * sizes[kind.mesh],
+        bytes=local * math.prod(axes.values()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mpmd import ir
 
@@ -164,7 +164,8 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
 
 
 def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], position: set[int]) -> None:
-    callee = ir.producer(value).callee_name
+    call: Any = ir.producer(value)
+    callee = call.callee_name
     elsewhere = [
         (use.owner, use.operand_number)
         for use in value.uses
@@ -176,7 +177,7 @@ def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], position: set[int
     ]
     if not elsewhere:
         return
-    total, where = value, ir.after(ir.producer(value))
+    total, where = value, ir.after(call)
     for part in parts:
         op = ir.create("stablehlo.add", [total, part], [total.type], where, location=value.location)
         total, where = op.result, ir.after(op)
