@@ -44,6 +44,7 @@ from mpmd.ir.edit import (
     delay,
     erase,
     erase_args,
+    inline_body,
     keep_only,
     move_after,
     move_before,
@@ -118,6 +119,7 @@ from mpmd.ir.types import (
     axis_ref,
     axis_size,
     element_count,
+    mesh_order,
     string_array,
     string_list,
 )

@@ -194,6 +194,15 @@ def clone_body(
     return made, [values.get(v, v) for v in terminator.operands]
 
 
+def inline_body(op: Any) -> None:
+    """Puts the ops of an op's body where the op stands, and erases the op."""
+    for arg, value in zip(op.args, op.operands):
+        replace_uses(arg, value)
+    for inner in ops(op.body):
+        move_before(inner, op)
+    replace(op, op.returned)
+
+
 def rebuild(op: Op, operands: Sequence[Value], types: Sequence[ir.Type]) -> Any:
     """The same op, with other operands and result types; attributes and bodies are kept.
 

@@ -102,6 +102,11 @@ def arg_index(v: Value) -> int:
     return int(ir.BlockArgument(v).arg_number)
 
 
+def stands_before(a: Op, b: Op) -> bool:
+    """Whether, of two ops of one block, `a` comes first."""
+    return bool(a.operation.is_before_in_block(b.operation))
+
+
 def is_constant(op: Op | None) -> bool:
     """Whether it is a constant op."""
     return op is not None and op.operation.name in CONSTANTS
@@ -121,6 +126,7 @@ _EFFECTS = frozenset(
         "stablehlo.reduce_scatter",
         "stablehlo.collective_permute",
         "stablehlo.collective_broadcast",
+        "sdy.sharding_group",
         "func.call",
         "mpmd.call",
         "mpmd.fragment_call",

@@ -144,6 +144,18 @@ def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
     )
 
 
+def mesh_order(names: Iterable[str]) -> list[str]:
+    """Mesh names, each once: by the numbers at their ends if both have one, so m2 before m10; else by string."""
+
+    def compare(a: str, b: str) -> int:
+        numbers = [re.search(r"\d+$", name) for name in (a, b)]
+        keys = [(int(found[0]) if found and all(numbers) else 0) for found in numbers]
+        left, right = (keys[0], a), (keys[1], b)
+        return (left > right) - (left < right)
+
+    return sorted(sorted(set(names)), key=functools.cmp_to_key(compare))
+
+
 def axes_of(mesh: sdy.MeshAttr) -> dict[str, int]:
     """Axis name -> size."""
     return {axis.name: axis.size for axis in (sdy.MeshAxisAttr(a) for a in mesh.axes)}

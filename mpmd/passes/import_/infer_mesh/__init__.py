@@ -1,0 +1,2 @@
+"""Mesh inference."""
+PASSES = ()
