@@ -15,6 +15,7 @@ from jax.extend.mlir.ir import (
     Block,
     BoolAttr,
     ComplexType,
+    DenseI64ArrayAttr,
     DictAttr,
     FlatSymbolRefAttr,
     InsertionPoint,
@@ -57,6 +58,7 @@ from mpmd.ir.edit import (
     return_types_changed,
     set_operand,
     set_type,
+    take_uses,
 )
 from mpmd.ir.fragments import (
     drop,

@@ -49,6 +49,13 @@ def replace_uses(old: Value, new: Value) -> None:
         old.replace_all_uses_with(new)
 
 
+def take_uses(old: Op, new: Op) -> None:
+    """Uses the results of `new` wherever those of `old` were used; newest uses stay newest."""
+    for a, b in zip(old.results, new.results):
+        for user, number in reversed([(use.owner, use.operand_number) for use in a.uses]):
+            set_operand(user, number, b)
+
+
 def replace_uses_in(old: Value, new: Value, user: Op) -> None:
     """Uses `new` for `old` among the operands of one op."""
     for i, operand in enumerate(user.operands):

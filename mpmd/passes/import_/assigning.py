@@ -152,10 +152,12 @@ def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:
     return [user for user in users if isinstance(user, ir.Assign) and user.result.type.mesh != mesh]
 
 
-def remove_dead_ops(f: ir.Func) -> None:
-    """Erases pure ops that nothing uses, last first, in fragments too."""
+def remove_dead_ops(f: ir.Func | ir.For) -> None:
+    """Erases pure ops that nothing uses, last first, in fragments and loops too."""
     for op in reversed(ir.ops(f)):
         if ir.is_unused(op) and ir.is_pure(op):
             ir.erase(op)
+        elif isinstance(op, ir.For):
+            remove_dead_ops(op)
         elif isinstance(op, ir.Fragment):
             ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))

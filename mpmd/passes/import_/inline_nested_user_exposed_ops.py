@@ -30,11 +30,15 @@ class InlineNestedUserExposedOps(ir.FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Empties each outermost computation of names."""
         places = self.assignment.places
+        inside: dict[ir.NamedComputation, list[ir.Op]] = {}
+        seen: set[ir.Op] = set()
         for outer in ir.walk(f, ir.NamedComputation):
-            if isinstance(outer.operation.parent.opview, ir.Func):
-                inner = [op for op in ir.walk(outer, (ir.NamedComputation, *_UNARY)) if op != outer]
-                if not _inline(inner, outer, places):
-                    return
+            if outer not in seen:
+                inside[outer] = ir.walk(outer, (ir.NamedComputation, *_UNARY))[1:]
+                seen.update(inside[outer])
+        for outer, inner in inside.items():
+            if not _inline(inner, outer, places):
+                return
 
 
 def _inline(inner: list[ir.Op], outer: ir.NamedComputation, places: dict[str, Place]) -> bool:
@@ -45,7 +49,7 @@ def _inline(inner: list[ir.Op], outer: ir.NamedComputation, places: dict[str, Pl
             f"Parent NamedComputation '{outer.named.name}' is not assigned to a mesh in the user-defined "
             f"name-to-mesh assignment.\n  assigned: {', '.join(places) or 'nothing'}\n"
             f"  Add '{outer.named.name}' to the assignment.",
-            outer,
+            outer.location,
         )
         return False
     for op in names:
@@ -72,7 +76,7 @@ def _check(op: ir.Op, outer: ir.NamedComputation, places: dict[str, Place]) -> N
         diagnostics.notice(
             f"memory kind {place.memory_kind} of tensor '{name}' is ignored, as it stands inside of "
             f"computation '{parent}'",
-            op,
+            op.location,
         )
     same_stage = what == "NamedTensor" or place.stage == around.stage
     if place.mesh != around.mesh or not same_stage:
@@ -80,5 +84,5 @@ def _check(op: ir.Op, outer: ir.NamedComputation, places: dict[str, Place]) -> N
             f"{what} '{name}' is nested in a NamedComputation '{parent}' which has a different {matter} "
             f"assignment.\n  '{name}': {place}\n  '{parent}': {around}\n"
             f"  Assign both alike, leave '{name}' unassigned, or call it outside of '{parent}'.",
-            op,
+            op.location,
         )

@@ -56,7 +56,7 @@ def _can_be_mapped(op: ir.NamedComputation, places: dict[str, Place], meshes: li
         diagnostics.error(
             f"Top-level NamedComputation '{name}' is not assigned to a mesh in the user-defined name-to-mesh "
             f"assignment.\n  assigned: {', '.join(places) or 'nothing'}\n  Add '{name}' to the assignment.",
-            op,
+            op.location,
         )
         return False
     return _mesh_exists(op, name, places[name], meshes)
@@ -68,7 +68,7 @@ def _mesh_exists(op: ir.Op, name: str, place: Place, meshes: list[str]) -> bool:
     diagnostics.error(
         f"'{name}' is assigned to mesh \"{place.mesh}\", which the topology lacks; "
         f"its meshes are {', '.join(meshes) or 'none'}",
-        op,
+        op.location,
     )
     return False
 
@@ -77,7 +77,7 @@ def _map_computation(op: ir.NamedComputation, place: Place) -> None:
     name = op.named.name
     if place.memory_kind is not None:
         diagnostics.notice(
-            f"memory kind {place.memory_kind} of computation '{name}' is ignored; name its result instead", op
+            f"memory kind {place.memory_kind} of computation '{name}' is ignored; name its result instead", op.location
         )
     where = ir.before(op)
     mesh = place.mesh
@@ -93,7 +93,7 @@ def _map_computation(op: ir.NamedComputation, place: Place) -> None:
     results = list(op.results)
     op.body.append_to(made.regions[0])
     ir.replace(
-        op,
+        op.location,
         [
             assigning.unassign(new, where, name, op.location) if assigning.is_tensor(old.type) else new
             for old, new in zip(results, made.results)

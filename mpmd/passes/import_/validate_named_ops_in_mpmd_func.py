@@ -41,7 +41,7 @@ class ValidateNamedOpsInMpmdFunc(ir.FunctionPass):
             parent = op.operation.parent.opview
             fits = parent.is_mpmd if isinstance(parent, ir.Func) else parent.name.startswith("mpmd.")
             if not fits:
-                diagnostics.late_error(_message(op, parent), op)
+                diagnostics.late_error(_message(op, parent), op.location)
 
 
 def _message(op: ir.Op, parent: ir.Op) -> str:
