@@ -15,6 +15,7 @@ from jax.extend.mlir.ir import (
     Block,
     BoolAttr,
     ComplexType,
+    DenseI64ArrayAttr,
     DictAttr,
     FlatSymbolRefAttr,
     InsertionPoint,
@@ -45,6 +46,7 @@ from mpmd.ir.edit import (
     delay,
     erase,
     erase_args,
+    inline_body,
     keep_only,
     move_after,
     move_before,
@@ -57,6 +59,7 @@ from mpmd.ir.edit import (
     return_types_changed,
     set_operand,
     set_type,
+    take_uses,
 )
 from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule
 from mpmd.ir.fragments import (

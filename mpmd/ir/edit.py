@@ -49,6 +49,13 @@ def replace_uses(old: Value, new: Value) -> None:
         old.replace_all_uses_with(new)
 
 
+def take_uses(old: Op, new: Op) -> None:
+    """Uses the results of `new` wherever those of `old` were used; newest uses stay newest."""
+    for a, b in zip(old.results, new.results):
+        for user, number in reversed([(use.owner, use.operand_number) for use in a.uses]):
+            set_operand(user, number, b)
+
+
 def replace_uses_in(old: Value, new: Value, user: Op) -> None:
     """Uses `new` for `old` among the operands of one op."""
     for i, operand in enumerate(user.operands):
@@ -192,6 +199,15 @@ def clone_body(
     made = [clone_with(op, values, where) for op in ops(block)]
     terminator = ir.InsertionPoint.at_block_terminator(block).ref_operation
     return made, [values.get(v, v) for v in terminator.operands]
+
+
+def inline_body(op: Any) -> None:
+    """Puts the ops of an op's body where the op stands, and erases the op."""
+    for arg, value in zip(op.args, op.operands):
+        replace_uses(arg, value)
+    for inner in ops(op.body):
+        move_before(inner, op)
+    replace(op, op.returned)
 
 
 def rebuild(op: Op, operands: Sequence[Value], types: Sequence[ir.Type]) -> Any:

@@ -110,7 +110,9 @@ class FragmentScheduleRule:
             ConfigError: the text is no such rule.
         """
         reader = _Reader(text)
-        reader.take(r"FragmentScheduleRule\s*\(\s*ordered_fragments\s*=", "FragmentScheduleRule(ordered_fragments=")
+        reader.take(
+            r"FragmentScheduleRule\s*\(\s*ordered_fragments\s*=", "FragmentScheduleRule(ordered_fragments="
+        )
         ordered = reader.infos("->")
         reader.take(r"\)", ")")
         reader.end()

@@ -139,6 +139,7 @@ _EFFECTS = frozenset(
         "stablehlo.reduce_scatter",
         "stablehlo.collective_permute",
         "stablehlo.collective_broadcast",
+        "sdy.sharding_group",
         "func.call",
         "mpmd.call",
         "mpmd.fragment_call",

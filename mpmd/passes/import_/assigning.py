@@ -1,0 +1,163 @@
+"""Assigns, unassigns and what is made of them: how import says where values are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+from mpmd import ir
+
+USER_IN = "user_in"
+USER_OUT = "user_out"
+INFERRED_IN = "inferred_in"
+INFERRED_OUT = "inferred_out"
+INFERRED_UNUSED = "inferred_unused"
+INFERRED_UNUSED_CALLEE_IN = "inferred_unused_callee_in"
+INFERRED_UNUSED_CALLEE_OUT = "inferred_unused_callee_out"
+CONSTRAINT_IN = "io_constraint_in"
+CONSTRAINT_OUT = "io_constraint_out"
+TRANSFER = "transfer"
+BROADCAST = "broadcast"
+BROADCAST_IN = "broadcast_in"
+REDUCE = "reduce"
+
+
+def assign(
+    value: ir.Value,
+    to: str | ir.Type,
+    where: ir.InsertionPoint,
+    reason: str | None = None,
+    location: ir.Location | None = None,
+) -> ir.Value:
+    """`value`, a plain tensor, on a mesh: given by its name or as a whole mesh tensor type."""
+    kind = ir.MeshTensor.get(to, value.type) if isinstance(to, str) else to
+    attributes = {} if reason is None else {"origin": ir.StringAttr.get(reason)}
+    return ir.create("mpmd.assign", [value], [kind], where, attributes, location or value.location).result
+
+
+def unassign(
+    value: ir.Value, where: ir.InsertionPoint, reason: str | None = None, location: ir.Location | None = None
+) -> ir.Value:
+    """`value`, a mesh tensor, as a plain tensor."""
+    attributes = {} if reason is None else {"origin": ir.StringAttr.get(reason)}
+    kinds = [value.type.tensor]
+    return ir.create("mpmd.unassign", [value], kinds, where, attributes, location or value.location).result
+
+
+def is_tensor(kind: ir.Type) -> bool:
+    """Whether it is a plain tensor, of no mesh; a token is none."""
+    return isinstance(kind, ir.RankedTensorType)
+
+
+def is_mesh_tensor(kind: ir.Type) -> bool:
+    """Whether it is a tensor on a mesh."""
+    return isinstance(kind, ir.MeshTensor)
+
+
+def assign_argument(f: ir.Func, index: int, kind: ir.Type, reason: str, where: ir.InsertionPoint) -> None:
+    """Gives an argument a mesh; what used it uses an unassign of it, made at `where`."""
+    arg = f.args[index]
+    used = [(use.owner, use.operand_number) for use in arg.uses]
+    ir.set_type(arg, kind)
+    plain = unassign(arg, where, reason)
+    for owner, number in reversed(used):
+        ir.set_operand(owner, number, plain)
+
+
+def result_location(f: ir.Func, index: int) -> ir.Location | None:
+    """The path of a result in what the user's function returns, as a location; None if not known."""
+    info = f.result_attribute(index, "jax.result_info")
+    return None if info is None else ir.Location.name(ir.StringAttr(info).value)
+
+
+def read_from_above(op: ir.Op, captured_first: bool = False) -> list[ir.Value]:
+    """What an op reads, its operands and what its regions capture; each value once."""
+    operands = list(op.operands)
+    if not len(op.operation.regions):
+        return list(dict.fromkeys(operands))
+    captured = [v for v in ir.read_by(op) if v not in set(operands)]
+    if not captured_first:
+        return list(dict.fromkeys([*operands, *captured]))
+    inside = _captured(op)
+    return list(dict.fromkeys([*inside, *operands]))
+
+
+def _captured(op: ir.Op) -> list[ir.Value]:
+    from_above = set(ir.read_by(op))
+    found: dict[ir.Value, None] = {}
+    for inner in ir.walk(op)[1:]:
+        found.update(dict.fromkeys(v for v in inner.operands if v in from_above))
+    return list(found)
+
+
+def wrap(
+    op: ir.Op, mesh: str, made_by: str, replaced: Callable[[ir.Op], bool] = lambda user: True
+) -> ir.Fragment:
+    """A fragment, right before `op`, with a copy of it; `replaced` users take their operand from there.
+
+    Operands are assigned to the mesh, results unassigned; tokens pass as they are.
+    """
+    where = ir.before(op)
+    values = read_from_above(op)
+    inputs = [assign(v, mesh, where, location=op.location) if is_tensor(v.type) else v for v in values]
+    types = [ir.MeshTensor.get(mesh, r.type) if is_tensor(r.type) else r.type for r in op.results]
+
+    def body(args: list[ir.Value], inside: ir.InsertionPoint) -> Sequence[ir.Value]:
+        return list(ir.clone_with(op, dict(zip(values, args)), inside).results)
+
+    made = ir.make_fragment(mesh, inputs, types, where, body, inferred_by=[made_by], location=op.location)
+    for old, new in zip(op.results, made.results):
+        used = [(use.owner, use.operand_number) for use in old.uses if replaced(use.owner)]
+        plain = unassign(new, where, location=op.location) if is_tensor(old.type) else new
+        for owner, number in reversed(used):
+            ir.set_operand(owner, number, plain)
+    return made
+
+
+def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
+    """Replaces assigns of one mesh tensor by transfers from mesh to mesh, in mesh order.
+
+    All stand before the first of the assigns.  One to where the value already is, is the value itself.
+    """
+    by_kind: dict[ir.Type, list[ir.Assign]] = {}
+    for op in sorted_by_position(assigns):
+        by_kind.setdefault(op.result.type, []).append(op)
+    first = next(iter(by_kind.values()))[0]
+    where = ir.before(first)
+    made: list[tuple[ir.Assign, ir.Value]] = []
+    previous = value
+    meshes = ir.mesh_order(kind.mesh for kind in by_kind)
+    for kind in sorted(by_kind, key=lambda kind: meshes.index(kind.mesh)):
+        if kind != value.type:
+            previous = ir.make_transfer(previous, kind, where, by_kind[kind][0].location).result
+        result = value if kind == value.type else previous
+        made += [(op, result) for op in by_kind[kind]]
+    for op, result in made:
+        ir.replace(op, [result])
+
+
+def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
+    """Ops of one block, as they stand in it."""
+
+    def compare(a: ir.Op, b: ir.Op) -> int:
+        return -1 if ir.stands_before(a, b) else int(a != b)
+
+    return sorted(ops, key=functools.cmp_to_key(compare))
+
+
+def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:
+    """The assigns of an unassign's result to meshes other than its own."""
+    mesh = op.tensor.type.mesh
+    users = ir.users(op.result)
+    return [user for user in users if isinstance(user, ir.Assign) and user.result.type.mesh != mesh]
+
+
+def remove_dead_ops(f: ir.Func | ir.For) -> None:
+    """Erases pure ops that nothing uses, last first, in fragments and loops too."""
+    for op in reversed(ir.ops(f)):
+        if ir.is_unused(op) and ir.is_pure(op):
+            ir.erase(op)
+        elif isinstance(op, ir.For):
+            remove_dead_ops(op)
+        elif isinstance(op, ir.Fragment):
+            ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))

@@ -1,0 +1,135 @@
+"""Where a user wants things to be, as options of passes: `f@m1/0`, `0@m1#pinned_host`, `0:1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from mpmd.errors import ConfigError, collect
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A mesh, and perhaps a pipeline stage and a kind of memory on it."""
+
+    mesh: str
+    stage: int | None = None
+    memory_kind: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """The place that `m1`, `m1/0`, `m1#pinned_host` or `m1#pinned_host/0` stands for.
+
+        Raises:
+            ConfigError: there is no mesh name, or the memory kind is none of `device`, `pinned_host`.
+        """
+        found = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
+        if found is None:
+            raise ConfigError(f"cannot read the place {text!r}\n  expected: mesh, mesh/stage or mesh#memory_kind")
+        if found[2] not in (None, "device", "pinned_host"):
+            raise ConfigError(f"unknown memory kind {found[2]!r} in {text!r}\n  known: device, pinned_host")
+        return cls(found[1], None if found[3] is None else int(found[3]), found[2])
+
+    def __str__(self) -> str:
+        kind = "" if self.memory_kind is None else f"#{self.memory_kind}"
+        return self.mesh + kind + ("" if self.stage is None else f"/{self.stage}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Name of a computation or tensor -> its place: `f@m1/0,g@m2#pinned_host`."""
+
+    entries: tuple[tuple[str, Place], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Assignment:
+        """The assignment that an option's text stands for.
+
+        Raises:
+            ConfigError: an entry that is not `name@place`, or a name with two places; all of them.
+        """
+        return cls.of(_entry(part, text) for part in text.split(",") if part)
+
+    @classmethod
+    def of(cls, places: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> Assignment:
+        """The assignment with these names.
+
+        Raises:
+            ConfigError: a name has two different places.
+        """
+        entries = tuple(dict.fromkeys(places.items() if isinstance(places, Mapping) else places))
+        seen: dict[str, Place] = {}
+        problems = []
+        for name, place in entries:
+            if name in seen:
+                problems.append(f"{name!r} is assigned to {seen[name]} and to {place}; choose one")
+            seen.setdefault(name, place)
+        if problems:
+            raise collect(ConfigError, problems, "names with two places:")
+        return cls(entries)
+
+    def get(self, name: str) -> Place | None:
+        """Where the user wants what has this name; None if it is not assigned."""
+        return dict(self.entries).get(name)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Name -> place."""
+        return dict(self.entries)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}@{place}" for name, place in self.entries)
+
+
+def _entry(part: str, text: str) -> tuple[str, Place]:
+    name, at, place = part.rpartition("@")
+    if not at or not name or not place:
+        raise ConfigError(f"cannot read {part!r} in the assignment {text!r}\n  expected: name@mesh or name@mesh/stage")
+    return name, Place.parse(place)
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexPlace:
+    """The place of the argument or result with a flat index: `0@m1#pinned_host`."""
+
+    index: int
+    place: Place
+
+    @classmethod
+    def parse(cls, text: str) -> IndexPlace:
+        """What `0@m1` stands for.
+
+        Raises:
+            ConfigError: it is not `index@place`.
+        """
+        index, at, place = text.partition("@")
+        if not at or not index.isdecimal():
+            raise ConfigError(f"cannot read {text!r}\n  expected: index@mesh or index@mesh#memory_kind")
+        return cls(int(index), Place.parse(place))
+
+    def __str__(self) -> str:
+        return f"{self.index}@{self.place}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    """Input `input` and output `output` of the entry function are to be on one mesh: `0:1`."""
+
+    input: int
+    output: int
+
+    @classmethod
+    def parse(cls, text: str) -> Constraint:
+        """What `0:1` stands for.
+
+        Raises:
+            ConfigError: it is not `input:output`.
+        """
+        found = re.fullmatch(r"(\d+):(\d+)", text)
+        if found is None:
+            raise ConfigError(f"cannot read the constraint {text!r}\n  expected: input:output, such as 0:1")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.input}:{self.output}"

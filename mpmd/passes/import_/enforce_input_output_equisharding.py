@@ -1,0 +1,52 @@
+"""mpmd-enforce-input-output-equisharding."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.import_.assignment import Constraint
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class EnforceInputOutputEquisharding(ir.FunctionPass):
+    """Returns a result on the mesh of the argument whose next value it is.
+
+        main(a@m1): f = m2["f"] ..; return f
+        -->  constraints=0:0
+        main(a@m1): f = m2["f"] ..; t = transfer f to m1; return t
+
+    Requires: arguments and results are mesh tensors.  Ensures: each pair has one type.  Cost: linear.
+    Source: openxla/shardy MPMD, `enforce_equisharding`.
+    """
+
+    name: ClassVar[str] = "mpmd-enforce-input-output-equisharding"
+    runs_on: ClassVar[Literal["entry"]] = "entry"
+    constraints: tuple[Constraint, ...] = ()
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at each pair."""
+        args, returned = f.args, f.returned
+        changed = False
+        for constraint in self.constraints:
+            if not fits(f, constraint):
+                continue
+            wanted, value = args[constraint.input].type, returned[constraint.output]
+            if value.type != wanted:
+                returned[constraint.output] = ir.make_transfer(value, wanted, ir.at_end(f.body)).result
+                changed = True
+        if changed:
+            f.returned = returned
+            ir.return_types_changed(f)
+
+
+def fits(f: ir.Func, constraint: Constraint) -> bool:
+    """Whether the function has such an argument and result; reports an error if not."""
+    if constraint.input < len(f.args) and constraint.output < len(f.returned):
+        return True
+    diagnostics.error(
+        f"constraint {constraint}: the program has {len(f.args)} arguments and {len(f.returned)} results", f.location
+    )
+    return False

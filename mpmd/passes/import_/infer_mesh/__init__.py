@@ -1,0 +1,28 @@
+"""Mesh inference: every op and value that no name covers gets a mesh from what it is used with.
+
+The passes run in this order; between the first and the last no pass may remove dead code, as the analysis
+lives in attributes and in assigns that nothing uses.
+"""
+
+from __future__ import annotations
+
+from mpmd.passes.import_.infer_mesh.assign_mesh_func_leaves import InferMeshAssignMeshFuncLeaves
+from mpmd.passes.import_.infer_mesh.assign_using_input_output_constraints import (
+    InferMeshAssignUsingInputOutputConstraints,
+)
+from mpmd.passes.import_.infer_mesh.convert_reduce_ops import InferMeshConvertReduceOps
+from mpmd.passes.import_.infer_mesh.finalize import InferMeshFinalize
+from mpmd.passes.import_.infer_mesh.populate_src_set import InferMeshPopulateSrcSet
+from mpmd.passes.import_.infer_mesh.populate_use_set import InferMeshPopulateUseSet
+from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import InferMeshRewriteUsingAnalysis
+from mpmd.support.passes import Pass
+
+PASSES: tuple[type[Pass], ...] = (
+    InferMeshPopulateUseSet,
+    InferMeshPopulateSrcSet,
+    InferMeshAssignUsingInputOutputConstraints,
+    InferMeshConvertReduceOps,
+    InferMeshAssignMeshFuncLeaves,
+    InferMeshRewriteUsingAnalysis,
+    InferMeshFinalize,
+)

@@ -1,0 +1,179 @@
+"""Moving ops that have no mesh into the fragments that use them."""
+
+from __future__ import annotations
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+from mpmd.passes.import_.infer_mesh import sets
+
+_MADE_BY = "infer_mesh_wrap_meshless_ops"
+
+
+class _Growing:
+    """A fragment that takes in ops: what each of its arguments will stand for."""
+
+    def __init__(self, fragment: ir.Fragment) -> None:
+        self._value_of: dict[ir.Value, ir.Value] = {}
+        self._args_of: dict[ir.Value, list[ir.Value]] = {}
+        for arg, value in zip(fragment.args, fragment.inputs):
+            self.add(arg, value)
+
+    def add(self, arg: ir.Value, value: ir.Value) -> None:
+        """From now on the fragment reads `value` as its last argument."""
+        self._value_of[arg] = value
+        self._args_of.setdefault(value, []).append(arg)
+
+    def reads(self, value: ir.Value) -> bool:
+        """Whether it reads a value."""
+        return value in self._args_of
+
+    def forget(self, value: ir.Value) -> list[ir.Value]:
+        """It does not read `value` any more; the arguments that stood for it."""
+        args = self._args_of.pop(value, [])
+        for arg in args:
+            del self._value_of[arg]
+        return args
+
+    def rebuild(self, fragment: ir.Fragment, renamed: dict[ir.Value, ir.Value]) -> None:
+        """Gives the fragment the operands that it reads; its users keep their order."""
+        value_of = self._value_of
+        ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
+        inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
+        made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
+        ir.take_uses(fragment, made)
+        ir.erase(fragment)
+
+
+class Absorber:
+    """Places the ops of one block, last first, each in one of three ways.
+
+    Fragments are rebuilt once, at the end: until then what they will read stands in a side table, and what is
+    not needed any more is only noted.
+    """
+
+    def __init__(self, max_clones: int) -> None:
+        self._max_clones = max_clones
+        self._growing: dict[ir.Fragment, _Growing] = {}
+        self._readers: dict[ir.Op, dict[ir.Fragment, None]] = {}
+        self._dead: dict[ir.Op, None] = {}
+        self._renamed: dict[ir.Value, ir.Value] = {}
+
+    def place(self, op: ir.Op) -> None:
+        """Inlines, clones or wraps an op whose results only assigns use (and tokens, fragments)."""
+        sets.clear(op, sets.USE_SET, sets.SRC_SET)
+        fragments, elsewhere = self._consumers(op)
+        if len(fragments) == 1 and not elsewhere:
+            self._absorb(fragments[0], op, move=True)
+        elif fragments and not elsewhere and self._may_clone(op, len(fragments)):
+            for fragment in fragments:
+                self._absorb(fragment, op, move=False)
+            self._dead[op] = None
+        else:
+            self._wrap(op)
+
+    def finish(self) -> None:
+        """Rebuilds the fragments that took in ops, and erases what that leaves behind."""
+        for fragment, growing in self._growing.items():
+            growing.rebuild(fragment, self._renamed)
+        for op in self._dead:
+            ir.erase(op)
+
+    def _may_clone(self, op: ir.Op, copies: int) -> bool:
+        is_trivial = len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
+        return copies <= self._max_clones or len(op.operands) == 0 or (is_trivial and ir.is_pure(op))
+
+    def _assigns(self, op: ir.Op) -> list[ir.Assign]:
+        found = [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
+        return list(dict.fromkeys(found))
+
+    def _consumers(self, op: ir.Op) -> tuple[list[ir.Fragment], bool]:
+        """The fragments that read the op's results, and whether anything else does."""
+        fragments: dict[ir.Fragment, None] = {}
+        elsewhere = False
+        for user in ir.users(op):
+            if user in self._dead:
+                continue
+            if isinstance(user, ir.Fragment):  # a token
+                fragments[user] = None
+            elif isinstance(user, ir.Assign):
+                for reader in ir.users(user):
+                    if isinstance(reader, ir.Fragment):
+                        fragments[reader] = None
+                    else:
+                        elsewhere = True
+                fragments.update(self._readers.get(user, {}))
+        for result in op.results:
+            for fragment in self._token_readers(result):
+                fragments[fragment] = None
+        return list(fragments), elsewhere
+
+    def _token_readers(self, value: ir.Value) -> list[ir.Fragment]:
+        """Fragments that took in an op that reads a token."""
+        if assigning.is_tensor(value.type):
+            return []
+        return [f for f, growing in self._growing.items() if growing.reads(value)]
+
+    def _absorb(self, fragment: ir.Fragment, op: ir.Op, move: bool) -> None:
+        """Puts an op, or a copy, at the begin of a fragment, which reads its operands instead of its results."""
+        if fragment not in self._growing:
+            self._growing[fragment] = _Growing(fragment)
+        growing = self._growing[fragment]
+        values = assigning.read_from_above(op, captured_first=True)
+        inside = {v: ir.append_arg(fragment.body, like=v) for v in values}
+        assigns = self._assigns(op)
+        stands_for = {r: r for r in op.results} | {a.result: a.tensor for a in assigns}
+        results = _moved(op, fragment, inside) if move else _copied(op, fragment, inside)
+        for value, result in stands_for.items():
+            for arg in growing.forget(value):
+                ir.replace_uses(arg, results[result])
+        self._dead.update(dict.fromkeys(a for a in assigns if move or self._is_unread(a)))
+        where = ir.before(fragment)
+        for value, arg in inside.items():
+            if assigning.is_tensor(value.type):
+                value = assigning.assign(value, fragment.mesh, where)
+                self._readers[ir.producer(value)] = {fragment: None}
+            growing.add(arg, value)
+
+    def _is_unread(self, a: ir.Assign) -> bool:
+        """Whether no fragment reads it any more."""
+        readers = {reader: None for reader in ir.users(a)} | self._readers.get(a, {})
+        return all(r in self._growing and not self._growing[r].reads(a.result) for r in readers)
+
+    def _wrap(self, op: ir.Op) -> None:
+        """One fragment per mesh that the op's assigns name, in mesh order."""
+        direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
+        direct += [f.mesh for r in op.results for f in self._token_readers(r)]
+        meshes = ir.mesh_order([*(a.result.type.mesh for a in self._assigns(op)), *direct])
+        for mesh in meshes:
+            made = assigning.wrap(op, mesh, _MADE_BY, lambda user, mesh=mesh: _is_on(user, mesh))
+            for old, new in zip(op.results, made.results):
+                if not assigning.is_tensor(old.type):
+                    self._renamed.setdefault(old, new)
+        self._dead[op] = None
+
+
+def _is_on(user: ir.Op, mesh: str) -> bool:
+    """Whether a user of an op is served by a fragment on a mesh."""
+    if isinstance(user, ir.Assign):
+        return bool(user.result.type.mesh == mesh)
+    return isinstance(user, ir.Fragment) and user.mesh == mesh
+
+
+def _moved(
+    op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Moves an op to the begin of a fragment; its results there."""
+    ir.move_to_start(op, fragment.body)
+    for inner in ir.walk(op) if len(op.operation.regions) else [op]:
+        for i, value in enumerate(list(inner.operands)):
+            if value in inside:
+                ir.set_operand(inner, i, inside[value])
+    return {r: r for r in op.results}
+
+
+def _copied(
+    op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Copies an op to the begin of a fragment; its results there."""
+    copy = ir.clone_with(op, dict(inside), ir.at_start(fragment.body))
+    return dict(zip(op.results, copy.results))

@@ -1,0 +1,193 @@
+"""mpmd-infer-mesh-assign-mesh-func-leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+from mpmd.passes.import_.infer_mesh import flow, sets
+from mpmd.passes.import_.infer_mesh.errors import Limited
+from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet
+
+_MADE_BY = "infer_mesh_wrap_resultless_ops"
+
+
+@dataclasses.dataclass(frozen=True)
+class InferMeshAssignMeshFuncLeaves(ir.ModulePass):
+    """Gives a mesh to what nothing uses: there are no uses to learn one from.
+
+        main(a, b): s = add a a {src_set=m2}; t = mul a a; return s
+        -->  main(a, b@m1): s = add a a; p = assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out
+
+    Leaves are results and unused arguments of functions, unused ops, ops without tensors as results (wrapped
+    into a fragment per mesh), and operands of broadcasts and reduces.  A mesh where the leaf can be is taken,
+    if possible one where it is needed, else the first of the topology.
+    Requires: use and source sets.  Ensures: every leaf has a mesh; use sets are cleared, as reductions have
+    changed them.  Cost: linear.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    """
+
+    name: ClassVar[str] = "mpmd-infer-mesh-assign-mesh-func-leaves"
+    infer_transfers: bool = False
+    error_limit: int = 5
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Assigns the leaves of each MPMD function."""
+        errors = Limited(self.error_limit)
+        symbols = ir.symbol_table(module)
+        functions = flow.mpmd_functions(module)
+        calls = flow.calls_of(functions)
+        for f in functions:
+            leaves = _Leaves(f, symbols, errors, self.infer_transfers)
+            if f.is_public:
+                leaves.assign_entry()
+            else:
+                leaves.assign_body()
+                leaves.assign_unused_args()
+                leaves.assign_unused_results(calls.get(f.symbol, []))
+
+
+class _Leaves:
+    def __init__(self, f: ir.Func, symbols: dict[str, ir.Func], errors: Limited, force: bool) -> None:
+        self._f = f
+        self._symbols = symbols
+        self._errors = errors
+        self._force = force
+        self._default = min(f.topology)
+
+    def assign_entry(self) -> None:
+        """Assigns unused arguments and all results of an entry function, then the leaves in its body."""
+        f = self._f
+        for arg in f.args:
+            if assigning.is_tensor(arg.type) and ir.is_unused(arg):
+                ir.set_type(arg, ir.MeshTensor.get(self._default, arg.type))
+        returned = f.returned
+        for i, value in enumerate(returned):
+            if not assigning.is_mesh_tensor(value.type):
+                returned[i] = self._assign_result(i, value)
+        f.returned = returned
+        self.assign_body()
+        ir.return_types_changed(f)
+
+    def _assign_result(self, index: int, value: ir.Value) -> ir.Value:
+        f = self._f
+        mesh = self._mesh_for(value, sets.use_set(ir.producer(value)))
+        if mesh is None:
+            if not self._force:
+                self._errors.report(
+                    f"Func output {index} has no mesh to be assigned to.\n"
+                    "  The values it is computed from are on different meshes. Add an explicit transfer, or "
+                    "set infer_transfers.",
+                    f.terminator.location,
+                )
+            mesh = self._default
+        location = assigning.result_location(f, index)
+        return assigning.assign(value, mesh, ir.at_end(f.body), assigning.INFERRED_OUT, location)
+
+    def _mesh_for(self, value: ir.Value, needed: MeshSet) -> str | None:
+        """The best mesh where a value can be; None if there is none."""
+        key = flow.source_key(value, self._symbols)
+        possible = sets.src_set_of(key)
+        if possible is None:
+            return needed.best() or self._default
+        return possible.best(needed.names)
+
+    def assign_body(self) -> None:
+        """Assigns the leaves in the body, and clears the use sets of everything else."""
+        self._assign_block(self._f)
+        sets.clear_entries(self._f, "arg_attrs", USE_SET)
+
+    def _assign_block(self, body: ir.Func | ir.For) -> None:
+        for op in ir.ops(body):
+            if isinstance(op, ir.For):
+                self._assign_block(op)
+            elif flow.is_barrier(op):
+                self._assign_operands(op)
+                sets.clear(op, USE_SET)
+            elif not flow.is_meshless(op):
+                continue
+            elif not flow.has_tensor_result(op):
+                self._wrap_resultless(op)
+            else:
+                if ir.is_unused(op):
+                    self._assign_unused(op)
+                sets.clear(op, USE_SET)
+
+    def _assign_operands(self, op: ir.Op) -> None:
+        """Operands of a broadcast or reduce are assigned; preferably to where its result is needed."""
+        reason = assigning.BROADCAST if isinstance(op, ir.Broadcast) else assigning.REDUCE
+        needed = sets.use_set(op)
+        for i, value in enumerate(list(op.operands)):
+            mesh = self._mesh_for(value, needed) or needed.best() or self._default
+            where = ir.before(op)
+            there = assigning.assign(value, mesh, where, reason)
+            ir.set_operand(op, i, assigning.unassign(there, where))
+
+    def _assign_unused(self, op: ir.Op) -> None:
+        possible = sets.src_set(op)
+        mesh = self._default if possible is None else possible.best()
+        if mesh is None:
+            if not self._force:
+                self._errors.report(
+                    "src_set must not be empty for this op. Its operands are on different meshes, and nothing "
+                    "uses it: remove it, add an explicit transfer, or set infer_transfers.",
+                    op.location,
+                )
+                return
+            mesh = self._default
+        where = ir.after(op)
+        for result in op.results:
+            if assigning.is_tensor(result.type):
+                assigning.assign(result, mesh, where, assigning.INFERRED_UNUSED, op.location)
+
+    def _wrap_resultless(self, op: ir.Op) -> None:
+        possible = sets.src_set(op)
+        meshes = [self._default] if possible is None else ir.mesh_order(possible.names)
+        if not meshes and self._force:
+            meshes = [self._default]
+        if not meshes:
+            self._errors.report(
+                f"src_set must not be empty for resultless ops. The operands of this {op.operation.name} are on "
+                "different meshes. Add an explicit transfer.",
+                op.location,
+            )
+            return
+        sets.clear(op, USE_SET, SRC_SET, REDUCE)
+        for mesh in meshes[:1] if ir.is_pure(op) else meshes:
+            assigning.wrap(op, mesh, _MADE_BY)
+        ir.erase(op)
+
+    def assign_unused_args(self) -> None:
+        """Unused arguments of a callee get a use set."""
+        f = self._f
+        for i, arg in enumerate(f.args):
+            if assigning.is_tensor(arg.type) and ir.is_unused(arg):
+                possible = sets.arg_src_set(f, i)
+                mesh = self._checked(possible, f"unused input {i}", arg.location)
+                entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_IN)
+                f.set_arg_attribute(i, USE_SET, entry.attribute())
+
+    def assign_unused_results(self, calls: list[ir.Call]) -> None:
+        """Results of a callee that no call uses get a use set."""
+        f = self._f
+        for i, value in enumerate(f.returned):
+            if not calls or any(not ir.is_unused(call.results[i]) for call in calls):
+                continue
+            if assigning.is_mesh_tensor(value.type):
+                continue
+            key = flow.source_key(value, self._symbols)
+            possible = sets.src_set_of(key)
+            mesh = self._checked(possible, f"unused output {i}", f.terminator.location)
+            entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_OUT)
+            f.set_result_attribute(i, USE_SET, entry.attribute())
+
+    def _checked(self, possible: MeshSet | None, what: str, location: ir.Location) -> str:
+        mesh = self._default if possible is None else possible.best()
+        if mesh is None and not self._force:
+            self._errors.report(
+                f"Callee @{self._f.symbol} {what} has no mesh to be assigned to.\n"
+                "  Its calls give it values on different meshes. Add an explicit transfer, or set infer_transfers.",
+                location,
+            )
+        return mesh or self._default

@@ -1,0 +1,230 @@
+"""mpmd-infer-mesh-finalize."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+from mpmd.passes.import_.infer_mesh import flow, sets
+from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import COPIES
+from mpmd.support import diagnostics
+
+_MADE_BY = "infer_mesh_convert_reduce_ops"
+_LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
+
+
+@dataclasses.dataclass(frozen=True)
+class InferMeshFinalize(ir.ModulePass):
+    """Turns what is left of assigns and unassigns into transfers, and checks that every value has a mesh.
+
+        main(a): p = assign a to m1; q = assign a to m2; ..
+        -->  main(a@m1): q = transfer a to m2; ..
+
+    Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from mesh
+    to mesh; other values only with `infer-transfers`.  A reduce is done on each mesh, then once more on each
+    mesh that needs it.
+    Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or reduce; no sets.  Cost: linear.
+    Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    """
+
+    name: ClassVar[str] = "mpmd-infer-mesh-finalize"
+    infer_transfers: bool = False
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Finishes arguments, then bodies, then checks."""
+        functions = flow.mpmd_functions(module)
+        fits = [_assign_args(f) for f in functions if f.is_public]
+        if not all(fits):
+            return
+        for f in functions:
+            self._rewrite_block(f, f.is_public)
+            assigning.remove_dead_ops(f)
+            ir.return_types_changed(f)
+            _clear(f)
+            _check(f)
+
+    def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> None:
+        gone: set[ir.Op] = set()
+        for op in ir.ops(body):
+            if op in gone:
+                continue
+            if isinstance(op, ir.Assign):
+                gone |= self._rewrite_assign(op, is_entry)
+            elif isinstance(op, ir.Broadcast):
+                gone |= _rewrite_broadcast(op)
+            elif isinstance(op, ir.Reduce):
+                gone |= _rewrite_reduce(op)
+            elif isinstance(op, ir.For):
+                self._rewrite_block(op, is_entry)
+
+    def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> set[ir.Op]:
+        """Replaces an assign of an unassign, if that may be; the erased ops."""
+        source = ir.producer(op.tensor)
+        if not isinstance(source, ir.Unassign):
+            return set()
+        value, kind = source.tensor, op.result.type
+        if value.type == kind:
+            ir.replace(op, [value])
+            return {op}
+        existing = _transfer_around(value, kind, op)
+        if existing is not None:
+            transfer, around = existing
+            if ir.stands_before(around, transfer):
+                ir.move_before(transfer, around)
+            ir.replace(op, [transfer.result])
+            return {op}
+        if value.type.mesh == kind.mesh:
+            ir.replace(op, [ir.make_transfer(value, kind, ir.before(op), op.location).result])
+            return {op}
+        of_argument = is_entry and ir.producer(value) is None
+        if not (of_argument or self.infer_transfers) or not _stands_in_function(op):
+            return set()
+        assigns = assigning.cross_mesh_assigns(source)
+        gone = set(assigns)
+        assigning.chain_transfers(value, assigns)
+        return gone
+
+
+def _stands_in_function(op: ir.Op) -> bool:
+    """Transfers cannot stand in loops."""
+    return isinstance(op.operation.parent.opview, ir.Func)
+
+
+def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
+    """A transfer of `value` to `kind` in the block of `op`, or around it; and what of that block holds `op`."""
+    for user in ir.users(value):
+        if isinstance(user, ir.Transfer) and user.result.type == kind:
+            around: ir.Op | None = op
+            while around is not None and around.operation.block != user.operation.block:
+                parent = around.operation.parent
+                around = None if parent is None or parent.name == "func.func" else parent.opview
+            if around is not None:
+                return user, around
+    return None
+
+
+def _assign_args(f: ir.Func) -> bool:
+    """Puts arguments of an entry function on the first mesh that needs them; False after an error."""
+    where = ir.at_start(f.body)
+    for i, arg in enumerate(f.args):
+        if not assigning.is_tensor(arg.type):
+            continue
+        users = [user for user in ir.users(arg) if isinstance(user, ir.Assign)]
+        kinds = {user.result.type.memory_kind: None for user in users}
+        if len(kinds) > 1:
+            diagnostics.error(_memory_message(f, i, list(kinds)), f.location)
+            return False
+        if users:
+            mesh = min(user.result.type.mesh for user in users)
+            kind = ir.MeshTensor.get(mesh, arg.type, memory_kind=next(iter(kinds)))
+            used = [(use.owner, use.operand_number) for use in arg.uses]
+            ir.set_type(arg, kind)
+            plain = assigning.unassign(arg, where)
+            for owner, number in reversed(used):
+                ir.set_operand(owner, number, plain)
+    return True
+
+
+def _memory_message(f: ir.Func, index: int, kinds: list[str | None]) -> str:
+    text = f"Argument {index} has different memory kinds assigned to it."
+    if None in kinds:
+        text += (
+            " Found at least one user with undefined memory kind and at least one user with a memory kind."
+        )
+    named = ", ".join(sorted(k for k in kinds if k is not None))
+    return f"{text}\n  {_name_of(f, index)}: {named}\n  Name it once, outside, with the memory kind that all users want."
+
+
+def _name_of(f: ir.Func, index: int) -> str:
+    found = str(f.args[index].location).removeprefix('loc("').removesuffix('")')
+    return found if found.isprintable() and "loc(" not in found else f"argument {index}"
+
+
+def _rewrite_broadcast(op: ir.Broadcast) -> set[ir.Op]:
+    """Chains transfers to all meshes that use a broadcast."""
+    source = ir.producer(op.operands[0])
+    assigns = list(dict.fromkeys(user for user in ir.users(op) if isinstance(user, ir.Assign)))
+    if not isinstance(source, ir.Unassign) or not assigns:
+        return set()
+    assigning.chain_transfers(source.tensor, assigns)
+    return set(assigns)
+
+
+def _rewrite_reduce(op: ir.Reduce) -> set[ir.Op]:
+    """Reduces on each mesh, then, on each mesh that needs it, what the others have sent there."""
+    by_mesh: dict[str, list[ir.Value]] = {}
+    for value in op.operands:
+        source = ir.producer(value)
+        if not isinstance(source, ir.Unassign):
+            return set()
+        by_mesh.setdefault(source.tensor.type.mesh, []).append(source.tensor)
+    where = ir.after(op)
+    partial = [
+        values[0] if len(values) == 1 else _reduced(values, mesh, op.kind, where)
+        for mesh, values in ((mesh, by_mesh[mesh]) for mesh in ir.mesh_order(by_mesh))
+    ]
+    users: dict[str, list[ir.Assign]] = {}
+    for user in dict.fromkeys(ir.users(op)):
+        if isinstance(user, ir.Assign):
+            users.setdefault(user.result.type.mesh, []).append(user)
+    totals = {}
+    for mesh in ir.mesh_order(users):
+        kind = users[mesh][0].result.type
+        sent = [v if v.type == kind else ir.make_transfer(v, kind, where).result for v in partial]
+        totals[mesh] = _reduced(sent, mesh, op.kind, where)
+    for mesh, total in totals.items():
+        for user in users[mesh]:
+            ir.replace(user, [total])
+    return {user for there in users.values() for user in there}
+
+
+def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPoint) -> ir.Value:
+    """A fragment that reduces values of one mesh, from the left."""
+
+    def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
+        total = args[0]
+        for arg in args[1:]:
+            name = flow.reduction_op(kind)
+            total = ir.create(name, [total, arg], [arg.type], inside, location=arg.location).results[0]
+        return [total]
+
+    location = values[0].location
+    made = ir.make_fragment(mesh, values, [values[0].type], where, body, inferred_by=[_MADE_BY], location=location)
+    return made.results[0]
+
+
+def _clear(f: ir.Func) -> None:
+    """Removes all that inference has noted."""
+    for which in ("arg_attrs", "res_attrs"):
+        sets.clear_entries(f, which, sets.USE_SET, sets.SRC_SET, COPIES)
+    for body in [f, *ir.ops(f, ir.For)]:
+        for op in ir.ops(body):
+            sets.clear(op, sets.USE_SET, sets.SRC_SET)
+            if isinstance(op, ir.For):
+                sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
+
+
+def _check(f: ir.Func) -> None:
+    """Reports all that has no mesh."""
+    sides = (("input", f.args), ("output", f.returned))
+    for what, values in sides:
+        for i, value in enumerate(values):
+            if not assigning.is_mesh_tensor(value.type):
+                diagnostics.error(f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location)
+    for body in [f, *ir.ops(f, ir.For)]:
+        for op in ir.ops(body):
+            if isinstance(op, _LEFT):
+                diagnostics.error(
+                    "assigns, unassigns or broadcasts are not allowed after mesh inference.\n"
+                    "  A value is needed on a mesh where it is not. Add an explicit transfer, or set "
+                    "infer_transfers.",
+                    op.location,
+                )
+            elif flow.is_meshless(op):
+                diagnostics.error(
+                    f"no more meshless ops are expected at this point, but there is a {op.operation.name}.\n"
+                    "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is around them.",
+                    op.location,
+                )

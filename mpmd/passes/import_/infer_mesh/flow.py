@@ -1,0 +1,133 @@
+"""How meshes flow through a program in which calls stand for what they call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+from mpmd.passes.import_.infer_mesh.sets import Key
+
+_BARRIERS = (ir.Broadcast, ir.Reduce)
+_REDUCTIONS = {
+    "stablehlo.add": "add",
+    "stablehlo.maximum": "max",
+    "stablehlo.minimum": "min",
+    "stablehlo.multiply": "mul",
+    "stablehlo.or": "or",
+    "stablehlo.and": "and",
+}
+_OP_OF_REDUCTION = {kind: name for name, kind in _REDUCTIONS.items()}
+
+
+def is_meshless(op: ir.Op) -> bool:
+    """Whether it is an op of a function's or loop's own block that needs a mesh: of no dialect of ours."""
+    name = op.operation.name
+    return not name.startswith("mpmd.") and name not in ("func.return", "func.func")
+
+
+def is_barrier(op: ir.Op | None) -> bool:
+    """Whether uses do not flow through it: a broadcast or reduce."""
+    return isinstance(op, _BARRIERS)
+
+
+def mpmd_functions(module: ir.Module) -> list[ir.Func]:
+    """The functions that have meshes, and a body."""
+    return [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
+
+
+def calls_of(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
+    """Function name -> the calls of it."""
+    found: dict[str, list[ir.Call]] = {}
+    for f in functions:
+        for op in ir.ops(f, (ir.Call, ir.For)):
+            for call in [op] if isinstance(op, ir.Call) else ir.walk(op, ir.Call):
+                found.setdefault(call.callee_name, []).append(call)
+    return found
+
+
+def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
+    """What has the use sets of the uses of a value, newest use first."""
+    keys: list[Key] = []
+    block = value.owner if ir.producer(value) is None else value.owner.block
+    from_broadcast = isinstance(ir.producer(value), ir.Broadcast)
+    for use in value.uses:
+        user = use.owner
+        if (is_barrier(user) and not from_broadcast) or isinstance(user, ir.Unassign):
+            continue
+        if user.operation.block != block:
+            keys.append(_around(user, block))
+        elif isinstance(user, ir.Call):
+            keys.append((symbols[user.callee_name], "arg", use.operand_number))
+        elif isinstance(user, ir.For):
+            keys.append((user, "arg", use.operand_number))
+        elif user.operation.name == "func.return":
+            f = user.operation.parent.opview
+            if not f.is_public:
+                keys.append((f, "result", use.operand_number))
+        elif not isinstance(user, (ir.Return, ir.Fragment, ir.Transfer)):
+            keys.append(user)
+    return keys
+
+
+def _around(user: ir.Op, block: object) -> ir.Op:
+    """The op of `block` in whose regions `user` stands."""
+    op = user.operation
+    while op.block != block:
+        op = op.parent
+    return op.opview
+
+
+def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
+    """What has the source set of a value; None if it can be anywhere.
+
+    Goes through calls and loops to what their bodies return.
+    """
+    op = ir.producer(value)
+    while isinstance(op, (ir.Call, ir.For)):
+        body = symbols[op.callee_name] if isinstance(op, ir.Call) else op
+        value = body.returned[ir.result_index(value)]
+        op = ir.producer(value)
+    if op is None:
+        return value.owner.owner.opview, "arg", ir.arg_index(value)
+    return None if isinstance(op, ir.Assign) else op
+
+
+def reduction_of(op: ir.Op | None) -> str | None:
+    """The kind of reduction that a binary op does; None if it is none."""
+    return None if op is None else _REDUCTIONS.get(op.operation.name)
+
+
+def reduction_op(kind: str) -> str:
+    """Name of the op that reduces two values."""
+    return _OP_OF_REDUCTION[kind]
+
+
+def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
+    """The reduce that undoes a concatenate along a dim of size 1, and its kind; None if `op` is none such."""
+    if op.operation.name != "stablehlo.concatenate" or len({v.type for v in op.operands}) != 1:
+        return None
+    users = ir.users(op.results[0])
+    if len(users) != 1 or users[0].operation.name != "stablehlo.reduce" or len(users[0].operands) != 2:
+        return None
+    reduce = users[0]
+    dim = int(op.dimension.value)
+    if list(reduce.dimensions) != [dim] or op.operands[0].type.shape[dim] != 1:
+        return None
+    kind = _kind_of_body(reduce.regions[0].blocks[0])
+    return None if kind is None else (reduce, kind)
+
+
+def _kind_of_body(block: ir.Block) -> str | None:
+    """The kind of reduction that a block of two arguments does."""
+    op = ir.producer(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands[0])
+    kind = reduction_of(op)
+    arguments = list(block.arguments)
+    if op is None or kind is None or len(arguments) != 2:
+        return None
+    return kind if list(op.operands) in (arguments, arguments[::-1]) else None
+
+
+def has_tensor_result(op: ir.Op) -> bool:
+    """Whether a result of it can be assigned to a mesh; tokens cannot."""
+    return any(assigning.is_tensor(r.type) for r in op.results)

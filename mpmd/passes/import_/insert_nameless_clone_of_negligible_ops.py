@@ -1,0 +1,46 @@
+"""mpmd-insert-nameless-clone-of-negligible-ops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertNamelessCloneOfNegligibleOps(ir.FunctionPass):
+    """Makes a constant that a named computation returns anew outside of it, for all but the program's results.
+
+        x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }
+        y = add a x                             -->  d = const 1
+                                                     y = add a d
+
+    Otherwise what uses the constant would be tied to the mesh of the computation.  A constant that the
+    function returns keeps the mesh that its name gives it.
+    Requires: nothing.  Ensures: the computation is unchanged; results may be unused.  Cost: linear.
+    Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.
+    """
+
+    name: ClassVar[str] = "mpmd-insert-nameless-clone-of-negligible-ops"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at what each computation returns."""
+        terminator = f.terminator
+        for computation in ir.ops(f, ir.NamedComputation):
+            where = ir.after(computation)
+            for result, returned in zip(computation.results, computation.returned):
+                source = ir.producer(returned)
+                if source is None or not is_negligible(source):
+                    continue
+                if ir.is_unused(result):
+                    continue
+                copy = ir.clone(source, where)
+                used = [(use.owner, use.operand_number) for use in result.uses if use.owner != terminator]
+                for owner, number in used:
+                    ir.set_operand(owner, number, copy.results[0])
+
+
+def is_negligible(op: ir.Op) -> bool:
+    """Whether it costs nothing to do it again: it reads nothing and makes one value."""
+    return len(op.operands) == 0 and len(op.results) == 1 and not len(op.operation.regions) and ir.is_pure(op)

@@ -1,0 +1,145 @@
+"""mpmd-introduce-transfers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+
+
+@dataclasses.dataclass(frozen=True)
+class IntroduceTransfers(ir.ModulePass):
+    """Turns the way of a value from one mesh to others into transfers.
+
+        u = unassign a; x = assign u to m3; y = assign u to m2
+        -->  y = transfer a to m2; x = transfer y to m3
+
+        u = unassign a; v = unassign b; s = add u v; x = assign s to m1
+        -->  p = transfer b to m1; x = m1[] by=introduce_transfers (a, p) { add .. }
+
+    Several meshes are reached in a chain, in mesh order.  A sum of values from several meshes, as gradients of
+    a value used on several meshes are, is done where it is needed.  An argument of a callee that is always
+    given a value of one mesh, and is assigned in the callee, is taken to be on that mesh.
+    Requires: names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear.
+    Source: openxla/shardy MPMD, `introduce_transfers`.
+    """
+
+    name: ClassVar[str] = "mpmd-introduce-transfers"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """First says where callees' arguments come from, then rewrites all functions."""
+        symbols = ir.symbol_table(module)
+        functions = [f for f in symbols.values() if f.is_mpmd and not f.is_external]
+        calls: dict[str, list[ir.Call]] = {}
+        for f in functions:
+            for call in ir.ops(f, (ir.Call, ir.For)):
+                for inner in ir.walk(call, ir.Call):
+                    calls.setdefault(inner.callee_name, []).append(inner)
+        for f in functions:
+            if not f.is_public:
+                _push_unassigns_in(f, calls.get(f.symbol, []), symbols)
+        for f in functions:
+            _rewrite(f)
+
+
+def _push_unassigns_in(f: ir.Func, calls: list[ir.Call], symbols: dict[str, ir.Func]) -> None:
+    """Assigns and unassigns, at the top of a callee, arguments that all come from one mesh."""
+    if not calls:
+        return
+    for i, arg in enumerate(f.args):
+        sources = [_unassign_of(call.operands[i], symbols) for call in calls]
+        if any(s is None for s in sources) or len({s.tensor.type.mesh for s in sources}) > 1:
+            continue
+        if any(isinstance(user, ir.Assign) for user in ir.users(arg)):
+            used = [(use.owner, use.operand_number) for use in arg.uses]
+            where = ir.at_start(f.body)
+            there = assigning.assign(arg, sources[0].tensor.type, where)
+            plain = assigning.unassign(there, where)
+            for owner, number in reversed(used):
+                ir.set_operand(owner, number, plain)
+
+
+def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | None:
+    """The unassign that makes a value, perhaps in the function whose call makes it."""
+    op = ir.producer(value)
+    if isinstance(op, ir.Call):
+        op = ir.producer(symbols[op.callee_name].returned[ir.result_index(value)])
+    return op if isinstance(op, ir.Unassign) else None
+
+
+def _rewrite(f: ir.Func) -> None:
+    """Assigns of sums are done where needed; assigns of unassigns become transfers, in program order."""
+    todo = ir.walk(f, ir.Assign)
+    erased: set[ir.Op] = set()
+    for op in todo:
+        if op in erased:
+            continue
+        source = ir.producer(op.tensor)
+        if source is not None and _is_sum_of_unassigns(source):
+            _do_sum_at_target(source, op.result.type.mesh)
+            source = ir.producer(op.tensor)
+        if isinstance(source, ir.Unassign):
+            erased |= _transfer(op, source)
+    assigning.remove_dead_ops(f)
+
+
+def _transfer(op: ir.Assign, source: ir.Unassign) -> set[ir.Op]:
+    """Replaces an assign of an unassign, and what goes with it; the erased assigns."""
+    value, kind = source.tensor, op.result.type
+    if value.type == kind:
+        ir.replace(op, [value])
+        return {op}
+    existing = _transfer_to(value, kind, op)
+    if existing is not None:
+        if ir.stands_before(op, existing):
+            ir.move_before(existing, op)
+        ir.replace(op, [existing.result])
+        return {op}
+    others = assigning.cross_mesh_assigns(source)
+    if len(others) < 2:
+        ir.replace(op, [ir.make_transfer(value, kind, ir.before(op), op.location).result])
+        return {op}
+    gone = set(others)
+    assigning.chain_transfers(value, others)
+    return gone
+
+
+def _transfer_to(value: ir.Value, kind: ir.Type, op: ir.Op) -> ir.Transfer | None:
+    """A transfer of `value` to `kind` in the block of `op`; the newest if there are several."""
+    block = op.operation.block
+    for user in ir.users(value):
+        if isinstance(user, ir.Transfer) and user.result.type == kind and user.operation.block == block:
+            return user
+    return None
+
+
+def _is_sum_of_unassigns(op: ir.Op) -> bool:
+    """Whether it adds up unassigns only, each partial sum being used once."""
+    todo = [op]
+    while todo:
+        add = todo.pop()
+        if add.operation.name != "stablehlo.add" or len(ir.users(add.results[0])) != 1:
+            return False
+        for operand in add.operands:
+            source = ir.producer(operand)
+            if source is None:
+                return False
+            if not isinstance(source, ir.Unassign):
+                todo.append(source)
+    return True
+
+
+def _do_sum_at_target(add: ir.Op, mesh: str) -> None:
+    """Wraps the adds of a sum into fragments on a mesh, the last first, and transfers their operands."""
+    todo = [add]
+    while todo:
+        op = todo.pop()
+        todo += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
+        made = assigning.wrap(op, mesh, "introduce_transfers")
+        ir.erase(op)
+        for value in made.inputs:
+            source = ir.producer(ir.producer(value).tensor)
+            if isinstance(source, ir.Unassign):
+                _transfer(ir.producer(value), source)

@@ -1,0 +1,104 @@
+"""mpmd-map-input-output-to-mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.import_ import assigning
+from mpmd.passes.import_.assignment import IndexPlace, Place
+from mpmd.support import diagnostics
+
+_MEMORY_KIND = "mhlo.memory_kind"
+
+
+@dataclasses.dataclass(frozen=True)
+class MapInputOutputToMesh(ir.FunctionPass):
+    """Puts the arguments and results of the program on the meshes that the user gave them.
+
+        main(a): x = add a a; return x
+        -->  input-assignment=0@m1 output-assignment=0@m2
+        main(a@m1): u = unassign a by user_in; x = add u u; y = assign x to m2 by user_out; return y
+
+    Requires: indices are flat indices of the entry function.  Ensures: those positions are mesh tensors.  The
+    attribute `mhlo.memory_kind` of a position goes where the type says the memory kind.  Cost: linear.
+    Source: openxla/shardy MPMD, `map_input_output_to_mesh`.
+    """
+
+    name: ClassVar[str] = "mpmd-map-input-output-to-mesh"
+    runs_on: ClassVar[Literal["entry"]] = "entry"
+    input_assignment: tuple[IndexPlace, ...] = ()
+    output_assignment: tuple[IndexPlace, ...] = ()
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Maps arguments, then results."""
+        inputs = _checked(f, self.input_assignment, len(f.args), "argument")
+        outputs = _checked(f, self.output_assignment, len(f.returned), "result")
+        where = ir.at_start(f.body)
+        for i, place in sorted(inputs.items()):
+            if _can_be_assigned(f, f.args[i].type, f"argument {i}", place):
+                assigning.assign_argument(f, i, _on(place, f.args[i].type), assigning.USER_IN, where)
+        returned = f.returned
+        for i, place in sorted(outputs.items()):
+            value = returned[i]
+            if _can_be_assigned(f, value.type, f"result {i}", place):
+                location = assigning.result_location(f, i)
+                kind, end = _on(place, value.type), ir.at_end(f.body)
+                returned[i] = assigning.assign(value, kind, end, assigning.USER_OUT, location)
+        if inputs or outputs:
+            f.returned = returned
+            ir.return_types_changed(f)
+        _drop_memory_kind_attributes(f)
+
+
+def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) -> dict[int, Place]:
+    """The places whose index and mesh exist; the others are errors."""
+    found: dict[int, Place] = {}
+    meshes = f.topology
+    for item in places:
+        if item.index >= count:
+            diagnostics.error(
+                f"{what} {item.index} is assigned to {item.place}, but the program has only {count} {what}s", f.location
+            )
+        elif item.place.mesh not in meshes:
+            diagnostics.error(
+                f'{what} {item.index} is assigned to mesh "{item.place.mesh}", which the topology lacks; '
+                f"its meshes are {', '.join(meshes)}",
+                f.location,
+            )
+        elif found.setdefault(item.index, item.place) != item.place:
+            diagnostics.error(
+                f"{what} {item.index} is assigned to {found[item.index]} and to {item.place}; choose one", f.location
+            )
+    return found
+
+
+def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: Place) -> bool:
+    if assigning.is_tensor(kind):
+        return True
+    diagnostics.error(f"{what} cannot be assigned to {place}: it is no plain tensor, but a {kind}", f.location)
+    return False
+
+
+def _on(place: Place, tensor: ir.Type) -> ir.Type:
+    return ir.MeshTensor.get(place.mesh, tensor, memory_kind=place.memory_kind)
+
+
+def _drop_memory_kind_attributes(f: ir.Func) -> None:
+    """Removes memory kinds from attributes where the type has one."""
+    sides = (
+        ("argument", "arg_attrs", [a.type for a in f.args]),
+        ("result", "res_attrs", [v.type for v in f.returned]),
+    )
+    for what, name, kinds in sides:
+        dicts = ir.attribute_dicts(f, name, len(kinds))
+        for i, (kind, entries) in enumerate(zip(kinds, dicts)):
+            if _MEMORY_KIND not in entries or not assigning.is_mesh_tensor(kind) or kind.memory_kind is None:
+                continue
+            said = ir.StringAttr(entries.pop(_MEMORY_KIND)).value
+            if said != kind.memory_kind:
+                diagnostics.notice(
+                    f"{what} {i} is assigned to {kind.memory_kind} memory; its sharding says {said}", f.location
+                )
+        ir.put_attribute_dicts(f, name, dicts)
