@@ -33,6 +33,7 @@ from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.control import control_edges, control_edges_as_operands, put_control_edges
+from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
     after,
     append_arg,
@@ -51,6 +52,7 @@ from mpmd.ir.edit import (
     move_after,
     move_before,
     move_to_start,
+    op_behind,
     rebuild,
     reorder,
     replace,
@@ -96,9 +98,11 @@ from mpmd.ir.order import Dependencies
 from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
+    block_users,
     first_user,
     fragments,
     funcs,
+    in_block_order,
     is_constant,
     is_pure,
     is_unused,

@@ -1,14 +1,14 @@
 """Order between fragments that data flow does not give: edges, kept as attributes of the fragments.
 
-While a schedule has to be obeyed by later passes, a fragment that must come first has a number,
-`mpmd.control_id`, and one that must come later lists such numbers in `mpmd.control_after`.  Both are plain
-attributes, so that the program stays valid.  The dialect's own form, operands that no block argument
+While a schedule has to be obeyed by later passes, a fragment that must come first has a number among its
+`mpmd.control_ids`, and one that must come later lists such numbers in `mpmd.control_after`.  Both are plain
+attributes, so that the program stays valid; a merged fragment has the numbers of its parts.  The dialect's own form, operands that no block argument
 stands for, is for tools that compare text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jax.extend.mlir import ir
 
@@ -17,19 +17,15 @@ from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func, put
 from mpmd.ir.query import fragments
 
-_ID, _AFTER = "mpmd.control_id", "mpmd.control_after"
+_IDS, _AFTER = "mpmd.control_ids", "mpmd.control_after"
 _START = "mpmd.control_operand_start_idx"
 
 
 def control_edges(f: Func) -> list[tuple[Fragment, Fragment]]:
     """The (before, after) pairs that a schedule asks for, in program order of the later one."""
-    numbered = {_integer(g.attributes[_ID]): g for g in fragments(f) if _ID in g.attributes}
-    return [
-        (numbered[_integer(number)], g)
-        for g in fragments(f)
-        if _AFTER in g.attributes
-        for number in ir.ArrayAttr(g.attributes[_AFTER])
-    ]
+    numbered = {number: g for g in fragments(f) for number in _numbers(g, _IDS)}
+    pairs = ((numbered.get(number, g), g) for g in fragments(f) for number in _numbers(g, _AFTER))
+    return list(dict.fromkeys((before, after) for before, after in pairs if before != after))
 
 
 def put_control_edges(f: Func, edges: Iterable[tuple[Fragment, Fragment]]) -> None:
@@ -40,9 +36,16 @@ def put_control_edges(f: Func, edges: Iterable[tuple[Fragment, Fragment]]) -> No
     sources = {before for group in befores.values() for before in group}
     number = {g: i for i, g in enumerate(g for g in fragments(f) if g in sources)}
     for g in fragments(f):
-        put(g, _ID, _i64(number[g]) if g in number else None)
-        after = [_i64(i) for i in sorted({number[b] for b in befores.get(g, [])})]
-        put(g, _AFTER, ir.ArrayAttr.get(after, context()) if after else None)
+        _put_numbers(g, _IDS, [number[g]] if g in number else [])
+        _put_numbers(g, _AFTER, sorted({number[b] for b in befores.get(g, [])}))
+
+
+def keep_control_edges(parts: Sequence[Fragment], merged: Fragment) -> None:
+    """Gives a merged fragment the edges of its parts, but for those between them."""
+    ids = dict.fromkeys(number for part in parts for number in _numbers(part, _IDS))
+    after = dict.fromkeys(number for part in parts for number in _numbers(part, _AFTER))
+    _put_numbers(merged, _IDS, list(ids))
+    _put_numbers(merged, _AFTER, [number for number in after if number not in ids])
 
 
 def control_edges_as_operands(f: Func) -> None:
@@ -68,5 +71,10 @@ def _i64(value: int) -> ir.Attribute:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context()), value)
 
 
-def _integer(attribute: ir.Attribute) -> int:
-    return int(ir.IntegerAttr(attribute).value)
+def _numbers(g: Fragment, name: str) -> list[int]:
+    attribute = g.attributes.get(name)
+    return [] if attribute is None else [ir.IntegerAttr(number).value for number in ir.ArrayAttr(attribute)]
+
+
+def _put_numbers(g: Fragment, name: str, numbers: Sequence[int]) -> None:
+    put(g, name, ir.ArrayAttr.get([_i64(number) for number in numbers], context()) if numbers else None)

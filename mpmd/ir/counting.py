@@ -12,3 +12,9 @@ def note_edit() -> None:
 def edits() -> int:
     """Edits made so far in this process; compare two readings."""
     return _edits
+
+
+def forget_edits(since: int) -> None:
+    """Counts nothing that was edited since `edits()` gave `since`: the edits have undone each other."""
+    global _edits
+    _edits = since

@@ -143,6 +143,12 @@ def _next(op: Op) -> ir.Operation | None:
     return ir.InsertionPoint.after(op.operation).ref_operation
 
 
+def op_behind(op: Op) -> Any:
+    """The op that stands right behind an op, which is no terminator."""
+    behind = _next(op)
+    return None if behind is None else behind.opview
+
+
 def delay(op: Op) -> None:
     """Moves an op to right before its first user; an unused one stays."""
     user = first_user(op)

@@ -13,14 +13,16 @@ from mpmd.ir.types import Origin
 SPLIT_TYPES = {"kKeepTransferred": "split_keep_transferred", "kDropTransferred": "split_drop_transferred"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FragmentInfo:
     """Origins and attributes of a fragment: all that rules can tell fragments apart by.
+
+    Two infos are equal whatever the order of their origins.
 
         FragmentInfo(origins=["f","g"(1)],stage=0,call_counter=1,split_type=kDropTransferred,mesh_name="m1")
 
     Attributes:
-        origins: sorted by name, then by transpose count.
+        origins: in the order in which a fragment made by a rule has them.
         stage: its pipeline stage, if it has one.
         call_counter: its microbatch, if it has one.
         split_type: `"kKeepTransferred"` or `"kDropTransferred"`, if it is a half of a split fragment.
@@ -34,11 +36,19 @@ class FragmentInfo:
     mesh_name: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origins", tuple(sorted(self.origins)))
         if self.split_type is not None and self.split_type not in SPLIT_TYPES:
             raise ConfigError(
                 f"{self.split_type!r} is no kind of split fragment; there are {', '.join(SPLIT_TYPES)}"
             )
+
+    def _key(self) -> tuple[object, ...]:
+        return (tuple(sorted(self.origins)), self.stage, self.call_counter, self.split_type, self.mesh_name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FragmentInfo) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
     @staticmethod
     def of(fragment: Fragment) -> FragmentInfo:
@@ -47,6 +57,15 @@ class FragmentInfo:
         return FragmentInfo(
             tuple(fragment.origins), fragment.stage, fragment.call_counter, split, fragment.mesh
         )
+
+    def put_on(self, fragment: Fragment) -> None:
+        """Gives a fragment all that the info says; what it says nothing of goes, but for the mesh."""
+        fragment.origins = list(self.origins)
+        fragment.stage, fragment.call_counter = self.stage, self.call_counter
+        for kind, name in SPLIT_TYPES.items():
+            setattr(fragment, name, self.split_type == kind)
+        if self.mesh_name is not None:
+            fragment.mesh = self.mesh_name
 
     @staticmethod
     def parse(text: str) -> FragmentInfo:

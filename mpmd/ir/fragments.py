@@ -9,7 +9,8 @@ from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
-from mpmd.ir import counting, edit
+from mpmd.errors import IRError
+from mpmd.ir import control, counting, edit
 from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put_attribute_dicts
 from mpmd.ir.query import is_pure, is_unused, module_of, ops, producer, read_by, users
@@ -123,12 +124,19 @@ def merge(a: Fragment, b: Fragment) -> Fragment:
 
     Operands: those of `a`, then those of `b` that are neither results of `a` nor there already.
     Results: those of `a` that have a user other than `b`, then those of `b`.  Origins and stage are
-    united (`a` first); every other attribute of both is dropped.  The ops of `a` move into the body of
-    `b`: merging bottom-up, `a` is the small one.  If `a` has one input and one result with one use, the
-    operand list of `b` stays as it is, with the input of `a` for its result.
+    united (`a` first), as are the control edges to others; every other attribute of both is dropped.
+    The ops of `a` move into the body of `b`: merging bottom-up, `a` is the small one.  If `a` has one
+    input and one result with one use, the operand list of `b` stays as it is, with the input of `a` for
+    its result.
+
+    Raises:
+        IRError: they are on different meshes, or have different stages.
 
     Source: openxla/shardy MPMD, `MergeFragments`.
     """
+    if a.mesh != b.mesh or (None not in (a.stage, b.stage) and a.stage != b.stage):
+        what = f"mesh {a.mesh}, stage {a.stage} and mesh {b.mesh}, stage {b.stage}"
+        raise IRError(f"cannot merge fragments of {what} at {b.location}")
     origins = list(dict.fromkeys(a.origins + b.origins))
     stage = b.stage if a.stage is None else a.stage
     body, old_args = b.body, b.args
@@ -157,6 +165,7 @@ def merge(a: Fragment, b: Fragment) -> Fragment:
     )  # fmt: skip
     body.append_to(merged.regions[0])
     merged.origins, merged.stage = origins, stage
+    control.keep_control_edges([a, b], merged)
     for old, new in zip(results, merged.results, strict=True):
         edit.replace_uses(old, new)
     edit.erase(b)
@@ -294,6 +303,7 @@ def merge_all(group: Sequence[Fragment]) -> Fragment:
     counters, stages = {f.call_counter for f in group}, {f.stage for f in group}
     merged.call_counter = counters.pop() if len(counters) == 1 else None
     merged.stage = stages.pop() if len(stages) == 1 else None
+    control.keep_control_edges(group, merged)
     if not merged.is_user:
         merged.inferred_by = list(dict.fromkeys(name for f in group for name in f.inferred_by))
     for old, new in zip(results, merged.results, strict=True):

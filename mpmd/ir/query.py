@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -90,6 +91,28 @@ def first_user(x: Value | Op) -> Op | None:
     return first
 
 
+def block_users(x: Op) -> list[Op]:
+    """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
+    block = x.operation.block
+    found = []
+    for user in users(x):
+        operation = user.operation
+        while operation.block != block:
+            operation = operation.parent
+        found.append(operation.opview)
+    return found
+
+
+def in_block_order(some: Iterable[Any]) -> list[Any]:
+    """Ops of one block, first one first."""
+    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if stands_before(a, b) else 1))
+
+
+def stands_before(a: Op, b: Op) -> bool:
+    """Whether `a` comes before `b` in the block of both.  Amortised constant time, moves included."""
+    return bool(a.operation.is_before_in_block(b.operation))
+
+
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
     return not any(True for v in _values(x) for _ in v.uses)
@@ -113,11 +136,6 @@ def result_index(v: Value) -> int:
 def arg_index(v: Value) -> int:
     """The position of a block argument among the block's arguments."""
     return int(ir.BlockArgument(v).arg_number)
-
-
-def stands_before(a: Op, b: Op) -> bool:
-    """Whether, of two ops of one block, `a` comes first."""
-    return bool(a.operation.is_before_in_block(b.operation))
 
 
 def is_constant(op: Op | None) -> bool:

@@ -264,10 +264,18 @@ def _run_passes(text: str, command: Command, timing: Timing) -> tuple[str | None
     except PassError as e:
         if any(getattr(d, "severity", None) is Severity.ERROR for d in e.diagnostics) or not e.diagnostics:
             return None, e
-        return ir.to_text(module, command.locations), e
+        return _text(module, command), e
     except (MpmdError, mlir.MLIRError) as e:
         return None, e
-    return ir.to_text(module, command.locations), None
+    return _text(module, command), None
+
+
+def _text(module: mlir.Module, command: Command) -> str:
+    """The module as it is printed at the end: control edges are operands, as the dialect has them."""
+    for f in ir.funcs(module):
+        if ir.control_edges(f):
+            ir.control_edges_as_operands(f)
+    return ir.to_text(module, command.locations)
 
 
 def _verify(module: mlir.Module) -> None:

@@ -1,0 +1,169 @@
+"""mpmd-absorb-inferred-fragments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.merge.engine import named
+from mpmd.support import diagnostics
+
+_OWN = {"mesh_name", "origin", "stage_id"}
+_PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsorbInferredFragments(ir.FunctionPass):
+    """Lets named fragments swallow unnamed neighbours, so that a callee keeps the shape the user gave it.
+
+        p = m1[] (a) { x = add a a; ret x }                    p, c = m1["f"] cc=1 (a) {
+        t = transfer p to m2                                     x = add a a; y = mul x x; z = neg y
+        f = m1["f"] cc=1 (p) { y = mul p p; ret y }     -->      ret x, z }
+        c = m1[] (f) { z = neg f; ret z }                      t = transfer p to m2
+
+    A *root* is a fragment that is named, or has no fragment user, or reads no fragment's result.  It
+    absorbs each inferred fragment whose first user it is, and each of which it is the last producer;
+    transfers that are in the way move first, unused ones of them vanish.  Two named fragments are never
+    merged.  The result has the attributes of the root; constants in it come first.
+
+    Attributes:
+        absorb_on_entry_point_function: absorb in entry points too, not in callees alone.
+
+    Requires: values are made before they are used.  Ensures: the same.  Notices name what is left in
+    callees.  Cost: linear in uses per round; a round more for each inferred fragment that becomes a root.
+    Source: openxla/shardy MPMD, `absorb_inferred_fragments`.
+    """
+
+    name: ClassVar[str] = "mpmd-absorb-inferred-fragments"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    absorb_on_entry_point_function: bool = False
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Rounds over all fragments, until one changes nothing."""
+        if f.is_entry and not self.absorb_on_entry_point_function:
+            return
+        edits, order = ir.edits(), ir.ops(f)
+        count = len(order)
+        while _round(f):
+            pass
+        if len(ir.ops(f)) == count and ir.ops(f) == order:
+            ir.forget_edits(edits)
+        if not f.is_entry:
+            _tell_what_is_left(f)
+
+
+def _round(f: ir.Func) -> bool:
+    """Lets every root absorb all it can, in program order; whether any did."""
+    any_merged = False
+    op = f.body.operations[0]
+    while op is not None:
+        if isinstance(op, ir.Fragment):
+            while is_root(op):
+                merged = absorb_producer(op) or absorb_consumer(op)
+                if merged is None:
+                    break
+                op, any_merged = merged, True
+        op = ir.op_behind(op)
+    return any_merged
+
+
+def is_root(fragment: ir.Fragment) -> bool:
+    """Whether it may absorb: named, or without fragment users, or reading no fragment's result."""
+    if fragment.is_user:
+        return True
+    if not any(isinstance(user, ir.Fragment) for user in ir.users(fragment)):
+        return True
+    return not any(isinstance(ir.producer(v), ir.Fragment) for v in fragment.inputs)
+
+
+def absorb_producer(root: ir.Fragment) -> ir.Fragment | None:
+    """Merges the first inferred producer whose first user is the root; None if there is none."""
+    for producer in dict.fromkeys(ir.producer(v) for v in root.inputs):
+        if isinstance(producer, ir.Fragment) and not producer.is_user:
+            for user in ir.users(producer):
+                if isinstance(user, ir.Transfer):
+                    _delay_or_erase(user)
+            if all(user == root or ir.stands_before(root, user) for user in ir.block_users(producer)):
+                return _absorbed(root, producer, producer, root)
+    return None
+
+
+def absorb_consumer(root: ir.Fragment) -> ir.Fragment | None:
+    """Merges the first inferred consumer whose last producer is the root; None if there is none."""
+    for consumer in dict.fromkeys(ir.users(root)):
+        if isinstance(consumer, ir.Fragment) and not consumer.is_user:
+            makers = [ir.producer(v) for v in consumer.inputs]
+            for maker in makers:
+                if isinstance(maker, ir.Transfer):
+                    _hasten(maker)
+            if all(m is None or m == root or ir.stands_before(m, root) for m in makers):
+                ir.move_after(consumer, root)
+                return _absorbed(root, consumer, root, consumer)
+    return None
+
+
+def _delay_or_erase(transfer: ir.Transfer) -> None:
+    if ir.is_unused(transfer):
+        ir.erase(transfer)
+    else:
+        ir.move_before(transfer, ir.in_block_order(ir.block_users(transfer))[0])
+
+
+def _hasten(transfer: ir.Transfer) -> None:
+    maker = ir.producer(transfer.tensor)
+    if maker is None:
+        ir.move_to_start(transfer, transfer.operation.block)
+    else:
+        ir.move_after(transfer, maker)
+
+
+def _absorbed(root: ir.Fragment, other: ir.Fragment, first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
+    """The two merged, with the attributes of the root."""
+    kept = {
+        name: attribute
+        for name, attribute in root.attributes.items()
+        if name not in _OWN | _PER_VALUE and not name.startswith("mpmd.control_")
+    }
+    makers = [] if root.is_user else list(dict.fromkeys([*root.inferred_by, *other.inferred_by]))
+    merged = ir.merge(first, second)
+    for name, attribute in kept.items():
+        ir.put(merged, name, attribute)
+    if makers:
+        merged.inferred_by = makers
+    _constants_first(merged)
+    return merged
+
+
+def _constants_first(fragment: ir.Fragment) -> None:
+    """Moves constants to the front of the body, where equal ones become one."""
+    found: dict[tuple[ir.Attribute, ir.Type], ir.Op] = {}
+    behind_front = False
+    for op in ir.ops(fragment.body):
+        if op.operation.name != "stablehlo.constant":
+            behind_front = True
+            continue
+        key = (op.attributes["value"], op.results[0].type)
+        if key in found:
+            ir.replace(op, found[key].results)
+            continue
+        found[key] = op
+        if behind_front:
+            ir.move_to_start(op, fragment.body)
+
+
+def _tell_what_is_left(f: ir.Func) -> None:
+    for fragment in ir.fragments(f):
+        if not fragment.is_user:
+            by = ", ".join(fragment.inferred_by) or "unknown passes"
+            diagnostics.notice(
+                f'@{f.symbol}: unnamed work on mesh "{fragment.mesh}" (made by {by}) was not absorbed by '
+                f"{_neighbours(fragment)}; it costs one program for each microbatch",
+                fragment.location,
+            )
+
+
+def _neighbours(fragment: ir.Fragment) -> str:
+    makers = [ir.producer(v) for v in fragment.inputs]
+    near = dict.fromkeys(op for op in [*makers, *ir.users(fragment)] if isinstance(op, ir.Fragment))
+    return "; ".join(map(named, near)) or "any fragment, as it has no neighbour on its mesh"

@@ -1,0 +1,134 @@
+"""What the passes that merge a producer with a consumer share: the walk, the place, the attributes."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class MergePass(ir.FunctionPass):
+    """Merges producers with consumers, last producer first.
+
+    Each fragment is merged with its candidate, and the merged fragment with its own, as long as a pass
+    allows it.  Of a program in which values are made before they are used, the result is one as well:
+    only positions are compared, never data-flow paths.  Pure fragments without uses are erased.
+
+    Cost: linear in fragments and their uses.  Source: openxla/shardy MPMD, `MergeFragmentBasePass`.
+    """
+
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+
+    @abc.abstractmethod
+    def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+        """Whether the two may become one."""
+
+    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
+        """The fragment to merge `producer` with; `following` is the next one on its mesh.
+
+        Unless a pass says otherwise: its first fragment user, if the pass allows the two.
+        """
+        first = next(iter(fragment_users(producer)), None)
+        return first if first is not None and self.allows(producer, first) else None
+
+    def part_for(self, producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
+        """What is merged with the consumer: the producer, unless a pass prefers a clone of it."""
+        return producer
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Merges bottom-up."""
+        behind: dict[str, dict[ir.Fragment, None]] = {}  # per mesh, nearest last
+        for fragment in reversed(ir.fragments(f)):
+            followers = behind.setdefault(fragment.mesh, {})
+            if ir.is_unused(fragment) and ir.is_pure(fragment):
+                ir.erase(fragment)
+                continue
+            left = self._merge_repeatedly(fragment, followers)
+            if left is not None:
+                followers[left] = None
+
+    def _merge_repeatedly(
+        self, producer: ir.Fragment, followers: dict[ir.Fragment, None]
+    ) -> ir.Fragment | None:
+        """What `producer` has become; None if nothing is left of it."""
+        while True:
+            consumer = self.candidate(producer, next(reversed(followers), None))
+            if consumer is None or not _stages_agree(producer, consumer):
+                return producer
+            part = self.part_for(producer, consumer)
+            if not bring_together(part, consumer):
+                return producer
+            followers.pop(consumer, None)
+            if part == producer:
+                producer = merged(producer, consumer)
+                continue
+            followers[merged(part, consumer)] = None
+            if ir.is_unused(producer):
+                ir.erase(producer)
+                return None
+
+
+def fragment_users(fragment: ir.Fragment) -> list[ir.Fragment]:
+    """The fragments that use a result of `fragment`, in program order, each once."""
+    found = dict.fromkeys(user for user in ir.users(fragment) if isinstance(user, ir.Fragment))
+    return ir.in_block_order(found)
+
+
+def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+    """Whether the two can be merged where `consumer` stands, which may be moved right behind `producer`.
+
+    It stays if no user of the producer comes before it.  Else it moves, if all that it reads is there.
+    """
+    if not any(ir.stands_before(user, consumer) for user in ir.block_users(producer)):
+        return True
+    makers = (ir.producer(v) for v in consumer.inputs)
+    if all(m is None or m == producer or ir.stands_before(m, producer) for m in makers):
+        ir.move_after(consumer, producer)
+        return True
+    return False
+
+
+def merged(producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
+    """One fragment for two, with the call counter and the makers that both agree on."""
+    counter = merged_call_counter(producer, consumer)
+    inferred = not producer.is_user and not consumer.is_user
+    makers = [*producer.inferred_by, *consumer.inferred_by] if inferred else []
+    result = ir.merge(producer, consumer)
+    result.call_counter = counter
+    result.inferred_by = list(dict.fromkeys(makers))
+    return result
+
+
+def merged_call_counter(a: ir.Fragment, b: ir.Fragment) -> int | None:
+    """The only one defined, or the common one, or that of the one user fragment; else none."""
+    if a.call_counter == b.call_counter or None in (a.call_counter, b.call_counter):
+        return b.call_counter if a.call_counter is None else a.call_counter
+    if a.is_user != b.is_user:
+        return a.call_counter if a.is_user else b.call_counter
+    return None
+
+
+def _stages_agree(a: ir.Fragment, b: ir.Fragment) -> bool:
+    if a.stage == b.stage or None in (a.stage, b.stage):
+        return True
+    diagnostics.error(
+        f"cannot merge {named(a)} with {named(b)}: a program belongs to one stage.  "
+        "Give both one stage in the assignment, or leave out the option that merges them",
+        b.location,
+    )
+    return False
+
+
+def named(fragment: ir.Fragment) -> str:
+    """A fragment in the words of the user."""
+    origins = ", ".join(map(str, fragment.origins)) or "unnamed work"
+    parts = [f'{origins} on mesh "{fragment.mesh}"']
+    if fragment.stage is not None:
+        parts.append(f"stage {fragment.stage}")
+    if fragment.call_counter is not None:
+        parts.append(f"microbatch {fragment.call_counter}")
+    return ", ".join(parts)

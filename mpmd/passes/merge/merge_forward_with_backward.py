@@ -1,0 +1,37 @@
+"""mpmd-merge-forward-with-backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.merge.engine import MergePass
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeForwardWithBackward(MergePass):
+    """Merges a forward fragment with the backward fragment that follows it on its mesh and uses it.
+
+        f = m1["f"] cc=0 (a) { x = add a a; ret x }
+        b = m1["f"(1)] cc=0 (f) { y = mul f f; ret y }
+        -->
+        b = m1["f", "f"(1)] cc=0 (a) { x = add a a; y = mul x x; ret y }
+
+    After scheduling this happens on the last stage of orders like 1F1B: one program for both.  The merged
+    fragment has two transpose counts and is no scheduling unit any more.
+
+    Requires: fragments stand in their final order; stages are verified.  Ensures: values are made before
+    they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.
+    """
+
+    name: ClassVar[str] = "mpmd-merge-forward-with-backward"
+
+    def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+        """Forward, then backward."""
+        return producer.is_forward and consumer.is_backward
+
+    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
+        """The closest user, if no other fragment of the mesh stands between."""
+        closest = super().candidate(producer, following)
+        return closest if closest is not None and closest == following else None

@@ -1,0 +1,93 @@
+"""mpmd-merge-inferred-fragments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.merge.engine import MergePass, fragment_users
+from mpmd.passes.merge.merge_inferred_by_round import has_microbatches
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeInferredFragments(MergePass):
+    """Merges unnamed work with its neighbours, so that it costs no program of its own.
+
+        i, k = m1[] (a, b) { x = add a b; y = neg a; ret x, y }
+        f = m1["f"] (i, a) { z = mul i a; ret z }
+        -->
+        k, f = m1["f"] (a, b) { x = add a b; y = neg a; z = mul x a; ret y, z }
+
+    At least one of the two must be inferred; the halves of a split fragment stay apart.
+
+    Attributes:
+        merge_any_consumer: try all consumers in program order, not just the first.
+        merge_sideways: merge with the next fragment of the mesh, whether it uses the producer or not.
+        clone_inferred_fragments: give each consumer a clone of an inferred fragment of at most one op,
+            so that none comes to depend on another.
+        keep_microbatches_equal: keep unnamed work that belongs to no microbatch out of the fragments of
+            microbatches, whose programs then stay equal.
+
+    Requires: values are made before they are used.  Ensures: the same.
+    Cost: linear in fragments and their uses.
+    Source: openxla/shardy MPMD, `merge_inferred_fragments`; the last option is ours.
+    """
+
+    name: ClassVar[str] = "mpmd-merge-inferred-fragments"
+    merge_any_consumer: bool = False
+    merge_sideways: bool = False
+    clone_inferred_fragments: bool = False
+    keep_microbatches_equal: bool = False
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Refuses options that exclude each other, then rewrites the functions."""
+        if self.merge_sideways and (self.merge_any_consumer or self.clone_inferred_fragments):
+            other = "merge-any-consumer" if self.merge_any_consumer else "clone-inferred-fragments"
+            diagnostics.error(f"{self.name}: merge-sideways excludes {other}; run the pass twice instead")
+            return
+        super().rewrite(module)
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Without microbatches there is nothing to keep equal."""
+        pass_ = self
+        if self.keep_microbatches_equal and not has_microbatches(f):
+            pass_ = dataclasses.replace(self, keep_microbatches_equal=False)
+        super(MergeInferredFragments, pass_).rewrite_function(f)
+
+    def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+        """One of the two is inferred, and they are not the halves of a split fragment."""
+        if producer.is_user and consumer.is_user:
+            return False
+        if self.keep_microbatches_equal and _in_microbatch(producer) != _in_microbatch(consumer):
+            return False
+        return not (producer.split_keep_transferred and consumer.split_drop_transferred)
+
+    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
+        """The closest user, or the closest that is allowed, or the next on the mesh."""
+        if self.merge_sideways:
+            return following if following is not None and self.allows(producer, following) else None
+        if self.merge_any_consumer:
+            return next((c for c in fragment_users(producer) if self.allows(producer, c)), None)
+        return super().candidate(producer, following)
+
+    def part_for(self, producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
+        """A clone for the consumer and the function's return, of what is cheap enough to be cloned."""
+        if not (self.clone_inferred_fragments and _is_cheap(producer)):
+            return producer
+        part: ir.Fragment = ir.clone(producer, ir.before(consumer))
+        for user in ir.block_users(producer):
+            if user == consumer or user.operation.name == "func.return":
+                ir.replace_uses_in(producer.results[0], part.results[0], user)
+        return part
+
+
+def _is_cheap(fragment: ir.Fragment) -> bool:
+    if fragment.is_user or len(fragment.results) != 1:
+        return False
+    return len(ir.ops(fragment.body)) <= 1 and ir.is_pure(fragment)
+
+
+def _in_microbatch(fragment: ir.Fragment) -> bool:
+    return fragment.call_counter is not None

@@ -1,0 +1,51 @@
+"""mpmd-merge-user-fragments-into-scheduling-units."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.merge.engine import MergePass, named
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeUserFragmentsIntoSchedulingUnits(MergePass):
+    """Merges the named fragments of a mesh that are one microbatch's forward, or backward, work.
+
+        f = m1["f"] cc=0 (a) { x = add a a; ret x }
+        g = m1["g"] cc=0 (f) { y = neg f; ret y }
+        -->
+        g = m1["f", "g"] cc=0 (a) { x = add a a; y = neg x; ret y }
+
+    Merged are a fragment and its closest fragment user if both are named, equally often transposed, and of
+    one microbatch and stage where both have one.
+
+    Requires: neither of two such fragments has several transpose counts (error).  Ensures: values are made before they are
+    used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`.
+    """
+
+    name: ClassVar[str] = "mpmd-merge-user-fragments-into-scheduling-units"
+
+    def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+        """Both named, of one phase, microbatch and stage."""
+        if not (producer.is_user and consumer.is_user):
+            return False
+        mixed = [op for op in (producer, consumer) if op.transpose_count is None]
+        for op in mixed:
+            diagnostics.error(
+                f"{named(op)}: its parts were transposed a different number of times, so that it is neither "
+                "forward nor backward work.  Merge forward with backward after scheduling only",
+                op.location,
+            )
+        return (
+            not mixed
+            and producer.transpose_count == consumer.transpose_count
+            and _agree(producer.call_counter, consumer.call_counter)
+            and _agree(producer.stage, consumer.stage)
+        )
+
+
+def _agree(a: int | None, b: int | None) -> bool:
+    return a == b or a is None or b is None

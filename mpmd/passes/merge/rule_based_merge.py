@@ -1,0 +1,125 @@
+"""mpmd-rule-based-merge."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.merge.engine import named
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleBasedMerge(ir.FunctionPass):
+    """Merges fragments as rules say.
+
+        rule: sources f cc=1, g; target "f", "g" st=4
+        f = m1["f"] cc=1 (a) { x = add a a; ret x }        f, g = m1["f", "g"] st=4 (a, b) {
+        t = transfer f to m2                          -->      x = add a a; y = neg b; ret x, y }
+        g = m1["g"] (b) { y = neg b; ret y }               t = transfer f to m2
+
+    All fragments of a mesh whose infos are sources of one rule become one; it has the origins, stage, call
+    counter and kind of split of the target, and no other attribute of theirs.  Repeated until no rule
+    finds two fragments.
+
+    Attributes:
+        rules: what to merge.
+        remove_control_dependencies: whether the order that a scheduler asked for is met and forgotten.
+
+    Requires: a rule has two sources or more, of one mesh and stage; no info is in two rules (errors).
+    Ensures: ops in dependency order; an error if rules make a cycle.  Cost: linear per round of merges.
+    Source: openxla/shardy MPMD, `rule_based_merge`.
+    """
+
+    name: ClassVar[str] = "mpmd-rule-based-merge"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    rules: tuple[ir.FragmentMergeRule, ...] = ()
+    remove_control_dependencies: bool = True
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Refuses impossible rules, then rewrites the functions."""
+        problems = [problem for rule in self.rules for problem in _problems(rule)]
+        seen: dict[ir.FragmentInfo, ir.FragmentMergeRule] = {}
+        for rule in self.rules:
+            for info in rule.sources:
+                if seen.setdefault(info, rule) is not rule:
+                    problems.append(f"{info} is a source of two merge rules: it can be merged by one only")
+        for problem in problems:
+            diagnostics.error(problem)
+        if not problems:
+            super().rewrite(module)
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Merges in rounds, then sorts."""
+        by_info = {info: rule for rule in self.rules for info in rule.sources}
+        found: dict[ir.FragmentMergeRule, None] = {}
+        applied: dict[ir.FragmentMergeRule, None] = {}
+        while groups := _groups(f, by_info, found):
+            for (rule, _), group in groups.items():
+                merged = functools.reduce(_merged_at_first, group)
+                rule.target.put_on(merged)
+                applied[rule] = None
+        for rule in self.rules:
+            if rule not in found:
+                diagnostics.notice(f"@{f.symbol}: no fragment is a source of {rule}", f.location)
+        if applied or ir.control_edges(f):
+            _sort(f, list(applied))
+        if self.remove_control_dependencies:
+            ir.put_control_edges(f, [])
+
+
+def _problems(rule: ir.FragmentMergeRule) -> list[str]:
+    """What makes a rule impossible."""
+    found = []
+    if len(rule.sources) < 2:
+        found.append(f"the merge rule {rule} has fewer than two sources: there is nothing to merge")
+    stages = {info.stage for info in rule.sources if info.stage is not None}
+    if len(stages) > 1:
+        listed = ", ".join(map(str, sorted(stages)))
+        found.append(f"the sources of the merge rule {rule} are of the stages {listed}: they must agree")
+    meshes = {info.mesh_name for info in (*rule.sources, rule.target) if info.mesh_name is not None}
+    if len(meshes) > 1:
+        listed = ", ".join(sorted(meshes))
+        found.append(f"the merge rule {rule} is about the meshes {listed}: it must keep to one")
+    return found
+
+
+def _groups(
+    f: ir.Func, by_info: dict[ir.FragmentInfo, ir.FragmentMergeRule], found: dict[ir.FragmentMergeRule, None]
+) -> dict[tuple[ir.FragmentMergeRule, str], list[ir.Fragment]]:
+    """Fragments to merge, in dependency order, by rule and mesh; notes the rules that match anything."""
+    groups: dict[tuple[ir.FragmentMergeRule, str], list[ir.Fragment]] = {}
+    for fragment in ir.fragments(f):
+        rule = by_info.get(ir.FragmentInfo.of(fragment))
+        if rule is not None:
+            found[rule] = None
+            groups.setdefault((rule, fragment.mesh), []).append(fragment)
+    groups = {key: group for key, group in groups.items() if len(group) > 1}
+    if not groups:
+        return groups
+    order, _ = ir.Dependencies(f, ir.control_edges(f)).stable_order()
+    rank = {op: i for i, op in enumerate(order)}
+    return {key: sorted(group, key=rank.__getitem__) for key, group in groups.items()}
+
+
+def _merged_at_first(first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
+    """One for two, standing where the first stands; the block may be out of order afterwards."""
+    ir.move_after(second, first)
+    return ir.merge(first, second)
+
+
+def _sort(f: ir.Func, applied: list[ir.FragmentMergeRule]) -> None:
+    """Puts ops into dependency order."""
+    order, cycle = ir.Dependencies(f, ir.control_edges(f)).stable_order()
+    if not cycle:
+        ir.reorder(f, order)
+        return
+    listed = "; ".join(named(op) for op in cycle if isinstance(op, ir.Fragment))
+    rules = "\n  ".join(map(str, applied)) or "none: the order that a schedule asks for makes it"
+    diagnostics.error(
+        f"Cycle detected in @{f.symbol} after merging: each needs the next, the last needs the first: {listed}"
+        f"\nby the rules:\n  {rules}\nLeave out of a rule what must run before or behind the others",
+        f.location,
+    )
