@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.errors import FragmentError, ProgramError, SignatureError
+from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
@@ -172,3 +173,40 @@ def test_what_cannot_run_is_refused():
         pytest.raises(FragmentError, match=r"TypeError: returned 2 arrays, 1 expected"),
     ):
         executor.run([X])
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_meshes_may_share_a_device(issue):
+    """A weight that both meshes consume, given away by the user: neither sees the other's."""
+    b = GraphBuilder()
+    w = b.input("m0", "w", donated=True)
+    v = b.transfer(w, "m1")
+    for mesh, value in (("m0", w), ("m1", v)):
+        for _ in range(3):
+            (value,) = b.call("f", mesh, [value], donated=(0,))
+        b.output(value)
+    program = linearize(b.graph())
+    f = jax.jit(lambda x: (x * 2,), donate_argnums=0)
+    device = jax.devices()[0]
+    placement = Placement({"m0": [device], "m1": [device]})
+    executables = {pair: Plain("f", f) for pair in program.executables}
+    with Executor(program, executables, placement, RuntimeOptions(issue=issue)) as executor:
+        for _ in range(5):
+            results = executor.run([jax.device_put(X, device)])
+            for array in results:
+                np.testing.assert_array_equal(np.asarray(array), X * 8)
+
+
+def test_one_array_passed_twice_cannot_be_donated():
+    graph = one_f_one_b(1, 1)
+    array = jax.device_put(X, jax.devices()[0])
+    with make(graph) as executor:
+        with pytest.raises(
+            SignatureError, match=r"^arguments w0 and g0 are one array, and w0 is donated; pass a copy$"
+        ):
+            executor.run([array, array, X])
+        with pytest.raises(
+            SignatureError, match=r"^arguments w0 and x0 are one array, and w0 is donated; pass a copy$"
+        ):
+            executor.run([array, X, array])
+        assert len(executor.run([X, X, X])) == 2  # host arrays are copied
