@@ -88,7 +88,9 @@ def decode(
     base = 0
     for stream in program.streams:
         lane = Lane(stream.mesh, run_ahead)
-        binder = _Binder(stream, base, executables, engine, lane, watched_results(stream), paths)
+        watched = watched_results(stream)
+        unwatched = unwatched_sources(stream, watched)
+        binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths)
         steps = [binder.bind(at) for at in range(len(stream.instructions))]
         feeds += [step for step in steps if isinstance(step, FeedStep)]
         streams.append(tuple(step for step in steps if not isinstance(step, FeedStep)))
@@ -116,6 +118,23 @@ def watched_results(stream: Stream) -> dict[int, int]:
     return chosen
 
 
+def unwatched_sources(stream: Stream, watched: dict[int, int]) -> dict[int, tuple[str, ...]]:
+    """Per position of a `Run` the executables, of runs that cannot be watched, whose failure it may show."""
+    maker: dict[int, int] = {}
+    sources: dict[int, tuple[str, ...]] = {}
+    for at, op in enumerate(stream.instructions):
+        if isinstance(op, Run):
+            names: dict[str, None] = {}
+            for before in dict.fromkeys(maker[b] for b in op.inputs if b in maker):
+                run = stream.instructions[before]
+                if before not in watched and isinstance(run, Run):
+                    names.update(dict.fromkeys((*sources.get(before, ()), run.executable)))
+            if names:
+                sources[at] = tuple(names)
+            maker.update(dict.fromkeys(op.outputs, at))
+    return sources
+
+
 @dataclasses.dataclass(slots=True)
 class _Binder:
     stream: Stream
@@ -124,6 +143,7 @@ class _Binder:
     engine: Engine
     lane: Lane
     watched: dict[int, int]
+    unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]
 
     def bind(self, at: int) -> Step:
@@ -139,6 +159,7 @@ class _Binder:
                     outputs=self.shifted(op.outputs),
                     consumed=self.shifted(donated_buffers(op)),
                     handle=self.watched.get(at),
+                    unwatched=self.unwatched.get(at, ()),
                     lane=self.lane,
                 )
             case Send():

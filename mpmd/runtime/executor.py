@@ -91,12 +91,15 @@ class Executor:
         self._make_channels = engine.channels(program)
         self._one_thread = self._issues_from_one_thread(executables)
         self._issue_order = self._merged_streams() if self._one_thread else ()
+        if self._one_thread:
+            for lane in self._decoded.lanes:
+                lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
         self._workers: Workers | None = None
         self._closer: weakref.finalize[Any, Executor] | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._interrupted = False
         self.steps = 0
 
     @property
@@ -121,8 +124,7 @@ class Executor:
         with self._lock:
             if self._closed:
                 raise ProgramError(f"program {self.program.name!r} was closed and cannot run again")
-            if len(inputs) != len(self.program.inputs):
-                raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
+            self._check_arguments(inputs)
             watching = [*observers, *([NanCheck()] if self.options.debug_nans else [])]
             frame = Frame(
                 number=self.steps,
@@ -139,9 +141,12 @@ class Executor:
                     self._wait()
             except CallFailed as failed:
                 first = self._first_failure(failed)
-                raise first.as_error(self._what_is_gone(frame)) from first.cause
+                frame.forget()
+                raise first.as_error(self._what_is_gone(frame, first.number)) from first.cause
             except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
                 frame.stop()
+                frame.forget()
+                self._interrupted = True
                 self._drain()
                 raise
             self._delete_donated(frame)
@@ -173,6 +178,20 @@ class Executor:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _check_arguments(self, inputs: Sequence[Any]) -> None:
+        if len(inputs) != len(self.program.inputs):
+            raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
+        if not self.program.donated_inputs or len({*map(id, inputs)}) == len(inputs):
+            return
+        paths = {spec.index: spec.path for spec in self.program.inputs}
+        for k in self.program.donated_inputs:
+            twins = [j for j, other in enumerate(inputs) if other is inputs[k] and j != k]
+            if twins and hasattr(inputs[k], "is_deleted"):
+                raise SignatureError(
+                    f"arguments {paths[k]} and {paths[twins[0]]} are one array, and {paths[k]} is donated; "
+                    f"pass a copy"
+                )
+
     def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], Executable]) -> bool:
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
@@ -196,7 +215,18 @@ class Executor:
             }
         return frozenset(forwarded)
 
+    def _settle(self) -> None:
+        """Lets threads end an interrupted step, and looks at what ended since the last one."""
+        if self._interrupted:
+            if self._workers is not None:
+                self._workers.wait()
+            self._forget()
+            self._interrupted = False
+        for lane in self._decoded.lanes:
+            lane.forget_finished()
+
     def _issue(self, frame: Frame) -> None:
+        self._settle()
         issue_all(self._decoded.feeds, frame)
         if self._one_thread:
             issue_all(self._issue_order, frame)
@@ -207,17 +237,15 @@ class Executor:
         self._workers.issue(self._decoded.streams, frame)
 
     def _wait(self) -> None:
-        """Waits for every unfinished call, in short turns, so that a signal is seen within 0.1 s."""
+        """Waits for every unfinished call, in short turns, so that a signal is seen at once."""
+        self._settle()
         for lane in self._decoded.lanes:
+            pause = 2e-5
             while lane.unfinished:
-                oldest = lane.unfinished[0]
-                pause = 2e-5
-                while not oldest.handle.is_deleted() and not oldest.handle.is_ready():
+                lane.forget_finished()
+                if lane.unfinished:
                     time.sleep(pause)
                     pause = min(2 * pause, 1e-3)
-                if (failure := failure_of(oldest.handle)) is not None:
-                    raise CallFailed(oldest.call, oldest.number, failure)
-                lane.unfinished.popleft()
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; what was found may only have read its results.  Forgets all calls."""
@@ -231,7 +259,9 @@ class Executor:
         self._forget()
         return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
 
-    def _what_is_gone(self, frame: Frame) -> str:
+    def _what_is_gone(self, frame: Frame, failed: int) -> str:
+        if failed != frame.number:
+            return "the results of that step have no value; continue from a checkpoint"
         if not self.program.donated_inputs:
             return ""
         arguments = {spec.index: spec.path for spec in self.program.inputs}
@@ -242,13 +272,12 @@ class Executor:
         return f"consumed and gone: {', '.join(gone[:3])}{more}; continue from a checkpoint"
 
     def _drain(self) -> None:
-        """Gives what was issued a moment to end, then forgets it."""
+        """Gives what was issued a moment to end; threads may still be busy with one call each."""
         until = time.monotonic() + _DRAIN_SECONDS
         for lane in self._decoded.lanes:
-            for entry in lane.unfinished:
+            for entry in tuple(lane.unfinished):
                 while not (entry.handle.is_deleted() or entry.handle.is_ready()) and time.monotonic() < until:
                     time.sleep(1e-3)
-        self._forget()
 
     def _forget(self) -> None:
         for lane in self._decoded.lanes:

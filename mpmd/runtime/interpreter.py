@@ -61,6 +61,11 @@ class Frame:
         for channel in self.channels:
             channel.stop()
 
+    def forget(self) -> None:
+        """Drops all buffers: an error may be kept for long, and keeps its frame."""
+        self.slots[:] = [None] * len(self.slots)
+        self.outputs[:] = [None] * len(self.outputs)
+
 
 @dataclasses.dataclass(slots=True)
 class Unfinished:
@@ -72,45 +77,60 @@ class Unfinished:
 
 
 class Lane:
-    """The unfinished calls of one mesh, oldest first, over all steps."""
+    """The unfinished calls of one mesh, oldest first, over all steps.
+
+    A result that is waited for is held until its call was seen to end: a mesh may hold up to `run_ahead`
+    small results a moment longer than its stream does.
+    """
 
     def __init__(self, mesh: str, run_ahead: int) -> None:
         self.mesh, self.run_ahead = mesh, run_ahead
         self.unfinished: deque[Unfinished] = deque()
+        self.others: tuple[Lane, ...] = ()
+        """Lanes issued by the same thread: looked after while this one waits."""
 
-    def make_room(self, frame: Frame) -> None:
-        """Forgets calls that ended well; waits while `run_ahead` of them have not ended.
+    def forget_finished(self) -> None:
+        """Forgets the oldest calls as far as they ended well.
 
         Raises:
-            CallFailed: the oldest call failed on its device.
+            CallFailed: the oldest call that is left failed on its device.
+        """
+        unfinished = self.unfinished
+        while unfinished:
+            handle = unfinished[0].handle
+            if not handle.is_deleted():  # given away by the user: what reads it tells of a failure
+                if not handle.is_ready():
+                    return
+                if (failure := failure_of(handle)) is not None:
+                    raise CallFailed(unfinished[0].call, unfinished[0].number, failure)
+            unfinished.popleft()
+
+    def make_room(self, frame: Frame) -> None:
+        """Waits while `run_ahead` calls have not ended.
+
+        Raises:
+            CallFailed: a call failed on its device.
             Stopped: the step was stopped meanwhile.
         """
-        unfinished, pause = self.unfinished, 2e-5
-        while unfinished:
-            oldest = unfinished[0]
-            handle = oldest.handle
-            if (
-                not handle.is_deleted()
-            ):  # the user may have given a result away; the call is judged by what reads it
-                if not handle.is_ready():
-                    if len(unfinished) < self.run_ahead:
-                        return
-                    if frame.stopped:
-                        raise Stopped
-                    time.sleep(pause)  # short waits of Python's own: a signal is seen at once
-                    pause = min(2 * pause, 2e-3)
-                    continue
-                if (failure := failure_of(handle)) is not None:
-                    raise CallFailed(oldest.call, oldest.number, failure)
-            unfinished.popleft()
+        self.forget_finished()
+        pause = 2e-5
+        while len(self.unfinished) >= self.run_ahead:
+            if frame.stopped:
+                raise Stopped
+            for lane in self.others:
+                lane.forget_finished()
+            time.sleep(pause)  # short waits of Python's own: a signal is seen at once
+            pause = min(2 * pause, 2e-3)
+            self.forget_finished()
 
 
 class CallFailed(Exception):
     """A fragment raised when it was called, or its device reported a failure."""
 
-    def __init__(self, call: CallStep, number: int, cause: Exception) -> None:
+    def __init__(self, call: CallStep, number: int, cause: Exception, *, called: bool = False) -> None:
+        """Takes `called` for a call that raised; without it the failure was seen in a result."""
         super().__init__(call, number, cause)
-        self.call, self.number, self.cause = call, number, cause
+        self.call, self.number, self.cause, self.called = call, number, cause, called
 
     def as_error(self, note: str = "") -> FragmentError:
         """The error for the user: what failed, where, why; `note` says what to do."""
@@ -119,7 +139,11 @@ class CallFailed(Exception):
         cause = _shortened(str(self.cause).strip()) or "no message"
         text = f"fragment {op.executable!r} failed on {where}: {type(self.cause).__name__}: {cause}"
         label = f"\n  it is: {op.label}" if op.label else ""
-        return FragmentError(text + label + (f"\n  {note}" if note else ""))
+        unseen = ""
+        if self.call.unwatched and not self.called:
+            names = ", ".join(self.call.unwatched)
+            unseen = f"\n  or in what it reads: {names} cannot be watched, all its results are consumed"
+        return FragmentError(text + label + unseen + (f"\n  {note}" if note else ""))
 
 
 def _shortened(text: str) -> str:
@@ -158,6 +182,7 @@ class CallStep:
     outputs: tuple[int, ...]
     consumed: tuple[int, ...]
     handle: int | None
+    unwatched: tuple[str, ...]
     lane: Lane
 
     def issue(self, frame: Frame) -> None:
@@ -170,10 +195,10 @@ class CallStep:
         try:
             results = self.execute(*[slots[i] for i in self.inputs])
         except Exception as cause:  # whatever an executable raises is the user's to know
-            raise CallFailed(self, frame.number, cause) from cause
+            raise CallFailed(self, frame.number, cause, called=True) from cause
         if len(results) != len(self.outputs):
             wrong = TypeError(f"returned {len(results)} arrays, {len(self.outputs)} expected")
-            raise CallFailed(self, frame.number, wrong)
+            raise CallFailed(self, frame.number, wrong, called=True)
         for i in self.consumed:
             slots[i] = None
         for i, array in zip(self.outputs, results):

@@ -8,7 +8,7 @@ Per mesh the fragments keep their order in the graph.  Around them stand:
 * `Send` right after the buffer is made, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
 * `Free` right after the last use; nothing for a consumed buffer.
-* `Fetch` after everything else, in the order of the results.
+* `Fetch` after everything else, in the order of the results; a value that is two results is copied.
 
 A value that nothing needs is not moved.
 """
@@ -173,8 +173,14 @@ class _Layout:
                 self._need(op.source)
         for spec in self.graph.outputs:
             self._need(spec.value)
+        fetched: set[int] = set()
         for spec in self.graph.outputs:
-            self._mesh(self.types[spec.value].mesh).append(Fetch(spec.value, spec.index))
+            value, body = spec.value, self._mesh(self.types[spec.value].mesh)
+            if value in fetched:  # two results are two arrays: one may be donated to the next step
+                value = self._copied(value)
+                body.append(Copy(spec.value, value))
+            fetched.add(value)
+            body.append(Fetch(value, spec.index))
         laid = {mesh: self._copy_before_donation(self._ordered(mesh)) for mesh in self.bodies}
         streams = [
             _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names)

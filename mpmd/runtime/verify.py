@@ -9,10 +9,12 @@ Cost: linear in instructions and messages, times the number of meshes for the oc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpmd.errors import ProgramError, collect
+from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import (
     Feed,
     Fetch,
@@ -193,28 +195,30 @@ def message_findings(program: Program) -> list[str]:
         for at, op in enumerate(stream.instructions):
             if not isinstance(op, (Send, Recv)):
                 continue
-            where = _place(stream, at)
+            where = functools.partial(_place, stream, at)
             if not 0 <= op.channel < len(program.channels):
-                findings.append(f"{where}: there is no channel {op.channel}")
+                findings.append(f"{where()}: there is no channel {op.channel}")
                 continue
             channel = program.channels[op.channel]
             end = channel.source if isinstance(op, Send) else channel.target
             if end != stream.mesh:
                 findings.append(
-                    f"{where}: channel {op.channel} goes from {channel.source} to {channel.target}"
+                    f"{where()}: channel {op.channel} goes from {channel.source} to {channel.target}"
                 )
             if not 0 <= op.sequence < len(channel.types):
-                findings.append(f"{where}: channel {op.channel} has {len(channel.types)} messages")
+                findings.append(f"{where()}: channel {op.channel} has {len(channel.types)} messages")
             elif 0 <= op.buffer < len(stream.buffers):
                 here, there = stream.buffers[op.buffer].type, channel.types[op.sequence]
                 if not here.holds_the_same_as(there) or (isinstance(op, Recv) and here != there):
                     findings.append(
-                        f"{where}: {_buffer(stream, op.buffer)} is {here}, the message is {there}"
+                        f"{where()}: {_buffer(stream, op.buffer)} is {here}, the message is {there}"
                     )
             table = (sends if isinstance(op, Send) else recvs)[op.channel]
             if op.sequence in table:
                 first = table[op.sequence]
-                findings.append(f"{where}: message {op.sequence} was used at {meshes[first[0]]}[{first[1]}]")
+                findings.append(
+                    f"{where()}: message {op.sequence} was used at {meshes[first[0]]}[{first[1]}]"
+                )
             table.setdefault(op.sequence, (s, at))
     for number, channel in enumerate(program.channels):
         findings += _pairing_findings(program, number, sends[number], recvs[number])
@@ -244,23 +248,31 @@ def _pairing_findings(
 def signature_findings(program: Program) -> list[str]:
     """Every call of one executable on one mesh has the same argument and result types and donations."""
     findings: list[str] = []
-    seen: dict[tuple[str, str], tuple[tuple[str, str, tuple[int, ...]], str]] = {}
+    seen: dict[tuple[str, str], tuple[_Signature, int]] = {}
     for stream in program.streams:
         for at, op in enumerate(stream.instructions):
             if not isinstance(op, Run) or any(
                 not 0 <= b < len(stream.buffers) for b in (*op.inputs, *op.outputs)
             ):
                 continue
-            types = [[str(stream.buffers[b].type) for b in part] for part in (op.inputs, op.outputs)]
-            signature = (", ".join(types[0]), ", ".join(types[1]), tuple(sorted(op.donated)))
-            where = _place(stream, at)
-            known, first = seen.setdefault((stream.mesh, op.executable), (signature, where))
+            inputs = tuple(stream.buffers[b].type for b in op.inputs)
+            outputs = tuple(stream.buffers[b].type for b in op.outputs)
+            signature = (inputs, outputs, tuple(sorted(op.donated)))
+            known, first = seen.setdefault((stream.mesh, op.executable), (signature, at))
             if known != signature:
                 findings.append(
-                    f"{where}: called as ({signature[0]}) -> ({signature[1]}) donating {list(signature[2])}, "
-                    f"but as ({known[0]}) -> ({known[1]}) donating {list(known[2])} at {first}"
+                    f"{_place(stream, at)}: called as {_signature_text(signature)}, but as "
+                    f"{_signature_text(known)} at {_place(stream, first)}"
                 )
     return findings
+
+
+_Signature = tuple[tuple[BufferType, ...], tuple[BufferType, ...], tuple[int, ...]]
+
+
+def _signature_text(signature: _Signature) -> str:
+    inputs, outputs, donated = signature
+    return f"({', '.join(map(str, inputs))}) -> ({', '.join(map(str, outputs))}) donating {list(donated)}"
 
 
 def _deadlock_findings(

@@ -38,6 +38,7 @@ class Workers:
     def __init__(self, meshes: Sequence[str]) -> None:
         self._queues: list[queue.SimpleQueue[tuple[_Job, Sequence[Step]] | None]] = []
         self.threads: list[threading.Thread] = []
+        self._last: _Job | None = None
         for mesh in meshes:
             jobs: queue.SimpleQueue[tuple[_Job, Sequence[Step]] | None] = queue.SimpleQueue()
             thread = threading.Thread(target=_work, args=(jobs,), name=f"mpmd-{mesh}", daemon=True)
@@ -52,7 +53,8 @@ class Workers:
             Exception: the first failure of any thread.
             KeyboardInterrupt: the user interrupted; the threads were told to stop.
         """
-        job = _Job(frame, len(streams))
+        self.wait()
+        job = self._last = _Job(frame, len(streams))
         for jobs, steps in zip(self._queues, streams, strict=True):
             jobs.put((job, steps))
         try:
@@ -61,8 +63,15 @@ class Workers:
             frame.stop()
             job.done.wait(_STOP_SECONDS)
             raise
+        self._last = None
         if job.failures:
             raise job.failures[0]
+
+    def wait(self) -> None:
+        """Returns when no thread is busy with an earlier step, such as one that was interrupted."""
+        if self._last is not None:
+            self._last.done.wait()
+            self._last = None
 
     def close(self) -> None:
         """Ends the threads once they have issued what they were given."""

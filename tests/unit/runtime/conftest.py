@@ -6,7 +6,8 @@ import jax
 import pytest
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+if jax.config.jax_num_cpu_devices < 4:  # another conftest may have asked for more
+    jax.config.update("jax_num_cpu_devices", 4)
 
 
 @pytest.fixture(autouse=True)

@@ -211,15 +211,15 @@ def chain_executor(bodies, graph=None, **options) -> Executor:
 class FailedArray:
     """An array whose computation failed on its device, as JAX shows it."""
 
-    def __init__(self, like, message):
-        self.like, self.message = like, message
+    def __init__(self, like, message, arrived=(True,)):
+        self.like, self.message, self.arrived = like, message, arrived
         self.shape, self.dtype, self.sharding = like.shape, like.dtype, like.sharding
 
     def is_deleted(self):
         return False
 
     def is_ready(self):
-        return True
+        return bool(self.arrived)
 
     def block_until_ready(self):
         raise jax.errors.JaxRuntimeError(self.message)

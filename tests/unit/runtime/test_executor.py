@@ -6,8 +6,10 @@ import threading
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from mpmd.errors import FragmentError, ProgramError, SignatureError
+from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
@@ -172,3 +174,70 @@ def test_what_cannot_run_is_refused():
         pytest.raises(FragmentError, match=r"TypeError: returned 2 arrays, 1 expected"),
     ):
         executor.run([X])
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_meshes_may_share_a_device(issue):
+    """A weight that both meshes consume, given away by the user: neither sees the other's."""
+    b = GraphBuilder()
+    w = b.input("m0", "w", donated=True)
+    v = b.transfer(w, "m1")
+    for mesh, value in (("m0", w), ("m1", v)):
+        for _ in range(3):
+            (value,) = b.call("f", mesh, [value], donated=(0,))
+        b.output(value)
+    program = linearize(b.graph())
+    f = jax.jit(lambda x: (x * 2,), donate_argnums=0)
+    device = jax.devices()[0]
+    placement = Placement({"m0": [device], "m1": [device]})
+    executables = {pair: Plain("f", f) for pair in program.executables}
+    with Executor(program, executables, placement, RuntimeOptions(issue=issue)) as executor:
+        for _ in range(5):
+            results = executor.run([jax.device_put(X, device)])
+            for array in results:
+                np.testing.assert_array_equal(np.asarray(array), X * 8)
+
+
+def test_one_array_passed_twice_cannot_be_donated():
+    graph = one_f_one_b(1, 1)
+    array = jax.device_put(X, jax.devices()[0])
+    with make(graph) as executor:
+        with pytest.raises(
+            SignatureError, match=r"^arguments w0 and g0 are one array, and w0 is donated; pass a copy$"
+        ):
+            executor.run([array, array, X])
+        with pytest.raises(
+            SignatureError, match=r"^arguments w0 and x0 are one array, and w0 is donated; pass a copy$"
+        ):
+            executor.run([array, X, array])
+        assert len(executor.run([X, X, X])) == 2  # host arrays are copied
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_meshes_of_several_devices_reshard_and_park_in_host_memory(issue):
+    """m0 has two devices and m1 one; a residual waits in host memory until it is needed."""
+    b = GraphBuilder(shape=(4, 6))
+    rows, columns = '[{"x"}, {}]', '[{}, {"x"}]'
+    x = b.input("m0", "x", sharding=rows)
+    (y,) = b.call("scale", "m0", [x])
+    b.types[y] = b.types[x]
+    parked = b.transfer(y, "m0", sharding=rows, memory_kind="pinned_host")
+    (z,) = b.call("shift", "m1", [b.transfer(y, "m1")])
+    back = b.transfer(z, "m0", sharding=columns)
+    (w,) = b.call("join", "m0", [b.transfer(parked, "m0", sharding=rows), back])
+    b.types[w] = b.types[x]
+    b.output(w)
+    program = linearize(b.graph())
+    placement = Placement({"m0": Mesh(np.array(jax.devices()[:2]), ("x",)), "m1": jax.devices()[2:3]})
+    out = placement.sharding(b.types[x])
+    executables = {
+        ("m0", "scale"): Plain("scale", jax.jit(lambda x: (x * 2,), out_shardings=(out,))),
+        ("m1", "shift"): Plain("shift", jax.jit(lambda y: (y + 1,))),
+        ("m0", "join"): Plain("join", jax.jit(lambda y, z: (y * z,), out_shardings=(out,))),
+    }
+    host = np.arange(24, dtype=np.float32).reshape(4, 6)
+    with Executor(program, executables, placement, RuntimeOptions(issue=issue)) as executor:
+        for _ in range(3):
+            (result,) = executor.run([host])
+            np.testing.assert_array_equal(np.asarray(result), host * 2 * (host * 2 + 1))
+            assert result.sharding.is_equivalent_to(out, 2)

@@ -102,13 +102,15 @@ def failing_on_the_device(x):
 @pytest.mark.parametrize("issue", ISSUES)
 def test_a_failure_on_the_device_is_named_at_the_next_chance(issue):
     """What reads a failed array fails too; the first failure is the one that is named."""
-    failing = [True]
+    failing, arrived = [True], []
 
     def f(x):
-        return (FailedArray(x, "INTERNAL: injected") if failing else x + 1,)
+        return (FailedArray(x, "INTERNAL: injected", arrived) if failing else x + 1,)
 
     def g(x):
-        return (FailedArray(x.like, f"Error dispatching computation: {x.message}") if failing else x + 1,)
+        if not isinstance(x, FailedArray):
+            return (x + 1,)
+        return (FailedArray(x.like, f"Error dispatching computation: {x.message}", arrived),)
 
     b = GraphBuilder()
     (y,) = b.call("f", "m0", [b.input("m0", "x")], stage=0, microbatch=2, phase="F")
@@ -116,9 +118,13 @@ def test_a_failure_on_the_device_is_named_at_the_next_chance(issue):
     b.output(*b.call("h", "m1", [b.transfer(b.inputs[0].value, "m1")]))
     with chain_executor({"f": f, "g": g}, b.graph(), issue=issue, run_ahead=8) as executor:
         first = r"^fragment 'f' failed on mesh 'm0', F stage 0 microbatch 2, step 0: JaxRuntimeError: INT"
-        with pytest.raises(FragmentError, match=first):
+        executor.run([X])
+        arrived.append(True)
+        with pytest.raises(FragmentError, match=first) as caught:
             executor.run([X])
-            executor.run([X])
+        assert str(caught.value).endswith(
+            "the results of that step have no value; continue from a checkpoint"
+        )
         failing.clear()
         z, _ = executor.run([X])
         executor.synchronize()
@@ -228,3 +234,43 @@ class Compiled_or_fault:
                 self.fail_at = None
                 raise RuntimeError("injected")
         return self._function(*arrays)
+
+
+def test_what_cannot_be_watched_is_mentioned():
+    """f's only result is consumed by g: a failure on the device shows first in g."""
+    b = GraphBuilder()
+    (y,) = b.call("f", "m0", [b.input("m0", "x")], phase="F")
+    b.output(*b.call("g", "m0", [y], donated=(0,)))
+
+    def g(x):
+        return (FailedArray(x, "INTERNAL: injected"),)
+
+    with (
+        chain_executor({"g": g}, b.graph(), blocking=True) as executor,
+        pytest.raises(FragmentError, match=r"\n  or in what it reads: f cannot be watched"),
+    ):
+        executor.run([X])
+    with chain_executor({"g": raises_at(0, ValueError("no"))}, b.graph(), blocking=True) as executor:
+        with pytest.raises(FragmentError) as caught:
+            executor.run([X])
+        assert "watched" not in str(caught.value)
+
+
+def test_an_interrupt_does_not_wait_for_a_call_that_cannot_be_stopped():
+    """A call sleeps for two seconds in a thread of its own; the next step waits for it and is right."""
+    slow = [True]
+
+    def f(x):
+        if slow:
+            time.sleep(2)
+        return (x + 1,)
+
+    with chain_executor({"f": f}, issue="thread-per-mesh") as executor:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            executor.run([X])
+        assert time.monotonic() - begin < 1.2
+        slow.clear()
+        for _ in range(3):
+            np.testing.assert_array_equal(np.asarray(executor.run([X])[0]), X + 3)

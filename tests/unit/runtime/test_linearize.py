@@ -188,3 +188,16 @@ def test_everything_wrong_with_a_graph_is_told_at_once():
         "  6. op 2, call of 'g' on mesh 'a': value 77 has no type",
         "  7. output 0 (loss): value 55 is used before it is defined",
     ]
+
+
+def test_two_results_are_two_arrays():
+    b = GraphBuilder()
+    (y,) = b.call("f", "a", [b.input("a")])
+    b.output(y)
+    b.output(y)
+    assert listing(linearize(b.graph()), "a")[2:] == [
+        "free %0",
+        "fetch %1 as output 0",
+        "%2 = copy %1",
+        "fetch %2 as output 1",
+    ]

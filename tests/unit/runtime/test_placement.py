@@ -142,3 +142,29 @@ def test_a_mesh_without_devices_is_named():
 
 def test_one_device_has_a_single_device_sharding():
     assert isinstance(two_meshes(1, 1).sharding(TestFeeding.KIND), SingleDeviceSharding)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (("a", '[{"x"}, {}]', None), ("b", '[{"x"}, {}]', None)),
+        (("a", '[{"x"}, {}]', None), ("b", '[{}, {"x"}]', None)),
+        (("a", "[{}, {}]", None), ("b", '[{"x"}, {}]', "pinned_host")),
+        (("a", '[{"x"}, {}]', None), ("a", "[{}, {}]", None)),
+    ],
+)
+def test_moving_does_not_wait_for_the_array(source, target):
+    placement = two_meshes()
+    shape = (400, 400)
+    kinds = [
+        BufferType(shape, "float32", mesh, sharding, memory) for mesh, sharding, memory in (source, target)
+    ]
+    place = placement.sharding(kinds[0])
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 80, lambda i, c: c @ x / 400, x), out_shardings=place)
+    x = jax.device_put(np.ones(shape, np.float32), place)
+    move = placement.copier(*kinds)
+    move(slow(x)).block_until_ready()  # compiled
+    pending = slow(x)
+    moved = move(pending)
+    assert not pending.is_ready() and not moved.is_ready()
+    np.testing.assert_allclose(np.asarray(moved), np.ones(shape), rtol=1e-3)
