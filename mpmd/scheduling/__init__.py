@@ -2,6 +2,7 @@
 
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, Skip, StageCosts
+from mpmd.scheduling.definition import Shape
 from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
@@ -31,6 +32,7 @@ __all__ = [
     "Problem",
     "ScheduleTable",
     "SearchResult",
+    "Shape",
     "Skip",
     "Span",
     "StageCosts",

@@ -101,8 +101,8 @@ class Costs:
     def from_seconds(seconds: Mapping[tuple[int, Phase], float]) -> Costs:
         """Costs from seconds per stage and phase, as estimated or measured.
 
-        A stage whose backward was only seen whole, or only in halves, gets the other: ``B`` is ``I`` and ``W``
-        together, and each half is half of ``B``.  A stage without any backward takes none.
+        A stage whose backward was only seen whole, or only in halves, gets the other: ``B`` is ``I`` and
+        ``W`` together, and each half is half of ``B``.  A stage without any backward takes none.
 
         Raises:
             ScheduleError: a stage has no forward.
