@@ -68,7 +68,8 @@ def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step
     ("placement", "microbatches", "splits", "limit"),
     [
         ((0, 1), 2, True, 2), ((0, 1), 2, True, 1), ((0, 1, 2), 2, True, 2), ((0, 1), 3, False, 3),
-        ((0, 1), 3, False, 2), ((0, 1, 0), 2, False, 4), ((0, 1, 0), 2, False, 3), ((0, 1, 1, 0), 1, True, 2),
+        ((0, 1), 3, False, 2), ((0, 1, 0), 2, False, 4), ((0, 1, 0), 2, False, 3), ((0, 1, 0), 2, False, 2),
+        ((0, 1, 0, 1), 2, False, 2), ((0, 1, 1, 0), 1, True, 2),
         ((0, 0, 1), 2, False, 2), ((0, 0, 1), 2, False, 3),
     ],
 )  # fmt: skip
