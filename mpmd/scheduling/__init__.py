@@ -2,7 +2,10 @@
 
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, Skip, StageCosts
+from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import render_text
+from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.scheduling.schedule import (
     SCHEDULES,
@@ -13,6 +16,7 @@ from mpmd.scheduling.schedule import (
     from_table,
     get_schedule,
 )
+from mpmd.scheduling.search import Problem, SearchResult, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import MeshMemory, Span, Timeline
@@ -25,7 +29,10 @@ __all__ = [
     "MeshMemory",
     "Phase",
     "PipelineSchedule",
+    "Problem",
     "ScheduleTable",
+    "SearchResult",
+    "Shape",
     "Skip",
     "Span",
     "StageCosts",
@@ -37,8 +44,11 @@ __all__ = [
     "from_table",
     "get_schedule",
     "linearize",
+    "peak_activations",
+    "render_html",
     "render_svg",
     "render_text",
+    "search",
     "simulate",
     "validate",
 ]

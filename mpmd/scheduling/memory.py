@@ -77,7 +77,7 @@ class _Ledger:
         self.changes: list[tuple[float, int, int, int]] = []  # seconds, frees first, category, bytes
 
     def hold(self, category: str, nbytes: int, start_s: float, end_s: float | None) -> None:
-        if nbytes:
+        if nbytes and start_s != end_s:
             k = CATEGORIES.index(category)
             self.changes.append((start_s, 1, k, nbytes))
             if end_s is not None:

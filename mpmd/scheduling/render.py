@@ -20,15 +20,14 @@ def render_text(timeline: Timeline, width: int = 150) -> str:
     """
     if not timeline.makespan_s:
         return "(nothing ran)\n"
-    begin = min(span.start_s for span in timeline.spans)
-    per_second = _columns_per_second(timeline, width)
     stages = _stages_per_mesh(timeline)
+    per_second = _columns_per_second(timeline, width, stages)
     margin = max(map(len, timeline.meshes))
     lines = [timeline.title] if timeline.title else []
     for mesh in timeline.meshes:
         lane = ["."] * round(timeline.makespan_s * per_second)
         for span in timeline.compute(mesh):
-            left, right = (round((t - begin) * per_second) for t in (span.start_s, span.end_s))
+            left, right = (round((t - timeline.begin_s) * per_second) for t in (span.start_s, span.end_s))
             lane[left:right] = _cell(_label(span, len(stages[mesh]) > 1), span, right - left)
         lines.append(f"{mesh:<{margin}} |{''.join(lane)}| idle {timeline.bubble_fraction(mesh):6.1%}")
     lines.append(
@@ -38,13 +37,12 @@ def render_text(timeline: Timeline, width: int = 150) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _columns_per_second(timeline: Timeline, width: int) -> float:
+def _columns_per_second(timeline: Timeline, width: int, stages: dict[str, set[int]]) -> float:
     shortest = min(
         (s.seconds for m in timeline.meshes for s in timeline.compute(m) if s.seconds > 0), default=1.0
     )
-    widest_label = 2 + max(
-        (len(_label(s, True)) for m in timeline.meshes for s in timeline.compute(m)), default=_SHORTEST
-    )
+    labels = [_label(s, len(stages[m]) > 1) for m in timeline.meshes for s in timeline.compute(m)]
+    widest_label = 2 + max(map(len, labels), default=_SHORTEST)
     for columns in range(widest_label, 0, -1):
         if timeline.makespan_s / shortest * columns <= width:
             return columns / shortest

@@ -67,14 +67,13 @@ def _most_bytes(timeline: Timeline) -> str:
 def _lanes(timeline: Timeline, mesh: str, label: str, span_s: float, other: Timeline | None) -> Iterable[str]:
     if mesh not in timeline.meshes:
         return
-    begin = min((span.start_s for span in timeline.spans if span.kind != IDLE), default=0.0)
     counterpart = _by_task(other)
     busy = f"{timeline.bubble_fraction(mesh):.1%} idle"
     spans = (*timeline.idle(mesh), *timeline.compute(mesh))
-    yield _lane(f"{label}, {busy}", "compute", [_box(s, begin, span_s, timeline, counterpart) for s in spans])
+    yield _lane(f"{label}, {busy}", "compute", [_box(s, span_s, timeline, counterpart) for s in spans])
     sent = [span for span in timeline.transfers if span.mesh == mesh]
     for peer in dict.fromkeys(span.peer for span in sent):
-        boxes = [_box(s, begin, span_s, timeline, counterpart) for s in sent if s.peer == peer]
+        boxes = [_box(s, span_s, timeline, counterpart) for s in sent if s.peer == peer]
         yield _lane(f"{label}, to {peer}", "transfer", boxes)
 
 
@@ -88,9 +87,7 @@ def _by_task(timeline: Timeline | None) -> Mapping[tuple[str, Task], Span]:
     return {(s.mesh, s.task): s for s in timeline.spans if s.kind == COMPUTE and s.task is not None}
 
 
-def _box(
-    span: Span, begin: float, span_s: float, timeline: Timeline, counterpart: Mapping[tuple[str, Task], Span]
-) -> str:
+def _box(span: Span, span_s: float, timeline: Timeline, counterpart: Mapping[tuple[str, Task], Span]) -> str:
     phase = span.task.phase.value if span.task is not None else "x"
     style = {IDLE: "idle", TRANSFER: "send"}.get(span.kind, phase)
     lines = [describe(span)]
@@ -102,7 +99,7 @@ def _box(
     held = _held(timeline, span) if span.kind == COMPUTE else 0
     if held:
         lines.append(f"{held:,} bytes held on {span.mesh}")
-    left, wide = 100 * (span.start_s - begin) / span_s, 100 * span.seconds / span_s
+    left, wide = 100 * (span.start_s - timeline.begin_s) / span_s, 100 * span.seconds / span_s
     label = "" if span.kind != COMPUTE else escape(span.name)
     return (
         f'<i class="{style}" style="left:{left:.4f}%;width:{wide:.4f}%" '

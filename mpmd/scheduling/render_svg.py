@@ -19,7 +19,6 @@ def render_svg(timeline: Timeline, width: int = 1200) -> str:
         timeline: what to draw.
         width: of the picture, in pixels.
     """
-    begin = min((span.start_s for span in timeline.spans), default=0.0)
     scale = (width - _MARGIN - 80) / (timeline.makespan_s or 1.0)
     height = _TITLE + len(timeline.meshes) * (_LANE + _GAP) + _AXIS
     stages = {
@@ -40,7 +39,13 @@ def render_svg(timeline: Timeline, width: int = 1200) -> str:
         parts.append(f'<rect x="{_MARGIN}" y="{top}" width="{lane_width}" height="{_LANE}" fill="#f1f1f1"/>')
         for span in timeline.compute(mesh):
             parts.append(
-                _rectangle(span, _MARGIN + (span.start_s - begin) * scale, top, scale, len(stages[mesh]) > 1)
+                _rectangle(
+                    span,
+                    _MARGIN + (span.start_s - timeline.begin_s) * scale,
+                    top,
+                    scale,
+                    len(stages[mesh]) > 1,
+                )
             )
         parts.append(
             f'<text x="{_number(_MARGIN + timeline.makespan_s * scale + 6)}" y="{top + 17}">'

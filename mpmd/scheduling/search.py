@@ -347,7 +347,7 @@ class _Hunt:
 
 def _depths(num_meshes: int) -> list[int]:
     """Microbatches a mesh may hold, to try where no limit says."""
-    return sorted({num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
+    return sorted({1, num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
 
 
 def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:

@@ -122,10 +122,12 @@ class Timeline:
     @functools.cached_property
     def makespan_s(self) -> float:
         """Seconds from the first begin to the last end."""
-        times = [span for span in self.spans if span.kind != IDLE]
-        if not times:
-            return 0.0
-        return max(span.end_s for span in times) - min(span.start_s for span in times)
+        return max((span.end_s for span in self.spans), default=self.begin_s) - self.begin_s
+
+    @functools.cached_property
+    def begin_s(self) -> float:
+        """When the first span begins: zero, where the timeline counts from the begin of the step."""
+        return min((span.start_s for span in self.spans), default=0.0)
 
     @functools.cached_property
     def _by_mesh(self) -> Mapping[str, tuple[Span, ...]]:

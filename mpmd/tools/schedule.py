@@ -170,9 +170,10 @@ def _print_table(entries: Sequence[_Entry]) -> None:
     wide = max([len(entry.name) for entry in entries] + [8])
     print(f"{'schedule':<{wide}} {'step s':>10} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
     for entry in sorted(entries, key=lambda e: e.timeline.makespan_s):
-        most = max((memory.peak_bytes for memory in entry.timeline.memory), default=0)
+        line = entry.timeline
+        most = max((memory.peak_bytes for memory in line.memory), default=0)
         print(
-            f"{entry.name:<{wide}} {entry.timeline.makespan_s:>10.6g} {entry.timeline.bubble_fraction():>7.1%} "
+            f"{entry.name:<{wide}} {line.makespan_s:>10.6g} {line.bubble_fraction():>7.1%} "
             f"{max(peak_activations(entry.table)):>12} {most:>15,}"
         )
 

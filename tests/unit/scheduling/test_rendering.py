@@ -1,0 +1,148 @@
+import dataclasses
+import json
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+from mpmd.scheduling import (
+    Costs,
+    Link,
+    Span,
+    StageCosts,
+    Timeline,
+    chrome_trace,
+    get_schedule,
+    render_svg,
+    render_text,
+    simulate,
+)
+from mpmd.scheduling.render_html import render_html
+
+
+def predicted() -> Timeline:
+    costs = Costs.uniform(2, StageCosts(1e-3, 2e-3, residual_bytes=1000, output_bytes=10, parameter_bytes=5))
+    return simulate(get_schedule("1f1b").table(2, 2, 2), costs, Link(latency_s=5e-4), title="1f1b <2>")
+
+
+def measured() -> Timeline:
+    """What a runtime would report: tasks that took a tenth longer, and something that is no task."""
+    spans = [
+        dataclasses.replace(s, start_s=s.start_s * 1.1, end_s=s.end_s * 1.1, note="")
+        for s in predicted().spans
+        if s.kind == "compute"
+    ]
+    return Timeline.from_spans([*spans, Span("mesh0", "optimizer & co", None, 0.02, 0.021)], "measured")
+
+
+def test_the_chart_of_1f1b() -> None:
+    line = simulate(get_schedule("1f1b").table(2, 2, 3), title="1f1b")
+    assert render_text(line, 80) == (
+        "1f1b\n"
+        "mesh0 |[F0][F1]........[B0    ][F2][B1    ]....[B2    ]| idle  25.0%\n"
+        "mesh1 |....[F0][B0    ][F1][B1    ][F2][B2    ]........| idle  25.0%\n"
+        "      12 s, bubble 25.0%, 4 columns per second\n"
+    )
+
+
+def test_the_chart_names_stages_where_a_mesh_has_several() -> None:
+    line = simulate(get_schedule("interleaved_1f1b").table(4, 2, 2))
+    assert "[0F0][0F1][2F0]" in render_text(line, 150)
+
+
+def test_a_narrow_chart_keeps_its_width() -> None:
+    line = simulate(get_schedule("zb_h1").table(4, 4, 32))
+    lines = render_text(line, 60).splitlines()
+    assert {text.rindex("|") - text.index("|") for text in lines[:4]} == {61}
+    assert {"F", "I", "W"} <= set("".join(lines[:4]))
+
+
+def test_an_empty_timeline_has_a_chart_too() -> None:
+    assert render_text(Timeline((), ("mesh0",))) == "(nothing ran)\n"
+    ElementTree.fromstring(render_svg(Timeline((), ("mesh0",))))
+
+
+def test_the_picture_has_a_rectangle_per_task_as_long_as_the_task() -> None:
+    line = predicted()
+    root = ElementTree.fromstring(render_svg(line, 1000))
+    groups = root.findall("{http://www.w3.org/2000/svg}g")
+    assert len(groups) == 8
+    scale = (1000 - 90 - 80) / line.makespan_s
+    boxes = {g.findtext("{*}title").splitlines()[0]: g.find("{*}rect").attrib for g in groups}  # type: ignore[union-attr]
+    for mesh in line.meshes:
+        for span in line.compute(mesh):
+            assert abs(float(boxes[span.name]["width"]) - span.seconds * scale) < 0.01
+            assert abs(float(boxes[span.name]["x"]) - 90 - span.start_s * scale) < 0.01
+    assert "1f1b <2>" in "".join(root.itertext())
+
+
+class Boxes(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tips: list[tuple[str, str]] = []
+        self.headings: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.open.append(tag)
+        if tag == "i":
+            self.tips.append((str(found["class"]), str(found["data-tip"])))
+        self.links += [str(found[k]) for k in ("src", "href") if k in found]
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+
+def test_the_page_shows_both_timelines_and_says_why_a_mesh_idles() -> None:
+    page = Boxes()
+    page.feed(render_html(predicted(), measured()))
+    assert page.headings[:2] == ["1f1b <2>", "mesh0"]
+    assert page.links == []  # nothing is loaded from elsewhere
+    kinds = [kind for kind, _ in page.tips]
+    assert kinds.count("F") == kinds.count("B") == 8
+    assert kinds.count("send") == 4
+    assert kinds.count("x") == 1
+    tips = "\n\n".join(tip for _, tip in page.tips)
+    assert "0B0 waits for 1B0 on mesh1" in tips
+    assert "stage 0, microbatch 0, phase F\n" in tips
+    assert "in the other timeline 1 ms (1.10 times)" in tips
+    assert "1,015 bytes held on mesh0" in tips
+    assert "optimizer & co" in tips
+    assert "mesh1: bytes over time" in page.headings
+
+
+def test_the_page_works_without_a_measurement() -> None:
+    page = Boxes()
+    page.feed(render_html(predicted(), title="only predicted"))
+    assert page.headings[0] == "only predicted"
+    assert len([kind for kind, _ in page.tips if kind in "FB"]) == 8
+
+
+def test_the_trace() -> None:
+    line = predicted()
+    events = json.loads(chrome_trace(line, measured()))["traceEvents"]
+    tasks = [e for e in events if e["ph"] == "X" and e["cat"] == "compute"]
+    assert len(tasks) == 8 + 8 + 1
+    first = next(e for e in tasks if e["name"] == "1B0")
+    assert first["args"] == {"stage": 1, "microbatch": 0, "phase": "B"}
+    assert (first["ts"], first["dur"]) == (2500.0, 2000.0)
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["1f1b <2>: mesh0", "1f1b <2>: mesh1", "measured: mesh0", "measured: mesh1"]
+    sent = [e for e in events if e["ph"] == "X" and e["cat"] == "transfer"]
+    assert {e["args"]["bytes"] for e in sent if e["name"].startswith("0F")} == {10}
+    assert {e["tid"] for e in sent} == {1}
+    counters = [e for e in events if e["ph"] == "C"]
+    assert max(sum(e["args"].values()) for e in counters) == max(m.peak_bytes for m in line.memory)
+    assert [
+        e["args"]["name"]
+        for e in json.loads(chrome_trace(line))["traceEvents"]
+        if e["name"] == "process_name"
+    ] == [
+        "mesh0",
+        "mesh1",
+    ]
