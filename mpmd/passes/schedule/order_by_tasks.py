@@ -17,6 +17,9 @@ from mpmd.support import diagnostics
 _ELSE = {"F": "", "B": "IW", "I": "B", "W": "B"}
 
 
+_NO_ORDERS = TaskOrders()
+
+
 @dataclasses.dataclass(frozen=True)
 class OrderByTasks(ir.FunctionPass):
     """Orders the fragments of every mesh as a table of tasks says.
@@ -41,7 +44,7 @@ class OrderByTasks(ir.FunctionPass):
 
     name: ClassVar[str] = "mpmd-order-by-tasks"
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
-    orders: TaskOrders = TaskOrders()
+    orders: TaskOrders = _NO_ORDERS
     remove_control_dependencies: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
