@@ -56,16 +56,18 @@ class Dependencies:
                 taken[i] = True
                 last_round = max(last_round, rounds[i])
                 for j in needed_by[i]:
-                    rounds[j] = max(rounds[j], rounds[i] + (i > j))
-                    waits[j] -= 1
-                    if not waits[j] and not taken[j]:
-                        ready.append(j)
+                    if not taken[j]:
+                        rounds[j] = max(rounds[j], rounds[i] + (i > j))
+                        waits[j] -= 1
+                        if not waits[j]:
+                            ready.append(j)
             while first_left < len(taken) and taken[first_left]:
                 first_left += 1
             if first_left == len(taken):
                 break
             cycle = cycle or self._cycle(taken)
             rounds[first_left] = last_round + 1
+            waits[first_left] = 0
             ready.append(first_left)
         order = sorted(range(len(self.ops)), key=lambda i: (rounds[i], i))
         return [self.ops[i] for i in order], cycle

@@ -46,16 +46,16 @@ class ValidateNoInferredFragments(ir.FunctionPass):
             makers = fragment.inferred_by
             if not makers:
                 diagnostics.error(
-                    f'internal error: the inferred fragment on mesh "{fragment.mesh}" does not say which pass '
-                    "made it (no mpmd.inferred_by); please report this",
+                    f'internal error: the inferred fragment on mesh "{fragment.mesh}" does not say which '
+                    "pass made it (no mpmd.inferred_by); please report this",
                     fragment.location,
                 )
                 continue
             severe = self.fail_on_inferred_fragments and EXPECTED_MAKERS.isdisjoint(makers)
             report = diagnostics.error if severe else diagnostics.warning
             report(
-                f"Inferred fragment has not been merged (inferred by {', '.join(makers)}). It stays a program "
-                f'of its own on mesh "{fragment.mesh}"; name the computation, or assign what it reads and '
-                "writes to the mesh that uses it.",
+                f"Inferred fragment has not been merged (inferred by {', '.join(makers)}). It stays a "
+                f'program of its own on mesh "{fragment.mesh}"; name the computation, or assign what it reads '
+                "and writes to the mesh that uses it.",
                 fragment.location,
             )

@@ -36,8 +36,8 @@ class ValidateNoParamTransfers(ir.FunctionPass):
                 own, operand = (name or "unnamed" for name in names)
                 report(
                     f"Detected cross-mesh transfer of a parameter, as its name contains "
-                    f'"{self.param_pattern}": from mesh "{source}" to mesh "{target}"; the transfer is called '
-                    f'"{own}", its operand "{operand}". It is sent in every step; assign the parameter to '
-                    f'"{target}", or the computation that reads it to "{source}".',
+                    f'"{self.param_pattern}": from mesh "{source}" to mesh "{target}"; the transfer is '
+                    f'called "{own}", its operand "{operand}". It is sent in every step; assign the parameter '
+                    f'to "{target}", or the computation that reads it to "{source}".',
                     transfer.location,
                 )

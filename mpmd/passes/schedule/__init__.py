@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from mpmd.passes.schedule.order_by_tasks import OrderByTasks
 from mpmd.passes.schedule.pipeline_scheduler import PipelineScheduler
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (PipelineScheduler,)
+PASSES: tuple[type[Pass], ...] = (PipelineScheduler, OrderByTasks)

@@ -16,7 +16,7 @@ from mpmd.passes.schedule.happens_before import (
     Unit,
     find_schedule,
 )
-from mpmd.passes.schedule.reordering import Edges, apply_edges, describe
+from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, describe, way
 from mpmd.support import diagnostics
 
 
@@ -37,7 +37,7 @@ class PipelineScheduler(ir.FunctionPass):
 
     Requires: one forward and one backward unit per mesh, microbatch and stage.
     Ensures: the order that the schedule asks for.  Where it contradicts data flow, data flow wins; where
-        it contradicts itself, the ops concerned keep their order, with a notice.
+        it contradicts itself, what stands first in the program wins; a notice shows the first such case.
     Cost: linear, as a schedule is given by neighbours only; where it contradicts data flow, all pairs.
     Source: openxla/shardy MPMD, `pipeline_schedule`; the schedules name theirs.
     """
@@ -95,8 +95,9 @@ def _forward_only_problems(units: dict[str, list[Unit]]) -> list[tuple[str, Unit
 def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation]]]) -> Edges:
     """The edges that a schedule adds to data flow.
 
-    If neighbours in the schedule, together with data flow, make no cycle, then no pair of the schedule
-    contradicts data flow, and the order that follows is the one that all pairs would give.
+    If neighbours in the schedule, together with data flow, make no cycle, then nothing contradicts
+    anything, and the order that follows is the one that all pairs would give.  Else all pairs are looked
+    at in program order, and those that contradict what is known by then are left out.
     """
     enough = [
         (a.fragment, b.fragment)
@@ -106,20 +107,25 @@ def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation
     ]
     if not ir.Dependencies(f, enough).stable_order()[1]:
         return enough
-    dependencies = ir.Dependencies(f)
-    reach, place = dependencies.reach(), dependencies.place
-
-    def ordered_by_data(a: Unit, b: Unit) -> bool:
-        i, j = place[a.fragment], place[b.fragment]
-        return bool(reach[i] >> j & 1 or reach[j] >> i & 1)
-
-    return [
-        (a.fragment, b.fragment)
-        for units, relations in related
-        for relation in relations
-        for a, b in relation.every(units)
-        if not ordered_by_data(a, b)
-    ]
+    wanted: dict[ir.Fragment, dict[ir.Fragment, None]] = {}
+    for units, relations in related:
+        for relation in relations:
+            for a, b in relation.every(units):
+                wanted.setdefault(a.fragment, {})[b.fragment] = None
+    precedence, noticed = Precedence(f), False
+    program = ir.fragments(f)
+    for before in program:
+        afters = wanted.get(before, {})
+        for after in program if afters else []:
+            opposite = precedence.add(before, after) if after in afters else []
+            if opposite and not noticed:
+                noticed = True
+                diagnostics.notice(
+                    f"the schedule asks for {describe(before)} before {describe(after)}, among others, but "
+                    f"data flow and the rest of the schedule ask for the opposite: {way(opposite)}",
+                    before.location,
+                )
+    return precedence.edges
 
 
 def _notice_mesh_order(f: ir.Func, names: Sequence[str]) -> None:

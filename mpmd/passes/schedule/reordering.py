@@ -5,22 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd import ir
-from mpmd.support import diagnostics
 
 Edges = Sequence[tuple[ir.Fragment, ir.Fragment]]
 
 
+class Precedence:
+    """What comes before what: data flow, and edges that are added as long as they fit.
+
+    Attributes:
+        edges: what was added, (before, after).
+    """
+
+    def __init__(self, f: ir.Func) -> None:
+        self.edges: list[tuple[ir.Fragment, ir.Fragment]] = []
+        self._dependencies = ir.Dependencies(f)
+        self._earlier = self._dependencies.reach()
+
+    def add(self, before: ir.Fragment, after: ir.Fragment) -> list[ir.Op]:
+        """Adds an edge, unless the order is known already.
+
+        Returns:
+            Nothing; or, if the opposite is known, the ops on a way from `after` to `before`.
+        """
+        place = self._dependencies.place
+        i, j = place[before], place[after]
+        if self._earlier[j] >> i & 1:
+            return []
+        if self._earlier[i] >> j & 1:
+            return self._dependencies.path(after, before)
+        self.edges.append((before, after))
+        self._dependencies.needs[j].add(i)
+        gained = self._earlier[i] | 1 << i
+        for k, earlier in enumerate(self._earlier):
+            if k == j or earlier >> j & 1:
+                self._earlier[k] = earlier | gained
+        return []
+
+
 def apply_edges(f: ir.Func, edges: Edges, remove_control_dependencies: bool) -> None:
     """Sorts a function by data flow and `edges`, which it keeps as control edges unless told otherwise."""
-    order, cycle = ir.Dependencies(f, edges).stable_order()
-    if cycle:
-        diagnostics.notice(
-            f"the schedule of @{f.symbol} contradicts itself; these keep their order: each needs the next, "
-            f"and the last needs the first: {'; '.join(map(describe, cycle))}",
-            f.location,
-        )
+    order, _ = ir.Dependencies(f, edges).stable_order()
     ir.reorder(f, order)
     ir.put_control_edges(f, [] if remove_control_dependencies else edges)
+
+
+def way(ops: Sequence[ir.Op]) -> str:
+    """A way through the program, op by op."""
+    return " -> ".join(map(describe, ops))
 
 
 def describe(op: ir.Op) -> str:
@@ -29,11 +60,10 @@ def describe(op: ir.Op) -> str:
         return f'transfer from mesh "{op.tensor.type.mesh}" to "{op.result.type.mesh}"'
     if not isinstance(op, ir.Fragment):
         return str(op.operation.name)
-    origins = ", ".join(map(str, op.origins))
-    text = f"fragment {origins}" if op.is_user else "inferred fragment"
+    text = f"fragment {', '.join(map(str, op.origins))}" if op.is_user else "inferred fragment"
     text += f' on mesh "{op.mesh}"'
     if op.stage is not None:
         text += f", stage {op.stage}"
     if op.call_counter is not None:
         text += f", microbatch {op.call_counter}"
-    return text
+    return f"({text})"

@@ -1,0 +1,137 @@
+"""mpmd-order-by-tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.errors import ConfigError
+from mpmd.passes.schedule.reordering import apply_edges, describe
+from mpmd.passes.schedule.task_orders import TableTask, TaskOrders
+from mpmd.support import diagnostics
+
+# Which task of a table a fragment is, if the table has none for its own phase: a stage whose backward
+# could not be split is due where its first half is, and a half where its whole is.
+_ELSE = {"F": "", "B": "IW", "I": "B", "W": "B"}
+
+
+_NO_ORDERS = TaskOrders()
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderByTasks(ir.FunctionPass):
+    """Orders the fragments of every mesh as a table of tasks says.
+
+    With `orders=m1:0F0,0B0,0F1,0B1`:
+
+        f = m1["f"] cc=0 (a) {...}                    f = m1["f"] cc=0 (a) {...}
+        g = m1["f"] cc=1 (b) {...}                    h = m1["f"(1)] cc=0 (a) {...}
+        h = m1["f"(1)] cc=0 (a) {...}        ->       g = m1["f"] cc=1 (b) {...}
+        k = m1["f"(1)] cc=1 (b) {...}                 k = m1["f"(1)] cc=1 (b) {...}
+
+    The task of a user fragment is its stage (else the position of its mesh among those that count as
+    stages), its call counter, and its phase: forward, backward, or half of a split backward.  Other
+    fragments, and all other ops, follow by data flow and keep their order where nothing forbids it.
+
+    Requires: at most one task per mesh position; microbatches count from 0 as in the table.
+    Ensures: the order of the table on every mesh.  Error: the table contradicts data flow; names the first
+        task that can never run, and why.  Notice: tasks without a fragment, and the reverse.
+    Cost: linear.
+    Source: ours.
+    """
+
+    name: ClassVar[str] = "mpmd-order-by-tasks"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+    orders: TaskOrders = _NO_ORDERS
+    remove_control_dependencies: bool = True
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Puts an edge between neighbours of the table, and sorts."""
+        topology = f.topology
+        for mesh, _ in self.orders.of_mesh:
+            if mesh not in topology:
+                raise ConfigError(f"the order is for mesh {mesh!r}; the topology has {', '.join(topology)}")
+        rows = _fragments_by_task(f, self.orders)
+        edges = [
+            edge
+            for row in rows.values()
+            for group, following in itertools.pairwise(row.values())
+            for edge in itertools.product(group, following)
+        ]
+        cycle = ir.Dependencies(f, edges).stable_order()[1]
+        if cycle:
+            _report(f, cycle, rows)
+            return
+        apply_edges(f, edges, self.remove_control_dependencies)
+
+
+# Mesh -> task -> the fragments that it stands for, in the order of the table.
+Rows = dict[str, dict[TableTask, list[ir.Fragment]]]
+
+
+def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
+    """The fragments that each task of the table stands for."""
+    stage_of = {mesh: i for i, mesh in enumerate(f.topology.schedulable)}
+    rows: Rows = {mesh: {task: [] for task in tasks} for mesh, tasks in orders.of_mesh}
+    strangers = []
+    for fragment in ir.fragments(f):
+        task = _task_of(fragment, stage_of)
+        if task is None or fragment.mesh not in rows:
+            continue
+        row = rows[fragment.mesh]
+        candidates = [dataclasses.replace(task, phase=p) for p in task.phase + _ELSE[task.phase]]
+        known = next((t for t in candidates if t in row), None)
+        if known is None:
+            strangers.append(f"{task} {describe(fragment)}")
+        else:
+            row[known].append(fragment)
+    idle = [str(task) for row in rows.values() for task, group in row.items() if not group]
+    if idle:
+        diagnostics.notice(f"the order has tasks that no fragment stands for: {', '.join(idle)}", f.location)
+    if strangers:
+        diagnostics.notice(f"the order says nothing of {'; '.join(strangers)}", f.location)
+    return {mesh: {task: group for task, group in row.items() if group} for mesh, row in rows.items()}
+
+
+def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> TableTask | None:
+    """The task that a fragment is; None if it is no microbatch's forward or backward work."""
+    stage = stage_of.get(fragment.mesh) if fragment.stage is None else fragment.stage
+    if not fragment.is_scheduling_unit or fragment.is_remat or stage is None:
+        return None
+    phase = "F"
+    if fragment.is_backward:
+        phase = "I" if fragment.split_keep_transferred else "W" if fragment.split_drop_transferred else "B"
+    counter = fragment.call_counter
+    return None if counter is None else TableTask(stage, counter, phase)
+
+
+def _report(f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
+    """Names the first task that can never run: the first of the table that stands on the cycle."""
+    task_of = {g: (mesh, task) for mesh, row in rows.items() for task, group in row.items() for g in group}
+    on_cycle = [op for op in cycle if op in task_of]
+    position = {g: i for i, g in enumerate(task_of)}
+    first = min(on_cycle, key=lambda g: position[g])
+    start = cycle.index(first)
+    turned = [*cycle[start:], *cycle[:start], first]
+    mesh, task = task_of[first]
+    lines = [
+        f"  {_called(op, task_of)}\n    {_reason(op, needed, task_of)} {_called(needed, task_of)}"
+        for op, needed in itertools.pairwise(turned)
+    ]
+    diagnostics.error(
+        f'the order is impossible: task {task} of mesh "{mesh}" can never run, as it waits for itself:\n'
+        + "\n".join(lines)
+        + "\nMove one of these tasks in the order.",
+        first.location,
+    )
+
+
+def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str:
+    return f"{task_of[op][1]} {describe(op)}" if op in task_of else describe(op)
+
+
+def _reason(op: ir.Op, needed: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str:
+    reads = any(ir.producer(v) == needed for v in ir.read_by(op))
+    return "reads a result of" if reads else "stands in the order behind"
