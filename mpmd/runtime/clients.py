@@ -8,8 +8,10 @@ The rule, in this order:
 
 * on an accelerator: the platform's devices, in order;
 * at least one core per mesh: a client per mesh, the cores shared out evenly in contiguous runs;
-* fewer cores, but several meshes of more than one device: a client per mesh on all cores, for the overlap;
-* otherwise, or where jaxlib cannot make clients: the default client's devices, in order.
+* fewer cores than meshes: a client per mesh with the threads of one core, which may run on any core.  A
+  fragment then runs on as many threads as it has devices at most, and the system shares out the cores.
+  (Eight transformer layers: 2.5 CPU seconds a step instead of 2.9 with two threads for every fragment.)
+* one mesh, or where jaxlib cannot make clients: the default client's devices, in order.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from mpmd import jax_compat
@@ -29,11 +32,15 @@ Pinning = Literal["auto", "always", "never"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshPlace:
-    """Where a mesh of a process lives: a client of its own on `cores`, or None for the default client."""
+    """Where a mesh of a process lives: a client of its own made on `cores`, or None for the default client.
+
+    With `floats` its threads may leave these cores once they are made.
+    """
 
     mesh: str
     num_devices: int
     cores: tuple[int, ...] | None
+    floats: bool = False
 
 
 def plan_places(
@@ -54,8 +61,8 @@ def plan_places(
     if pinning != "never" and len(cores) >= len(counts) > 1:
         shares = _shares(tuple(sorted(cores)), len(counts))
         return tuple(MeshPlace(m, n, share) for (m, n), share in zip(counts.items(), shares, strict=True))
-    if pinning != "never" and sum(count > 1 for count in counts.values()) > 1:
-        return tuple(MeshPlace(m, n, tuple(sorted(cores))) for m, n in counts.items())
+    if pinning != "never" and len(counts) > 1:
+        return tuple(MeshPlace(m, n, tuple(sorted(cores))[:1], True) for m, n in counts.items())
     return tuple(MeshPlace(m, n, None) for m, n in counts.items())
 
 
@@ -136,12 +143,28 @@ def _client(place: MeshPlace, number: int) -> Any | None:
             jax_compat.devices(
                 "cpu"
             )  # the default client first, on all cores: it serves what names no device
+            before = _threads()
             with _on_cores(place.cores):
                 client = jax_compat.make_cpu_client(place.num_devices)
+            if place.floats:
+                _let_float(_threads() - before)
             if client is None:
                 return None
             _clients[key] = client
         return _clients[key]
+
+
+def _threads() -> set[int]:
+    """The threads of this process; none where the system does not tell."""
+    tasks = Path("/proc/self/task")
+    return {int(task.name) for task in tasks.iterdir()} if tasks.is_dir() else set()
+
+
+def _let_float(threads: set[int]) -> None:
+    """Lets threads run on every core of this process; what they start later may too."""
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, _available_cores())
 
 
 @contextlib.contextmanager

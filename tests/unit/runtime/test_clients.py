@@ -18,9 +18,8 @@ from mpmd.runtime.clients import mesh_devices, plan_places
         ({"a": 1, "b": 1}, 2, [(0,), (1,)]),
         ({"a": 1, "b": 1}, 5, [(0, 1, 2), (3, 4)]),
         ({"a": 2, "b": 2, "c": 1}, 3, [(0,), (1,), (2,)]),
-        ({"a": 1, "b": 1, "c": 1}, 2, [None, None, None]),
-        ({"a": 2, "b": 2, "c": 1}, 2, [(0, 1), (0, 1), (0, 1)]),
-        ({"a": 2, "b": 1, "c": 1}, 2, [None, None, None]),
+        ({"a": 1, "b": 1, "c": 1}, 2, [(0,), (0,), (0,)]),
+        ({"a": 2, "b": 2, "c": 1}, 2, [(0,), (0,), (0,)]),
         ({"a": 4}, 8, [None]),
     ],
 )
@@ -28,6 +27,7 @@ def test_meshes_get_cores_of_their_own_where_there_are_enough(counts, cores, sha
     places = plan_places(counts, range(cores))
     assert [place.cores for place in places] == shares
     assert {place.mesh: place.num_devices for place in places} == counts
+    assert [place.floats for place in places] == [1 < cores < len(counts)] * len(counts)
 
 
 def test_pinning_can_be_asked_for_and_refused():
