@@ -15,6 +15,7 @@ from jax.extend.mlir.ir import (
     Block,
     BoolAttr,
     ComplexType,
+    DenseI64ArrayAttr,
     DictAttr,
     FlatSymbolRefAttr,
     InsertionPoint,
