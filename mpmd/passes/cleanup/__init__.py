@@ -1,8 +1,11 @@
-"""See `PASSES` for what stands here."""
+"""Passes that drop, join or recompute values."""
 
 from __future__ import annotations
 
+from mpmd.passes.cleanup.copy_constants import CopyConstants
+from mpmd.passes.cleanup.fragment_dce import FragmentDce
+from mpmd.passes.cleanup.fragment_dedup import FragmentDedup
 from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResiduals
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (RecomputeCheapResiduals,)
+PASSES: tuple[type[Pass], ...] = (CopyConstants, FragmentDce, FragmentDedup, RecomputeCheapResiduals)

@@ -54,17 +54,17 @@ class AbsorbInferredFragments(ir.FunctionPass):
 
 
 def _round(f: ir.Func) -> bool:
-    """Lets every root absorb all it can, in program order; whether any did."""
+    """Lets every root absorb all it can, last fragment first; whether any did."""
     any_merged = False
-    op = f.body.operations[0]
-    while op is not None:
-        if isinstance(op, ir.Fragment):
-            while is_root(op):
-                merged = absorb_producer(op) or absorb_consumer(op)
-                if merged is None:
-                    break
-                op, any_merged = merged, True
-        op = ir.op_behind(op)
+    pending = dict.fromkeys(ir.fragments(f))
+    while pending:
+        root, _ = pending.popitem()
+        while is_root(root):
+            found = inferred_producer(root) or inferred_consumer(root)
+            if found is None:
+                break
+            pending.pop(found, None)
+            root, any_merged = absorbed(root, found), True
     return any_merged
 
 
@@ -77,20 +77,20 @@ def is_root(fragment: ir.Fragment) -> bool:
     return not any(isinstance(ir.producer(v), ir.Fragment) for v in fragment.inputs)
 
 
-def absorb_producer(root: ir.Fragment) -> ir.Fragment | None:
-    """Merges the first inferred producer whose first user is the root; None if there is none."""
+def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
+    """The first inferred producer whose first user is the root; moves transfers out of the way."""
     for producer in dict.fromkeys(ir.producer(v) for v in root.inputs):
         if isinstance(producer, ir.Fragment) and not producer.is_user:
             for user in ir.users(producer):
                 if isinstance(user, ir.Transfer):
                     _delay_or_erase(user)
             if all(user == root or ir.stands_before(root, user) for user in ir.block_users(producer)):
-                return _absorbed(root, producer, producer, root)
+                return producer
     return None
 
 
-def absorb_consumer(root: ir.Fragment) -> ir.Fragment | None:
-    """Merges the first inferred consumer whose last producer is the root; None if there is none."""
+def inferred_consumer(root: ir.Fragment) -> ir.Fragment | None:
+    """The first inferred consumer whose last producer is the root; moves transfers out of the way."""
     for consumer in dict.fromkeys(ir.users(root)):
         if isinstance(consumer, ir.Fragment) and not consumer.is_user:
             makers = [ir.producer(v) for v in consumer.inputs]
@@ -98,8 +98,7 @@ def absorb_consumer(root: ir.Fragment) -> ir.Fragment | None:
                 if isinstance(maker, ir.Transfer):
                     _hasten(maker)
             if all(m is None or m == root or ir.stands_before(m, root) for m in makers):
-                ir.move_after(consumer, root)
-                return _absorbed(root, consumer, root, consumer)
+                return consumer
     return None
 
 
@@ -118,15 +117,19 @@ def _hasten(transfer: ir.Transfer) -> None:
         ir.move_after(transfer, maker)
 
 
-def _absorbed(root: ir.Fragment, other: ir.Fragment, first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
-    """The two merged, with the attributes of the root."""
+def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
+    """The two merged where the root stands, with the attributes of the root."""
     kept = {
         name: attribute
         for name, attribute in root.attributes.items()
         if name not in _OWN | _PER_VALUE and not name.startswith("mpmd.control_")
     }
     makers = [] if root.is_user else list(dict.fromkeys([*root.inferred_by, *other.inferred_by]))
-    merged = ir.merge(first, second)
+    if ir.stands_before(other, root):
+        merged = ir.merge(other, root)
+    else:
+        ir.move_after(other, root)
+        merged = ir.merge(root, other)
     for name, attribute in kept.items():
         ir.put(merged, name, attribute)
     if makers:

@@ -1,7 +1,16 @@
-"""See `PASSES` for what stands here."""
+"""Passes over transfers, and over what a function takes and returns."""
 
 from __future__ import annotations
 
+from mpmd.passes.transfers.merge_transfers import MergeTransfers
+from mpmd.passes.transfers.move_transfers_to_producer import MoveTransfersToProducer
+from mpmd.passes.transfers.remove_transfer_cycles import RemoveTransferCycles
+from mpmd.passes.transfers.uniquify_function_inputs_outputs import UniquifyFunctionInputsOutputs
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (
+    MergeTransfers,
+    MoveTransfersToProducer,
+    RemoveTransferCycles,
+    UniquifyFunctionInputsOutputs,
+)

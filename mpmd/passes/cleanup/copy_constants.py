@@ -1,0 +1,46 @@
+"""mpmd-copy-constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyConstants(ir.FunctionPass):
+    """Remakes a constant in each fragment that is handed it.
+
+        f = m1["f"] () { c = const 1; ret c }               f = m1["f"] () { c = const 1; ret c }
+        t = transfer f to m2                          -->   t = transfer f to m2
+        g = m2["g"] (t, b) { y = mul t b; ret y }           g = m2["g"] (t, b) { d = const 1; y = mul d b; ret y }
+
+    A constant that one fragment computes and another one uses is cheaper to make twice than to keep or to
+    send.  The operand by which it came is left, unused.
+
+    Requires: nothing.  Ensures: same values.  Cost: linear in operands, times transfers on the way.
+    Source: openxla/shardy MPMD, `copy_constants`.
+    """  # noqa: E501
+
+    name: ClassVar[str] = "mpmd-copy-constants"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Consumers first, so that a clone is not looked at again."""
+        for fragment in reversed(ir.fragments(f)):
+            for value, arg in zip(fragment.inputs, fragment.args):
+                source = maker_inside(value)
+                if ir.is_constant(source):
+                    copy = ir.clone(source, ir.at_start(fragment.body))
+                    ir.replace_uses(arg, copy.result)
+
+
+def maker_inside(value: ir.Value) -> ir.Op | None:
+    """The op, inside of a fragment, that computes a value between fragments, seen through transfers."""
+    op = ir.producer(value)
+    while isinstance(op, ir.Transfer):
+        value = op.tensor
+        op = ir.producer(value)
+    if isinstance(op, ir.Fragment):
+        return ir.producer(op.returned[ir.result_index(value)])
+    return None

@@ -1,0 +1,36 @@
+"""mpmd-fragment-dce."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentDce(ir.FunctionPass):
+    """Drops what nothing uses: results of fragments, ops in them, their operands, whole fragments, transfers.
+
+        f, g = m1["f"] cc=0 (a, b) { x = add a a; y = mul b b; ret x, y }
+        t = transfer g to m2
+        return f
+        -->
+        f = m1["f"] cc=0 (a) { x = add a a; ret x }
+
+    Ops with effects stay, and all that they read.  Attributes with one entry per operand or result keep
+    the entries of what stays.
+
+    Requires: values are made before they are used.  Ensures: nothing more to drop.  Cost: linear.
+    Source: openxla/shardy MPMD, `fragment_dce`.
+    """
+
+    name: ClassVar[str] = "mpmd-fragment-dce"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Users come before producers, so one walk suffices."""
+        for op in reversed(ir.ops(f, (ir.Fragment, ir.Transfer))):
+            if isinstance(op, ir.Fragment):
+                ir.remove_dead_code(op)
+            elif ir.is_unused(op):
+                ir.erase(op)

@@ -1,0 +1,38 @@
+"""mpmd-fragment-dedup."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentDedup(ir.FunctionPass):
+    """Uses one of several equal operands, and one of several equal results, of a fragment.
+
+        f, g = m1["f"] (a as p, a as q) { x = add p q; ret x, x }
+        h = m1["h"] (f, g) { y = mul f g; ret y }
+        -->
+        f, g = m1["f"] (a as p, a as q) { x = add p p; ret x, x }
+        h = m1["h"] (f, f as g) { y = mul f f; ret y }
+
+    Results are equal if one inner value is returned with one type: other shardings or memories make other
+    results.  What is no longer used stays; fragment-dce removes it.
+
+    Requires: values are made before they are used.  Ensures: each operand and each result is used once.
+    Cost: linear.  Source: openxla/shardy MPMD, `fragment_dedup`.
+    """
+
+    name: ClassVar[str] = "mpmd-fragment-dedup"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Producers first: when a fragment is looked at, equal operands of it are one value."""
+        for fragment in ir.fragments(f):
+            first_arg: dict[ir.Value, ir.Value] = {}
+            for value, arg in zip(fragment.inputs, fragment.args):
+                ir.replace_uses(arg, first_arg.setdefault(value, arg))
+            first_result: dict[tuple[ir.Value, ir.Type], ir.Value] = {}
+            for value, result in zip(fragment.returned, fragment.results):
+                ir.replace_uses(result, first_result.setdefault((value, result.type), result))

@@ -1,0 +1,36 @@
+"""mpmd-move-transfers-to-producer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class MoveTransfersToProducer(ir.FunctionPass):
+    """Moves each transfer right behind the op that makes its operand, or to the begin of the function.
+
+        f = m1["f"] (a) { x = add a a; ret x }              t = transfer b to m2
+        g = m1["g"] (f) { y = neg f; ret y }                f = m1["f"] (a) { x = add a a; ret x }
+        s = transfer f to m2                          -->   s = transfer f to m2
+        t = transfer b to m2                                u = transfer s to m3
+        u = transfer s to m3                                g = m1["g"] (f) { y = neg f; ret y }
+
+    Several transfers of one op, or of arguments, end in reverse order.
+
+    Requires: values are made before they are used.  Ensures: the same.  Cost: linear.
+    Source: openxla/shardy MPMD, `move_transfers_to_producer`.
+    """
+
+    name: ClassVar[str] = "mpmd-move-transfers-to-producer"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """In program order: a transfer of a transfer follows it."""
+        for transfer in ir.ops(f, ir.Transfer):
+            maker = ir.producer(transfer.tensor)
+            if maker is None:
+                ir.move_to_start(transfer, f.body)
+            else:
+                ir.move_after(transfer, maker)
