@@ -30,7 +30,8 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
     absorb_everywhere = o.absorb_inferred_fragments_on_entry_point_function
     return _flattened(
         _step("chlo-legalize-to-stablehlo", "one dialect less for all that follows"),
-        _step("inline", "ordinary calls vanish: names in them come to the top"),
+        _step("mpmd-inline", "ordinary calls vanish: names in them come to the top"),
+        _step("symbol-dce", "the functions that were called are not needed any more"),
         _step("cse", "equal constants become one, which sinking into callees looks for"),
         _step("canonicalize", "constants fold, nested concatenates flatten: inference expects that"),
         _step("mpmd-copy-topology-from-main", "callees become MPMD functions"),
@@ -276,11 +277,10 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
 
 def export_pipeline(o: PipelineOptions) -> list[Step]:
     """From fragments to calls of one function per distinct fragment, with donation and memory marked."""
-    no_regions = {"region_simplify": "disabled"}
     return _flattened(
         _step("cse", "joins equal transfers and equal pure fragments too"),
         _step("mpmd-copy-constants", "before dead code goes, as it leaves some", when=o.copy_constants),
-        _step("canonicalize", "removes values that fragments only pass through", **no_regions),
+        _step("canonicalize", "removes values that fragments only pass through", region_simplify="disabled"),
         _step("mpmd-fragment-dedup", "joins operands that have become equal"),
         _step("mpmd-merge-transfers", "scalars travel together", when=o.merge_transfers),
         _step("mpmd-fragment-dedup", "joins what was merged twice", when=o.merge_transfers),

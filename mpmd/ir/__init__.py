@@ -47,6 +47,7 @@ from mpmd.ir.edit import (
     delay,
     erase,
     erase_args,
+    erase_dead_ops,
     inline_body,
     keep_only,
     move_after,

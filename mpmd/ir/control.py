@@ -2,8 +2,8 @@
 
 While a schedule has to be obeyed by later passes, a fragment that must come first has a number among its
 `mpmd.control_ids`, and one that must come later lists such numbers in `mpmd.control_after`.  Both are plain
-attributes, so that the program stays valid; a merged fragment has the numbers of its parts.  The dialect's own form, operands that no block argument
-stands for, is for tools that compare text.
+attributes, so that the program stays valid; a merged fragment has the numbers of its parts.  The dialect's
+own form, operands that no block argument stands for, is for tools that compare text.
 """
 
 from __future__ import annotations

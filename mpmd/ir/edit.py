@@ -17,7 +17,7 @@ from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.ops import Func
-from mpmd.ir.query import first_user, is_unused, ops
+from mpmd.ir.query import first_user, is_pure, is_unused, ops
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -238,6 +238,17 @@ def keep_only(body: ir.Block, wanted: Callable[[Op], bool]) -> None:
     for op in reversed(ops(body)):
         if not wanted(op):
             erase(op)
+
+
+def erase_dead_ops(body: ir.Block) -> None:
+    """Erases, from a body and from the regions in it, what only computes and is not used."""
+    for op in reversed(ops(body)):
+        if is_unused(op) and is_pure(op):
+            erase(op)
+            continue
+        for region in op.operation.regions:
+            for block in region:
+                erase_dead_ops(block)
 
 
 def return_types_changed(f: Func) -> None:

@@ -12,8 +12,8 @@ from jax.extend.mlir.ir import Value
 from mpmd.errors import IRError
 from mpmd.ir import control, counting, edit
 from mpmd.ir.context import context
-from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put_attribute_dicts
-from mpmd.ir.query import is_pure, is_unused, module_of, ops, producer, read_by, users
+from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put, put_attribute_dicts
+from mpmd.ir.query import is_unused, module_of, ops, producer, read_by, users
 from mpmd.ir.types import MeshTensor, Origin, string_array
 
 
@@ -111,7 +111,7 @@ def filter_attributes(op: Op, kept_inputs: Sequence[int], kept_results: Sequence
 def remove_dead_code(fragment: Fragment) -> Fragment | None:
     """Drops what is unused: results, then ops, then inputs.  None if nothing was left and it is erased."""
     fragment = drop(fragment, results={i for i, r in enumerate(fragment.results) if is_unused(r)})
-    edit.keep_only(fragment.body, lambda op: not is_unused(op) or not is_pure(op))
+    edit.erase_dead_ops(fragment.body)
     fragment = drop(fragment, inputs={i for i, a in enumerate(fragment.args) if is_unused(a)})
     if fragment.results or fragment.inputs or ops(fragment.body):
         return fragment
@@ -215,7 +215,8 @@ def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -
     """Two fragments for one: the ops `in_first` and some results, then the rest.
 
     What the rest reads of the first, the *residuals*, becomes results of the first and operands of the
-    second; both keep all operands of the original.  Ops without operands that the rest needs and that
+    second; both keep all operands of the original, and all attributes but those with one entry per
+    operand or result.  Ops without operands that the rest needs and that
     are not `in_first` stay in the second.
     """
     rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
@@ -233,6 +234,8 @@ def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -
         made: Fragment = edit.rebuild(
             part, [*part.inputs, *inputs], types + [MeshTensor.get(part.mesh, v.type) for v in returned]
         )
+        for name in ("arg_attrs", "res_attrs", "in_shardings", "out_shardings"):
+            put(made, name, None)
         for i, result in zip(kept, made.results):
             edit.replace_uses(fragment.results[i], result)
         return made

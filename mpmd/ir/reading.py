@@ -91,4 +91,6 @@ def location_of(place: object) -> tuple[str, int, int] | None:
 
 def name_of(location: ir.Location) -> str | None:
     """The name that a location gives to what is there, such as the path of an argument."""
+    while isinstance(location, ir.CallSiteLoc):
+        location = location.callee
     return str(location.name_str) if isinstance(location, ir.NameLoc) else None

@@ -105,11 +105,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     with _log_to_stderr():
         ok, printed = _run_pieces(command, text)
-    if command.output == "-":
-        sys.stdout.write(printed)
-        return 0 if ok else 1
     try:
-        Path(command.output).write_text(printed)
+        if command.output == "-":
+            sys.stdout.write(printed)
+            sys.stdout.flush()
+        else:
+            Path(command.output).write_text(printed)
     except OSError as e:
         sys.stderr.write(f"mpmd-opt: {e}\n")
         return 1
@@ -181,6 +182,8 @@ def passes_named(name: str, options: str) -> list[Pass]:
         return pipeline.passes_of(name, split_options(options))
     if name in PASSES:
         return [make_pass(name, options)]
+    if name == "inline":
+        return [make_pass("mpmd-inline"), ir.mlir_pass(name, options)]
     if name.startswith("mpmd-"):
         close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))

@@ -22,8 +22,9 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
     Merged are a fragment and its closest fragment user if both are named, equally often transposed, and of
     one microbatch and stage where both have one.
 
-    Requires: neither of two such fragments has several transpose counts (error).  Ensures: values are made before they are
-    used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`.
+    Requires: neither of two such fragments has several transpose counts (error).
+    Ensures: values are made before they are used.  Cost: linear.
+    Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`.
     """
 
     name: ClassVar[str] = "mpmd-merge-user-fragments-into-scheduling-units"

@@ -1,7 +1,11 @@
-"""See `PASSES` for what stands here."""
+"""Passes that split fragments in two."""
 
 from __future__ import annotations
 
+from mpmd.passes.split.split_and_prioritize_transfer_independent_computations import (
+    SplitAndPrioritizeTransferIndependentComputations,
+)
+from mpmd.passes.split.split_bwd_fragments import SplitBwdFragments
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (SplitAndPrioritizeTransferIndependentComputations, SplitBwdFragments)

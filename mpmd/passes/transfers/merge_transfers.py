@@ -105,7 +105,7 @@ def _join_in_producer(
 ) -> list[ir.Value]:
     """Returns each group as one more result, and sends it; what arrives."""
     returned, types = producer.returned, [r.type for r in producer.results]
-    inner = {result: value for result, value in zip(producer.results, returned)}
+    inner = dict(zip(producer.results, returned))
     for group in groups:
         returned.append(_concatenated([inner[t.tensor] for t in group.transfers], group, producer))
         types.append(ir.MeshTensor.get(producer.mesh, group.joined))

@@ -1,7 +1,9 @@
-"""See `PASSES` for what stands here."""
+"""Passes that check what a program needs before it can be scheduled, and change nothing."""
 
 from __future__ import annotations
 
+from mpmd.passes.validate.scheduling_units_verifier import SchedulingUnitsVerifier
+from mpmd.passes.validate.verify_stage_merging import VerifyStageMerging
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (SchedulingUnitsVerifier, VerifyStageMerging)

@@ -1,0 +1,64 @@
+"""mpmd-call-inline."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.calls.inlining import inline_call
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInline(ir.ModulePass):
+    """Puts the body of the callee in the place of each `mpmd.call`.
+
+        x = call body(a) cc=3
+        body(p):                                -->   f = m1["f"] cc=3 (a) { y = add a a; ret y }
+          f = m1["f"] (p) { y = add p p; ret y }
+          return f
+
+    Fragments and fragment calls that come of it get all attributes of the call but its callee, its
+    `call_counter` above all; other ops get none.  Callees stay; symbol-dce removes them.
+
+    Requires: callees are there and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
+    functions that are not called.  Cost: linear in what comes out.
+    Source: openxla/shardy MPMD, `call_inline`.
+    """
+
+    name: ClassVar[str] = "mpmd-call-inline"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Inlines every call."""
+        symbols = ir.symbol_table(module)
+        calls = [(f, call) for f in symbols.values() for call in ir.walk(f, ir.Call)]
+        calling = {f.symbol for f, _ in calls}
+        failed = False
+        for f, call in calls:
+            problem = _problem(call, f, symbols, calling)
+            if problem is not None:
+                diagnostics.error(problem, call.location)
+                failed = True
+        if failed:
+            return
+        for _, call in calls:
+            attributes = {name: a for name, a in call.attributes.items() if name != "callee"}
+            where = call.location
+            for op in inline_call(call, symbols[call.callee_name]):
+                op.operation.location = ir.Location.callsite(op.location, [where])
+                if isinstance(op, (ir.Fragment, ir.FragmentCall)):
+                    for name, attribute in attributes.items():
+                        ir.put(op, name, attribute)
+
+
+def _problem(call: ir.Call, f: ir.Func, symbols: dict[str, ir.Func], calling: set[str]) -> str | None:
+    name = call.callee_name
+    if name not in symbols or symbols[name].is_external:
+        return f"@{f.symbol} calls @{name}, which has no body in this module"
+    if name in calling:
+        return (
+            f"@{f.symbol} calls @{name}, which has calls itself: the work of one microbatch cannot be made "
+            "of other microbatches, nor of itself"
+        )
+    return None

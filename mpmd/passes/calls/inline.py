@@ -1,0 +1,77 @@
+"""mpmd-inline."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.calls.inlining import inline_call
+
+
+@dataclasses.dataclass(frozen=True)
+class Inline(ir.ModulePass):
+    """Inlines ordinary calls, however deep.  The functions stay; symbol-dce removes them.
+
+        y = func.call g(a)
+        g(p): s = add p p; return s     -->    y = add a a
+
+    What JAX outlined for its own reasons becomes plain ops.  MLIR's own inliner does nothing here: jaxlib
+    does not register the half of it that belongs to `func`.  Calls of recursive functions, of functions
+    without a body or with several blocks, and `mpmd.call`s stay.
+
+    Requires: nothing.  Ensures: no other `func.call` is left.  Cost: linear in what comes out.
+    Source: MLIR, `inline`.
+    """
+
+    name: ClassVar[str] = "mpmd-inline"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Callees before callers, so that what is copied has no calls left."""
+        symbols = ir.symbol_table(module)
+        called = {name: _callees(f) for name, f in symbols.items()}
+        done: dict[str, bool] = {}  # whether a function can be inlined
+        for name in symbols:
+            for ready in _callees_first(name, called):
+                if ready in done:
+                    continue
+                done[ready] = ready not in _reached(ready, called) and _has_one_block(symbols[ready])
+                for call in ir.walk(symbols[ready], ir.FuncCall):
+                    callee = call.callee.value
+                    if done.get(callee, False):
+                        inline_call(call, symbols[callee])
+
+
+def _callees(f: ir.Func) -> list[str]:
+    return list(dict.fromkeys(call.callee.value for call in ir.walk(f, ir.FuncCall)))
+
+
+def _has_one_block(f: ir.Func) -> bool:
+    return len(f.regions[0].blocks) == 1
+
+
+def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:
+    """The functions that `name` calls, directly or not, each behind those it calls; `name` is last."""
+    order: dict[str, None] = {}
+    open_: set[str] = set()
+    todo = [(name, False)]
+    while todo:
+        current, is_left = todo.pop()
+        if is_left:
+            order[current] = None
+        elif current not in open_ and current in called:
+            open_.add(current)
+            todo.append((current, True))
+            todo += [(callee, False) for callee in reversed(called[current])]
+    return list(order)
+
+
+def _reached(name: str, called: dict[str, list[str]]) -> set[str]:
+    found: set[str] = set()
+    todo = list(called[name])
+    while todo:
+        current = todo.pop()
+        if current not in found and current in called:
+            found.add(current)
+            todo += called[current]
+    return found

@@ -1,0 +1,38 @@
+"""Changing what callees take and return, together with all their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from mpmd import ir
+
+
+def calls_by_callee(module: ir.Module) -> dict[str, list[ir.Call]]:
+    """Name of each called function -> its calls, in program order."""
+    found: dict[str, list[ir.Call]] = {}
+    for f in ir.funcs(module):
+        for call in ir.walk(f, ir.Call):
+            found.setdefault(call.callee_name, []).append(call)
+    return found
+
+
+def drop_from_function(f: ir.Func, args: Collection[int], results: Collection[int] = ()) -> None:
+    """Drops unused arguments, and results, of a function; attributes of the others stay theirs."""
+    kept_args = [i for i in range(len(f.args)) if i not in args]
+    returned = f.returned
+    kept_results = [i for i in range(len(returned)) if i not in results]
+    if results:
+        f.returned = [returned[i] for i in kept_results]
+    ir.erase_args(f.body, args)
+    ir.filter_attributes(f, kept_args, kept_results)
+    ir.return_types_changed(f)
+
+
+def drop_from_call(call: ir.Call, operands: Collection[int], results: Sequence[int] = ()) -> None:
+    """Drops operands, and unused results, of a call; its attributes stay."""
+    inputs = [v for i, v in enumerate(call.operands) if i not in operands]
+    kept = [r for i, r in enumerate(call.results) if i not in results]
+    made = ir.rebuild(call, inputs, [r.type for r in kept])
+    for old, new in zip(kept, made.results):
+        ir.replace_uses(old, new)
+    ir.erase(call)

@@ -1,0 +1,64 @@
+"""mpmd-sink-negligible-ops-into-call-op."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkNegligibleOpsIntoCallOp(ir.ModulePass):
+    """Computes in a callee what all its calls are given and what costs nothing to compute.
+
+        c = const 1                          x = call body(a) cc=0
+        x = call body(a, c) cc=0             y = call body(x) cc=1
+        y = call body(x, c) cc=1      -->    body(p):
+        body(p, q):                            c = const 1
+          s = add p q                          s = add p c
+          return s                             return s
+
+    Such is an op without operands, with one result and without effects, or a new token.  It must be one
+    and the same op for all calls.
+
+    Requires: cse has run.  Ensures: no dead code in functions with calls.  Cost: linear.
+    Source: openxla/shardy MPMD, `sink_negligible_ops_into_call_op`.
+    """
+
+    name: ClassVar[str] = "mpmd-sink-negligible-ops-into-call-op"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Looks at each callee with all its calls, then cleans up the callers."""
+        symbols = ir.symbol_table(module)
+        callers = [f for f in ir.funcs(module) if ir.walk(f, ir.Call)]
+        for name, calls in calls_by_callee(module).items():
+            if symbols[name].is_mpmd:
+                _sink(symbols[name], calls)
+        for caller in callers:
+            ir.erase_dead_ops(caller.body)
+
+
+def _sink(f: ir.Func, calls: list[ir.Call]) -> None:
+    sunk = {}
+    for i in range(len(f.args)):
+        values = {call.operands[i] for call in calls}
+        source = ir.producer(values.pop()) if len(values) == 1 else None
+        if source is not None and is_negligible(source):
+            sunk[i] = source
+    if not sunk:
+        return
+    where = ir.before(f.body.operations[0])
+    for i, source in sunk.items():
+        ir.replace_uses(f.args[i], ir.clone(source, where).result)
+    drop_from_function(f, sunk)
+    for call in calls:
+        drop_from_call(call, sunk)
+
+
+def is_negligible(op: ir.Op) -> bool:
+    """Whether making it again, in each call, costs and changes nothing."""
+    if len(op.operands) or len(op.results) != 1 or len(op.operation.regions):
+        return False
+    return ir.is_pure(op) or op.operation.name == "stablehlo.create_token"

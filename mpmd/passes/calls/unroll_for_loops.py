@@ -1,0 +1,80 @@
+"""mpmd-unroll-for-loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+_COUNTER = "unroll_counter"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnrollForLoops(ir.FunctionPass):
+    """Unrolls loops completely.
+
+        l = for 2 (a, i) {                   c0 = const 0 uc=0
+          x = call body(a, i); ret x }       x = call body(a, c0) uc=0
+                                      -->    c1 = const 1 uc=1
+                                             y = call body(x, c1) uc=1
+
+    Each op that comes of it has an `unroll_counter`, which counts the iterations of all loops of the
+    function in one; the constants count those of their own loop.
+
+    Requires: the unroll factor of a loop is its number of iterations; loops are not nested (errors).
+    Ensures: no loop is left.  Cost: linear in what comes out.
+    Source: openxla/shardy MPMD, `unroll_for_loops`.
+    """
+
+    name: ClassVar[str] = "mpmd-unroll-for-loops"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """One loop after the other."""
+        loops = ir.ops(f, ir.For)
+        problems = [(problem, loop) for loop in loops if (problem := _problem(loop)) is not None]
+        for problem, loop in problems:
+            diagnostics.error(problem, loop.location)
+        if problems:
+            return
+        offset = 0
+        for loop in loops:
+            count = loop.trip_count
+            _unroll(loop, offset)
+            offset += count
+
+
+def _problem(loop: ir.For) -> str | None:
+    if ir.ops(loop, ir.For):
+        return (
+            "Nested fori loops aren't supported: a loop over microbatches stands directly inside of another "
+            "one.  Make them one loop, or write the inner one with jax.lax.scan"
+        )
+    factor = loop.unroll_factor
+    if factor is None or int(factor.value) != loop.trip_count:
+        got = "none" if factor is None else int(factor.value)
+        return (
+            f"a loop of {loop.trip_count} iterations has the unroll factor {got}: loops over microbatches "
+            f"are unrolled completely; give it unroll_factor = {loop.trip_count}"
+        )
+    index = loop.args[-1].type
+    if not isinstance(index, ir.RankedTensorType):
+        return f"the index of a loop is a {index}; loops are unrolled before values have meshes"
+    return None
+
+
+def _unroll(loop: ir.For, offset: int) -> None:
+    *carried_args, index = loop.args
+    carried = list(loop.operands)[: len(carried_args)]
+    for i in range(loop.trip_count):
+        number = ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32, ir.context()), offset + i)
+        constant = ir.create(
+            "stablehlo.constant", [], [index.type], ir.before(loop),
+            {"value": ir.Attribute.parse(f"dense<{i}> : {index.type}", ir.context())}, loop.location,
+        )  # fmt: skip
+        values = dict(zip(carried_args, carried)) | {index: constant.result}
+        made, carried = ir.clone_body(loop.body, values, ir.before(loop))
+        for op in (constant, *made):
+            ir.put(op, _COUNTER, number)
+    ir.replace(loop, carried)

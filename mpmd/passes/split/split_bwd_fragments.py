@@ -1,0 +1,47 @@
+"""mpmd-split-bwd-fragments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitBwdFragments(ir.FunctionPass):
+    """Splits backward fragments, so that what other meshes wait for is computed first.
+
+        dw, dx = m2["f"(1)] (w, g) {                       dx, s = m2["f"(1)] keep (w, g) {
+          s = neg g; a = mul s w; b = tanh s; ret b, a }     s = neg g; a = mul s w; ret a, s }
+        t = transfer dx to m1                        -->   dw = m2["f"(1)] drop (s) { b = tanh s; ret b }
+                                                           t = transfer dx to m1
+
+    The first half computes what is transferred, the second the rest from what the first hands it.  (The
+    second still has all operands; canonicalize and fragment-dce drop those that it does not need.)
+
+    Requires: shardings are not propagated; no transfers that stay on a mesh.  Ensures: nothing to split is
+    left.  Cost: linear.  Source: openxla/shardy MPMD, `split_bwd_fragments`; after "Zero Bubble Pipeline
+    Parallelism" (Qi et al., 2023).
+    """
+
+    name: ClassVar[str] = "mpmd-split-bwd-fragments"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Splits each backward fragment of which some results, but not all, are transferred."""
+        for fragment in ir.fragments(f):
+            if not fragment.is_backward or fragment.split_keep_transferred or fragment.split_drop_transferred:
+                continue
+            sent = [i for i, result in enumerate(fragment.results) if _is_transferred(result)]
+            if not 0 < len(sent) < len(fragment.results):
+                continue
+            needed = ir.ops_flowing_to([fragment.returned[i] for i in sent])
+            if len(needed) < len(ir.ops(fragment.body)):
+                first, second = ir.split(fragment, needed, sent)
+                first.split_keep_transferred = True
+                second.split_drop_transferred = True
+
+
+def _is_transferred(value: ir.Value) -> bool:
+    return any(isinstance(user, ir.Transfer) for user in ir.users(value))

@@ -1,0 +1,51 @@
+"""mpmd-scheduling-units-verifier."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulingUnitsVerifier(ir.FunctionPass):
+    """Warns of meshes that do not have one forward and one backward unit per microbatch.
+
+    Changes nothing: a program whose units could not be merged runs, but its schedule is not what its name
+    says.  Programs without microbatches are left alone, with a notice.  It knows nothing of split backward
+    fragments, nor of several stages per mesh.
+
+    Requires: scheduling units are merged, not split.  Ensures: nothing.  Cost: linear.
+    Source: openxla/shardy MPMD, `scheduling_units_verifier`.
+    """
+
+    name: ClassVar[str] = "mpmd-scheduling-units-verifier"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Counts."""
+        fragments = ir.fragments(f)
+        counters = {op.call_counter for op in fragments if op.call_counter is not None}
+        expected = max(counters, default=0) + (0 in counters)
+        if not expected:
+            diagnostics.notice(f"@{f.symbol} has no microbatches: nothing to count", f.location)
+            return
+        count = collections.Counter((op.mesh, op.is_forward) for op in fragments if op.is_scheduling_unit)
+        for mesh in f.topology.schedulable:
+            for phase, is_forward in (("forward", True), ("backward", False)):
+                got = count[mesh, is_forward]
+                if got != expected:
+                    diagnostics.warning(
+                        f"Number of {phase} scheduling units in mesh {mesh} does not match the expected "
+                        f"number for {expected} microbatches. Got {got}. {_advice(got, expected)}",
+                        f.location,
+                    )
+
+
+def _advice(got: int, expected: int) -> str:
+    if got > expected:
+        return "Named computations of one mesh are kept apart by what runs on another one between them."
+    return "Name some of the work of every microbatch on this mesh."

@@ -1,0 +1,99 @@
+"""mpmd-verify-stage-merging."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+_SPLIT = {(True, False): "kKeepTransferred", (False, True): "kDropTransferred"}
+_Key = tuple[str, int, int | None, str, bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyStageMerging(ir.FunctionPass):
+    """Refuses programs in which a stage is more than one fragment per microbatch and phase.
+
+    Changes nothing.  Two fragments with a stage are in conflict if they have the same mesh, stage,
+    transpose count, kind of split and remat mark, and the same call counter or one has none.
+
+    Requires: scheduling units are merged.  Ensures: one fragment for each of these.  Cost: linear.
+    Source: openxla/shardy MPMD, `verify_stage_merging`.
+    """
+
+    name: ClassVar[str] = "mpmd-verify-stage-merging"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Compares each fragment with those before it that are in no conflict."""
+        seen: dict[_Key, dict[int | None, ir.Fragment]] = {}
+        for fragment in ir.fragments(f):
+            if fragment.stage is None:
+                continue
+            if _has_mixed_counts(fragment):
+                continue
+            same = seen.setdefault(_key(fragment), {})
+            earlier = _match(fragment.call_counter, same)
+            if earlier is None:
+                same[fragment.call_counter] = fragment
+            else:
+                diagnostics.error(_conflict(f, earlier, fragment), fragment.location)
+
+
+def _key(fragment: ir.Fragment) -> _Key:
+    return (fragment.mesh, fragment.stage, _count(fragment), _split(fragment), fragment.is_remat)
+
+
+def _count(fragment: ir.Fragment) -> int | None:
+    if fragment.transpose_count is None and fragment.is_remat:
+        return max(o.transpose_count for o in fragment.origins)
+    return fragment.transpose_count
+
+
+def _split(fragment: ir.Fragment) -> str:
+    marks = (fragment.split_keep_transferred, fragment.split_drop_transferred)
+    return _SPLIT.get(marks, "nullopt")
+
+
+def _match(counter: int | None, same: dict[int | None, ir.Fragment]) -> ir.Fragment | None:
+    """The first fragment with that call counter; none given matches any."""
+    if counter is None:
+        return next(iter(same.values()), None)
+    return same.get(counter, same.get(None))
+
+
+def _has_mixed_counts(fragment: ir.Fragment) -> bool:
+    """Reports a staged fragment that is neither forward nor backward work."""
+    if fragment.is_remat or fragment.transpose_count is not None:
+        return False
+    origins = ", ".join(map(str, fragment.origins))
+    diagnostics.error(
+        f"the fragment of stage {fragment.stage} on mesh {fragment.mesh} has origins that were transposed a "
+        f"different number of times: {origins}. A stage is forward or backward work: the target of the merge "
+        "rule that joined them must have no stage",
+        fragment.location,
+    )
+    return True
+
+
+def _conflict(f: ir.Func, earlier: ir.Fragment, fragment: ir.Fragment) -> str:
+    counter = -1 if fragment.call_counter is None else fragment.call_counter
+    origins = ", ".join(str(a) for a in fragment.origin)
+    text = (
+        "A valid program cannot have more than one fragment with the same mesh, stage, transpose, call "
+        "counts, split type, and remat flag but found multiple fragments with the same attributes: "
+        f"[mesh={fragment.mesh}, stage_id={fragment.stage}, transpose_count={_count(fragment)}, "
+        f"call_count={counter}, split_type={_split(fragment)}, is_remat={int(fragment.is_remat)}] "
+        f"for current fragment with origin: [{origins}]"
+    )
+    other = ", ".join(map(str, earlier.origins))
+    text += f"\n  the earlier one has the origins {other} and is at {earlier.location}"
+    path = [op for op in ir.Dependencies(f).path(earlier, fragment) if isinstance(op, ir.Transfer)]
+    if path:
+        meshes = " -> ".join([path[0].tensor.type.mesh, *(op.result.type.mesh for op in path)])
+        text += (
+            f"\n  data goes from one to the other through {meshes}: assign what runs in between to mesh "
+            f"{fragment.mesh}, or give the two different stages"
+        )
+    return text
