@@ -121,7 +121,7 @@ from mpmd.ir.query import (
     users,
     walk,
 )
-from mpmd.ir.reading import location_of, name_of, parse
+from mpmd.ir.reading import Frame, frames_of, location_of, name_of, parse
 from mpmd.ir.types import (
     MeshTensor,
     Origin,

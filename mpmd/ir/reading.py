@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import linecache
 import re
+from pathlib import Path
 
 from jax.extend.mlir import ir
 
@@ -37,6 +40,43 @@ def _require_known_callees(text: str) -> None:
     called = re.findall(r"mpmd\.(?:call|fragment_call<[^@]*>)\s+" + name, text)
     for callee in dict.fromkeys(c for c in called if c not in known):
         raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """A place in the user's code: function (empty if not known), file, line."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
+
+    @property
+    def source(self) -> str:
+        """The text of the line; empty if the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+_FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def frames_of(place: object) -> list[Frame]:
+    """The calls that led to an op, innermost first, without those inside of JAX and of this package."""
+    found: dict[Frame, None] = {}
+    for function, file, line in _FRAME.findall(str(getattr(place, "location", place))):
+        frame = Frame(function, file, int(line))
+        if not _is_internal(file):
+            found[frame] = None
+    return list(found)
+
+
+def _is_internal(file: str) -> bool:
+    if file == "-" or file.startswith(_PACKAGE):
+        return True
+    return any(part in ("jax", "jaxlib") for part in Path(file).parts) and "site-packages" in file
 
 
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')

@@ -115,9 +115,9 @@ def wrap(
 
 
 def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
-    """Replaces assigns of one mesh tensor by transfers from mesh to mesh, in mesh order.
+    """Uses transfers from mesh to mesh, in mesh order, for the results of assigns of one mesh tensor.
 
-    All stand before the first of the assigns.  One to where the value already is, is the value itself.
+    All stand before the first of the assigns, which stay, unused.  Where the value already is, it is used itself.
     """
     by_kind: dict[ir.Type, list[ir.Assign]] = {}
     for op in sorted_by_position(assigns):
@@ -133,7 +133,7 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
         result = value if kind == value.type else previous
         made += [(op, result) for op in by_kind[kind]]
     for op, result in made:
-        ir.replace(op, [result])
+        ir.replace_uses(op.result, result)
 
 
 def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
@@ -146,10 +146,14 @@ def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
 
 
 def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:
-    """The assigns of an unassign's result to meshes other than its own."""
+    """The assigns, that something uses, of an unassign's result to meshes other than its own."""
     mesh = op.tensor.type.mesh
-    users = ir.users(op.result)
-    return [user for user in users if isinstance(user, ir.Assign) and user.result.type.mesh != mesh]
+    return [a for a in used_assigns(op.result) if a.result.type.mesh != mesh]
+
+
+def used_assigns(value: ir.Value) -> list[ir.Assign]:
+    """The assigns of a value that something uses, newest first."""
+    return [a for a in ir.users(value) if isinstance(a, ir.Assign) and not ir.is_unused(a)]
 
 
 def remove_dead_ops(f: ir.Func | ir.For) -> None:

@@ -70,40 +70,38 @@ def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | 
 
 
 def _rewrite(f: ir.Func) -> None:
-    """Assigns of sums are done where needed; assigns of unassigns become transfers, in program order."""
-    todo = ir.walk(f, ir.Assign)
-    erased: set[ir.Op] = set()
-    for op in todo:
-        if op in erased:
+    """Assigns of sums are done where needed; assigns of unassigns become transfers, in program order.
+
+    Assigns are not erased before the end, only left unused.
+    """
+    for op in ir.walk(f, ir.Assign):
+        if ir.is_unused(op):
             continue
         source = ir.producer(op.tensor)
         if source is not None and _is_sum_of_unassigns(source):
             _do_sum_at_target(source, op.result.type.mesh)
-            source = ir.producer(op.tensor)
-        if isinstance(source, ir.Unassign):
-            erased |= _transfer(op, source)
+        _transfer(op)
     assigning.remove_dead_ops(f)
 
 
-def _transfer(op: ir.Assign, source: ir.Unassign) -> set[ir.Op]:
-    """Replaces an assign of an unassign, and what goes with it; the erased assigns."""
+def _transfer(op: ir.Assign) -> None:
+    """Uses a transfer, or the value itself, instead of an assign of an unassign."""
+    source = ir.producer(op.tensor)
+    if not isinstance(source, ir.Unassign):
+        return
     value, kind = source.tensor, op.result.type
+    existing = None if value.type == kind else _transfer_to(value, kind, op)
+    others = assigning.cross_mesh_assigns(source)
     if value.type == kind:
-        ir.replace(op, [value])
-        return {op}
-    existing = _transfer_to(value, kind, op)
-    if existing is not None:
+        ir.replace_uses(op.result, value)
+    elif existing is not None:
         if ir.stands_before(op, existing):
             ir.move_before(existing, op)
-        ir.replace(op, [existing.result])
-        return {op}
-    others = assigning.cross_mesh_assigns(source)
-    if len(others) < 2:
-        ir.replace(op, [ir.make_transfer(value, kind, ir.before(op), op.location).result])
-        return {op}
-    gone = set(others)
-    assigning.chain_transfers(value, others)
-    return gone
+        ir.replace_uses(op.result, existing.result)
+    elif len(others) < 2:
+        ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
+    else:
+        assigning.chain_transfers(value, others)
 
 
 def _transfer_to(value: ir.Value, kind: ir.Type, op: ir.Op) -> ir.Transfer | None:
@@ -140,6 +138,4 @@ def _do_sum_at_target(add: ir.Op, mesh: str) -> None:
         made = assigning.wrap(op, mesh, "introduce_transfers")
         ir.erase(op)
         for value in made.inputs:
-            source = ir.producer(ir.producer(value).tensor)
-            if isinstance(source, ir.Unassign):
-                _transfer(ir.producer(value), source)
+            _transfer(ir.producer(value))

@@ -93,7 +93,7 @@ def _map_computation(op: ir.NamedComputation, place: Place) -> None:
     results = list(op.results)
     op.body.append_to(made.regions[0])
     ir.replace(
-        op.location,
+        op,
         [
             assigning.unassign(new, where, name, op.location) if assigning.is_tensor(old.type) else new
             for old, new in zip(results, made.results)

@@ -15,6 +15,10 @@ from mpmd.passes.import_.infer_mesh.finalize import InferMeshFinalize
 from mpmd.passes.import_.infer_mesh.populate_src_set import InferMeshPopulateSrcSet
 from mpmd.passes.import_.infer_mesh.populate_use_set import InferMeshPopulateUseSet
 from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import InferMeshRewriteUsingAnalysis
+from mpmd.passes.import_.infer_mesh.validate_no_additional_transfers_needed import (
+    InferMeshValidateNoAdditionalTransfersNeeded,
+)
+from mpmd.passes.import_.infer_mesh.validate_src_set_not_empty import InferMeshValidateSrcSetNotEmpty
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
@@ -22,7 +26,9 @@ PASSES: tuple[type[Pass], ...] = (
     InferMeshPopulateSrcSet,
     InferMeshAssignUsingInputOutputConstraints,
     InferMeshConvertReduceOps,
+    InferMeshValidateSrcSetNotEmpty,
     InferMeshAssignMeshFuncLeaves,
+    InferMeshValidateNoAdditionalTransfersNeeded,
     InferMeshRewriteUsingAnalysis,
     InferMeshFinalize,
 )

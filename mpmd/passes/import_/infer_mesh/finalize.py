@@ -46,45 +46,36 @@ class InferMeshFinalize(ir.ModulePass):
             _check(f)
 
     def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> None:
-        gone: set[ir.Op] = set()
+        """What is replaced is left unused: dead code is removed at the end."""
         for op in ir.ops(body):
-            if op in gone:
-                continue
-            if isinstance(op, ir.Assign):
-                gone |= self._rewrite_assign(op, is_entry)
-            elif isinstance(op, ir.Broadcast):
-                gone |= _rewrite_broadcast(op)
-            elif isinstance(op, ir.Reduce):
-                gone |= _rewrite_reduce(op)
-            elif isinstance(op, ir.For):
+            if isinstance(op, ir.For):
                 self._rewrite_block(op, is_entry)
+            elif isinstance(op, ir.Assign) and not ir.is_unused(op):
+                self._rewrite_assign(op, is_entry)
+            elif isinstance(op, ir.Broadcast):
+                _rewrite_broadcast(op)
+            elif isinstance(op, ir.Reduce):
+                _rewrite_reduce(op)
 
-    def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> set[ir.Op]:
-        """Replaces an assign of an unassign, if that may be; the erased ops."""
+    def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> None:
+        """Uses a transfer, or the value itself, instead of an assign of an unassign, if that may be."""
         source = ir.producer(op.tensor)
         if not isinstance(source, ir.Unassign):
-            return set()
+            return
         value, kind = source.tensor, op.result.type
+        of_argument = is_entry and ir.producer(value) is None
+        existing = None if value.type == kind else _transfer_around(value, kind, op)
         if value.type == kind:
-            ir.replace(op, [value])
-            return {op}
-        existing = _transfer_around(value, kind, op)
-        if existing is not None:
+            ir.replace_uses(op.result, value)
+        elif existing is not None:
             transfer, around = existing
             if ir.stands_before(around, transfer):
                 ir.move_before(transfer, around)
-            ir.replace(op, [transfer.result])
-            return {op}
-        if value.type.mesh == kind.mesh:
-            ir.replace(op, [ir.make_transfer(value, kind, ir.before(op), op.location).result])
-            return {op}
-        of_argument = is_entry and ir.producer(value) is None
-        if not (of_argument or self.infer_transfers) or not _stands_in_function(op):
-            return set()
-        assigns = assigning.cross_mesh_assigns(source)
-        gone = set(assigns)
-        assigning.chain_transfers(value, assigns)
-        return gone
+            ir.replace_uses(op.result, transfer.result)
+        elif value.type.mesh == kind.mesh:
+            ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
+        elif (of_argument or self.infer_transfers) and _stands_in_function(op):
+            assigning.chain_transfers(value, assigning.cross_mesh_assigns(source))
 
 
 def _stands_in_function(op: ir.Op) -> bool:
@@ -142,23 +133,21 @@ def _name_of(f: ir.Func, index: int) -> str:
     return found if found.isprintable() and "loc(" not in found else f"argument {index}"
 
 
-def _rewrite_broadcast(op: ir.Broadcast) -> set[ir.Op]:
+def _rewrite_broadcast(op: ir.Broadcast) -> None:
     """Chains transfers to all meshes that use a broadcast."""
     source = ir.producer(op.operands[0])
-    assigns = list(dict.fromkeys(user for user in ir.users(op) if isinstance(user, ir.Assign)))
-    if not isinstance(source, ir.Unassign) or not assigns:
-        return set()
-    assigning.chain_transfers(source.tensor, assigns)
-    return set(assigns)
+    assigns = assigning.used_assigns(op.result)
+    if isinstance(source, ir.Unassign) and assigns:
+        assigning.chain_transfers(source.tensor, assigns)
 
 
-def _rewrite_reduce(op: ir.Reduce) -> set[ir.Op]:
+def _rewrite_reduce(op: ir.Reduce) -> None:
     """Reduces on each mesh, then, on each mesh that needs it, what the others have sent there."""
     by_mesh: dict[str, list[ir.Value]] = {}
     for value in op.operands:
         source = ir.producer(value)
         if not isinstance(source, ir.Unassign):
-            return set()
+            return
         by_mesh.setdefault(source.tensor.type.mesh, []).append(source.tensor)
     where = ir.after(op)
     partial = [
@@ -166,18 +155,14 @@ def _rewrite_reduce(op: ir.Reduce) -> set[ir.Op]:
         for mesh, values in ((mesh, by_mesh[mesh]) for mesh in ir.mesh_order(by_mesh))
     ]
     users: dict[str, list[ir.Assign]] = {}
-    for user in dict.fromkeys(ir.users(op)):
-        if isinstance(user, ir.Assign):
-            users.setdefault(user.result.type.mesh, []).append(user)
-    totals = {}
+    for user in assigning.used_assigns(op.result):
+        users.setdefault(user.result.type.mesh, []).append(user)
     for mesh in ir.mesh_order(users):
         kind = users[mesh][0].result.type
         sent = [v if v.type == kind else ir.make_transfer(v, kind, where).result for v in partial]
-        totals[mesh] = _reduced(sent, mesh, op.kind, where)
-    for mesh, total in totals.items():
+        total = _reduced(sent, mesh, op.kind, where)
         for user in users[mesh]:
-            ir.replace(user, [total])
-    return {user for there in users.values() for user in there}
+            ir.replace_uses(user.result, total)
 
 
 def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPoint) -> ir.Value:

@@ -49,8 +49,9 @@ def calls_of(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
 def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
     """What has the use sets of the uses of a value, newest use first."""
     keys: list[Key] = []
-    block = value.owner if ir.producer(value) is None else value.owner.block
-    from_broadcast = isinstance(ir.producer(value), ir.Broadcast)
+    op = ir.producer(value)
+    block = value.owner if op is None else op.operation.block
+    from_broadcast = isinstance(op, ir.Broadcast)
     for use in value.uses:
         user = use.owner
         if (is_barrier(user) and not from_broadcast) or isinstance(user, ir.Unassign):

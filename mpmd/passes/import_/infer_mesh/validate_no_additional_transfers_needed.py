@@ -1,0 +1,141 @@
+"""mpmd-infer-mesh-validate-no-additional-transfers-needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.import_.infer_mesh import explain, flow, sets
+from mpmd.passes.import_.infer_mesh.errors import Limited
+from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
+from mpmd.passes.import_.infer_mesh.sets import MeshSet
+
+
+@dataclasses.dataclass(frozen=True)
+class InferMeshValidateNoAdditionalTransfersNeeded(ir.ModulePass):
+    """Reports ops that are needed on a mesh where they cannot be.
+
+        s = add u u {src_set=m2, use_set=m1}  -->  error: .. it is used in {m1} but it can only be placed on {m2}
+
+    Only the last op of a chain is reported.  In a chain of calls of one function, what one passes to the next
+    must be needed on the same meshes.
+    Requires: use and source sets, leaves assigned.  Ensures: nothing changes.  Cost: linear.
+    Source: openxla/shardy MPMD, `infer_mesh_validation`.
+    """
+
+    name: ClassVar[str] = "mpmd-infer-mesh-validate-no-additional-transfers-needed"
+    error_limit: int = 5
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Looks at callees, then at entry functions, last op first."""
+        functions = flow.mpmd_functions(module)
+        check = _Check(functions, ir.symbol_table(module), Limited(self.error_limit))
+        for f in sorted(functions, key=lambda f: f.is_public):
+            check.function(f)
+
+
+class _Check:
+    def __init__(self, functions: list[ir.Func], symbols: dict[str, ir.Func], errors: Limited) -> None:
+        self._symbols = symbols
+        self._errors = errors
+        self._explain = Explainer(functions, symbols)
+        self._failed: set[sets.Key] = set()
+        self._args: dict[ir.Func, list[tuple[MeshSet | None, MeshSet]]] = {}
+
+    def function(self, f: ir.Func) -> None:
+        """Looks at the ops, last first, then at the arguments."""
+        for body in [*ir.ops(f, ir.For), f]:
+            for op in reversed(ir.ops(body)):
+                if flow.is_meshless(op) or isinstance(op, ir.Assign):
+                    self._op(op)
+                elif isinstance(op, ir.Call):
+                    self._chain(op)
+        for i in range(len(f.args)):
+            self._argument(f, i)
+
+    def _op(self, op: ir.Op) -> None:
+        possible, needed = sets.src_set(op), sets.use_set(op)
+        if possible is None or possible.covers(needed.names):
+            return
+        source = ir.producer(op.operands[0]) if isinstance(op, ir.Assign) else None
+        if source is not None and flow.is_meshless(source):
+            return  # that op is reported
+        self._failed.add(op)
+        if any(self._has_failed(use.owner, use.operand_number) for r in op.results for use in r.uses):
+            return
+        blocks = [
+            ("The op:", [explain.op_line(op)]),
+            (f"It can be on {braces(possible.names)}, from", self._explain.origins(op.operands)),
+            (f"It is needed on {braces(needed.names)}, by", self._needed_by(op)),
+        ]
+        first = f"Mesh assignment is not possible for op as it {_reason(possible, needed)}."
+        self._errors.report(explain.page(first, blocks, op.location, explain.TRANSFER), op.location)
+
+    def _needed_by(self, op: ir.Op) -> list[str]:
+        return self._explain.uses(op.operands[:1] if isinstance(op, ir.Assign) else op.results)
+
+    def _has_failed(self, user: ir.Op, index: int) -> bool:
+        if isinstance(user, ir.Call):
+            return (self._symbols[user.callee_name], "arg", index) in self._failed
+        return user in self._failed
+
+    def _argument(self, f: ir.Func, index: int) -> None:
+        possible, needed = self._sets_of_args(f)[index]
+        if possible is None or possible.covers(needed.names):
+            return
+        self._failed.add((f, "arg", index))
+        arg = f.args[index]
+        if any(self._has_failed(use.owner, use.operand_number) for use in arg.uses):
+            return
+        given = [call.operands[index] for call in self._explain.calls(f) if index < len(call.operands)]
+        blocks = [
+            (f"It can be on {braces(possible.names)}, from", self._explain.origins(given)),
+            (f"It is needed on {braces(needed.names)}, by", self._explain.uses([arg])),
+        ]
+        first = (
+            f"Mesh assignment is not possible for arg{index} of {explain.callee(f)} "
+            f"as it {_reason(possible, needed)}."
+        )
+        self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
+
+    def _sets_of_args(self, f: ir.Func) -> list[tuple[MeshSet | None, MeshSet]]:
+        if f not in self._args:
+            dicts = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+            self._args[f] = [
+                (sets.read(d.get(sets.SRC_SET)), sets.read(d.get(sets.USE_SET)) or MeshSet()) for d in dicts
+            ]
+        return self._args[f]
+
+    def _chain(self, call: ir.Call) -> None:
+        """Results that a call hands to the next call of the same function must be needed where they go."""
+        callee = self._symbols[call.callee_name]
+        differing: dict[tuple[int, int], tuple[MeshSet, MeshSet]] = {}
+        for k, result in enumerate(call.results):
+            for use in result.uses:
+                user, i = use.owner, use.operand_number
+                if isinstance(user, ir.Call) and user.callee_name == call.callee_name:
+                    returned, taken = sets.result_use_set(callee, k), self._sets_of_args(callee)[i][1]
+                    if set(returned.names) != set(taken.names):
+                        differing[k, i] = returned, taken
+        if differing and (callee, "chain", 0) not in self._failed:
+            self._failed.add((callee, "chain", 0))
+            self._report_chain(callee, differing)
+
+    def _report_chain(self, f: ir.Func, differing: dict[tuple[int, int], tuple[MeshSet, MeshSet]]) -> None:
+        result, arg = next(iter(differing))
+        first = (
+            f"Mesh assignment is not possible for {explain.callee(f)} as it passes result {result} to arg{arg} of "
+            "its next call, but the two are needed on different meshes."
+        )
+        lines = [
+            f"result {k} is needed on {returned if returned else 'no mesh'}; "
+            f"arg{i} on {taken if taken else 'no mesh'}"
+            for (k, i), (returned, taken) in differing.items()
+        ]
+        self._errors.report(explain.page(first, [("Values that go from call to call:", lines)], f.location, explain.TRANSFER), f.location)
+
+
+def _reason(possible: MeshSet, needed: MeshSet) -> str:
+    where = braces(possible.names) if possible else "no mesh at all"
+    return f"is used in {braces(needed.names)} but it can only be placed on {where}"

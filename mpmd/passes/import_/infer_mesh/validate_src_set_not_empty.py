@@ -1,0 +1,95 @@
+"""mpmd-infer-mesh-validate-src-set-not-empty."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.import_.infer_mesh import explain, flow, sets
+from mpmd.passes.import_.infer_mesh.errors import Limited
+from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
+from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
+
+
+@dataclasses.dataclass(frozen=True)
+class InferMeshValidateSrcSetNotEmpty(ir.ModulePass):
+    """Reports ops whose operands can nowhere be together, and reductions that may not cross meshes.
+
+        s = sub u v {src_set={}}  -->  error: Mesh assignment is not possible for op as its operands are ..
+
+    Only the first op of a chain is reported: the others fail because of it.
+    Requires: source sets.  Ensures: nothing changes.  Cost: linear.
+    Source: openxla/shardy MPMD, `infer_mesh_validation`.
+    """
+
+    name: ClassVar[str] = "mpmd-infer-mesh-validate-src-set-not-empty"
+    error_limit: int = 5
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Looks at ops, then at arguments of callees."""
+        functions = flow.mpmd_functions(module)
+        check = _Check(functions, ir.symbol_table(module), Limited(self.error_limit))
+        for f in functions:
+            for body in [f, *ir.ops(f, ir.For)]:
+                for op in ir.ops(body):
+                    if flow.is_meshless(op):
+                        check.op(op)
+            for i in range(len(f.args)):
+                check.argument(f, i)
+
+
+class _Check:
+    def __init__(self, functions: list[ir.Func], symbols: dict[str, ir.Func], errors: Limited) -> None:
+        self._symbols = symbols
+        self._errors = errors
+        self._explain = Explainer(functions, symbols)
+
+    def op(self, op: ir.Op) -> None:
+        """Reports an op that can be nowhere, or a reduction that may not cross meshes."""
+        possible = sets.src_set(op)
+        is_reduction = REDUCE in op.attributes
+        if possible is None or (possible and not is_reduction) or self._errors.reached:
+            return
+        if not possible and any(self._is_nowhere(v) for v in op.operands):
+            return
+        if is_reduction and any((p := ir.producer(v)) and REDUCE in p.attributes for v in op.operands):
+            return
+        blocks = [("The op:", [explain.op_line(op)])]
+        for i, value in enumerate(op.operands):
+            found = self._src_set(value)
+            can = "any mesh" if found is None else braces(found.names)
+            blocks.append((f"Operand {i} can be on {can}, from", self._explain.origins([value])))
+        needed = sets.use_set(op)
+        where = f"The result is needed on {braces(needed.names)}, by" if needed else "The result is used by"
+        blocks.append((where, self._explain.uses(op.results)))
+        first = "Mesh assignment is not possible for op as its operands are on conflicting meshes."
+        advice = explain.REDUCTION if is_reduction else explain.TRANSFER
+        self._errors.report(explain.page(first, blocks, op.location, advice), op.location)
+
+    def argument(self, f: ir.Func, index: int) -> None:
+        """Reports an argument of a callee whose calls give it values that can nowhere be together."""
+        possible = sets.arg_src_set(f, index)
+        if possible is None or possible or self._errors.reached:
+            return
+        given = [call.operands[index] for call in self._explain.calls(f)]
+        if any(self._is_nowhere(value) for value in given):
+            return
+        first = (
+            f"Mesh assignment is not possible for arg{index} of {explain.callee(f)} as its calls give it values "
+            "on conflicting meshes."
+        )
+        needed = sets.arg_use_set(f, index)
+        where = f"It is needed on {braces(needed.names)}, by" if needed else "It is used by"
+        blocks = [
+            (f"{len(given)} calls give it values from", self._explain.origins(given)),
+            (where, self._explain.uses([f.args[index]])),
+        ]
+        self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
+
+    def _src_set(self, value: ir.Value) -> MeshSet | None:
+        return sets.src_set_of(flow.source_key(value, self._symbols))
+
+    def _is_nowhere(self, value: ir.Value) -> bool:
+        found = self._src_set(value)
+        return found is not None and not found
