@@ -1,0 +1,124 @@
+"""mpmd-generate-sdy-meshes-from-topology."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+_EMPTY = "empty_mesh"
+_SHARDING = re.compile(r'<@("(?:[^"\\]|\\.)*"|[\w.$-]+), (\[[^\]]*\](?:, (?:replicated|unreduced)=\{[^}]*\})*)>')
+_AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateSdyMeshesFromTopology(ir.ModulePass):
+    """Makes one `sdy.mesh` per mesh of the topology, and has every sharding name the mesh it belongs to.
+
+        sdy.mesh @mesh = <["tpu_x"=2]>;  main(a {sharding<@mesh, [{"tpu_x"}]>}) {topology = "tpu", "cpu"}
+        -->  sdy.mesh @tpu; sdy.mesh @cpu;  main(a {sharding<@tpu, [{"tpu_x"}]>})
+
+    The axes of a mesh begin with its name and an underscore.  Fully replicated shardings name `@empty_mesh`,
+    which is made, and added to the topology, if there is none.
+    Requires: a topology.  Ensures: no other meshes with axes.  Cost: linear.
+    Source: openxla/shardy MPMD, `generate_sdy_meshes_from_topology`.
+    """
+
+    name: ClassVar[str] = "mpmd-generate-sdy-meshes-from-topology"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Re-points shardings, then exchanges the meshes."""
+        distributed = [f for f in ir.funcs(module) if f.is_mpmd]
+        if not distributed:
+            return
+        topology = distributed[0].topology
+        old = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in _meshes(module)}
+        kept = {name: op for name, op in old.items() if not ir.axes_of(op.mesh)}
+        clashing = [name for name in topology if name in old and name not in kept]
+        if clashing:
+            diagnostics.error(
+                f"mesh names of the topology are taken by meshes of shardings: {', '.join(clashing)}. "
+                "Rename the meshes of the topology.",
+                distributed[0].location,
+            )
+            return
+        pointer = _Pointer(topology, kept)
+        for f in ir.funcs(module):
+            for op in ir.walk(f):
+                pointer.repoint(op)
+        _exchange(module, topology, old, kept, pointer.needs_empty)
+        if pointer.needs_empty and _EMPTY not in kept:
+            distributed[0].topology = ir.Topology({**topology, _EMPTY: _empty_mesh()})
+
+
+def _meshes(module: ir.Module) -> list[ir.Op]:
+    return [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
+
+
+def _empty_mesh() -> ir.Attribute:
+    return ir.Topology.from_axes({_EMPTY: {}})[_EMPTY]
+
+
+def _exchange(
+    module: ir.Module, topology: ir.Topology, old: dict[str, ir.Op], kept: dict[str, ir.Op], empty: bool
+) -> None:
+    """Erases the old meshes with axes and makes those of the topology."""
+    wanted = {name: mesh for name, mesh in topology.items() if name not in kept}
+    if empty and _EMPTY not in kept:
+        wanted[_EMPTY] = _empty_mesh()
+    where = ir.before(module.body.operations[0])
+    for name, mesh in wanted.items():
+        ir.create("sdy.mesh", [], [], where, {"sym_name": ir.StringAttr.get(name), "mesh": mesh})
+    for name, op in old.items():
+        if name not in kept:
+            ir.erase(op)
+
+
+class _Pointer:
+    """Rewrites the mesh names in attributes."""
+
+    def __init__(self, topology: ir.Topology, kept: dict[str, ir.Op]) -> None:
+        self._topology = topology
+        self._kept = kept
+        self.needs_empty = False
+
+    def repoint(self, op: ir.Op) -> None:
+        """Has the shardings in all attributes of an op name the mesh of their axes."""
+        for name, attribute in list(op.attributes.items()):
+            text = str(attribute)
+            if "<@" not in text or "sdy." not in text:
+                continue
+            rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)
+            if rewritten != text:
+                ir.put(op, name, ir.Attribute.parse(rewritten))
+
+    def _rewritten(self, found: re.Match[str], op: ir.Op) -> str:
+        mesh, rest = found[1].strip('"'), found[2]
+        axes = _AXIS.findall(rest)
+        if not axes:
+            if mesh in self._kept:
+                return found[0]
+            self.needs_empty = True
+            return f"<@{_EMPTY}, {rest}>"
+        owners = list(dict.fromkeys(self._mesh_of_axis(axis) for axis in axes))
+        if len(owners) == 1 and owners[0] is not None:
+            return f"<@{_symbol(owners[0])}, {rest}>"
+        homeless = [axis for axis in axes if self._mesh_of_axis(axis) is None]
+        if homeless:
+            problem = f"axes {', '.join(homeless)} belong to no mesh of the topology: name them <mesh>_<axis>"
+        else:
+            problem = f"it has axes of several meshes: {', '.join(str(o) for o in owners)}"
+        diagnostics.error(f"cannot tell the mesh of the sharding {found[0]}; {problem}", op.location)
+        return found[0]
+
+    def _mesh_of_axis(self, axis: str) -> str | None:
+        """The mesh of the topology whose name the axis begins with; the longest if there are several."""
+        fitting = [name for name in self._topology if axis.startswith(name + "_")]
+        return max(fitting, key=len, default=None)
+
+
+def _symbol(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][\w.$]*", name) else f'"{name}"'
