@@ -153,7 +153,10 @@ def _rewrite_call(op: ir.Call, callee: ir.Func) -> None:
             continue
         for k in [i, *_copies(callee, "res_attrs", i)]:
             by_mesh.setdefault(made.results[k].type.mesh, made.results[k])
-        for user in ir.users(old):
-            there = by_mesh[user.result.type.mesh]
-            ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
+        for use in list(old.uses):
+            # Whatever else still reads a result was cloned into fragments and is about to be erased.
+            user = use.owner
+            there = by_mesh[user.result.type.mesh] if isinstance(user, ir.Assign) else made.results[i]
+            plain = assigning.unassign(there, where, location=user.location)
+            ir.set_operand(user, use.operand_number, plain)
     ir.erase(op)
