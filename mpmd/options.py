@@ -47,7 +47,8 @@ class PipelineOptions:
             all microbatches run the same programs.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
-        task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0"`; replaces `pipeline_schedule`.
+        task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
+            `pipeline_schedule`.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
         backend: the compile backend.
@@ -87,7 +88,7 @@ class PipelineOptions:
     keep_microbatches_equal: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
-    task_orders: tuple[str, ...] = ()
+    task_orders: str = ""
     pass_options: tuple[str, ...] = ()
     backend: str = "xla"
     disable_passes: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ from mpmd.runtime.entry import phase
 from mpmd.scheduling.schedule import get_schedule
 
 
-def task_orders(module: ir.Module, config: Config) -> tuple[str, ...]:
-    """For each mesh its tasks in the order of the schedule, such as `"m1:0F0,0F1,0B0"`.
+def task_orders(module: ir.Module, config: Config) -> str:
+    """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
     A stage without a number has that of its mesh among the meshes that are stages.  A program without
     microbatches has no tasks and keeps the order of its data flow.
@@ -28,7 +28,7 @@ def task_orders(module: ir.Module, config: Config) -> tuple[str, ...]:
             found[stage] = fragment.mesh
             present.add((stage, fragment.call_counter, phase(fragment)))
     if not present:
-        return ()
+        return ""
     stages = sorted(found)
     used = [m for m in meshes if m in found.values()]
     table = schedule.table(
@@ -43,4 +43,4 @@ def task_orders(module: ir.Module, config: Config) -> tuple[str, ...]:
         named = ",".join(f"{stage}{letter}{number}" for stage, number, letter in tasks
                          if (stage, number, letter) in present)  # fmt: skip
         orders.append(f"{mesh}:{named}")
-    return tuple(orders)
+    return ";".join(orders)
