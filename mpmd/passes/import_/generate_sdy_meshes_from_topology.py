@@ -10,7 +10,9 @@ from mpmd import ir
 from mpmd.support import diagnostics
 
 _EMPTY = "empty_mesh"
-_SHARDING = re.compile(r'<@("(?:[^"\\]|\\.)*"|[\w.$-]+), (\[[^\]]*\](?:, (?:replicated|unreduced)=\{[^}]*\})*)>')
+_SHARDING = re.compile(
+    r'<@("(?:[^"\\]|\\.)*"|[\w.$-]+), (\[[^\]]*\](?:, (?:replicated|unreduced)=\{[^}]*\})*)>'
+)
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
