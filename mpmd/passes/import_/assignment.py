@@ -26,7 +26,9 @@ class Place:
         """
         found = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
         if found is None:
-            raise ConfigError(f"cannot read the place {text!r}\n  expected: mesh, mesh/stage or mesh#memory_kind")
+            raise ConfigError(
+                f"cannot read the place {text!r}\n  expected: mesh, mesh/stage or mesh#memory_kind"
+            )
         if found[2] not in (None, "device", "pinned_host"):
             raise ConfigError(f"unknown memory kind {found[2]!r} in {text!r}\n  known: device, pinned_host")
         return cls(found[1], None if found[3] is None else int(found[3]), found[2])
@@ -85,7 +87,9 @@ class Assignment:
 def _entry(part: str, text: str) -> tuple[str, Place]:
     name, at, place = part.rpartition("@")
     if not at or not name or not place:
-        raise ConfigError(f"cannot read {part!r} in the assignment {text!r}\n  expected: name@mesh or name@mesh/stage")
+        raise ConfigError(
+            f"cannot read {part!r} in the assignment {text!r}\n  expected: name@mesh or name@mesh/stage"
+        )
     return name, Place.parse(place)
 
 

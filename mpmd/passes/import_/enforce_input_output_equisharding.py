@@ -47,6 +47,7 @@ def fits(f: ir.Func, constraint: Constraint) -> bool:
     if constraint.input < len(f.args) and constraint.output < len(f.returned):
         return True
     diagnostics.error(
-        f"constraint {constraint}: the program has {len(f.args)} arguments and {len(f.returned)} results", f.location
+        f"constraint {constraint}: the program has {len(f.args)} arguments and {len(f.returned)} results",
+        f.location,
     )
     return False

@@ -10,7 +10,9 @@ from mpmd import ir
 from mpmd.support import diagnostics
 
 _EMPTY = "empty_mesh"
-_SHARDING = re.compile(r'<@("(?:[^"\\]|\\.)*"|[\w.$-]+), (\[[^\]]*\](?:, (?:replicated|unreduced)=\{[^}]*\})*)>')
+_SHARDING = re.compile(
+    r'<@("(?:[^"\\]|\\.)*"|[\w.$-]+), (\[[^\]]*\](?:, (?:replicated|unreduced)=\{[^}]*\})*)>'
+)
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -36,7 +38,7 @@ class GenerateSdyMeshesFromTopology(ir.ModulePass):
             return
         topology = distributed[0].topology
         old = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in _meshes(module)}
-        kept = {name: op for name, op in old.items() if not ir.axes_of(op.mesh)}
+        kept = {name: op for name, op in old.items() if not _has_axes(op)}
         clashing = [name for name in topology if name in old and name not in kept]
         if clashing:
             diagnostics.error(
@@ -56,6 +58,10 @@ class GenerateSdyMeshesFromTopology(ir.ModulePass):
 
 def _meshes(module: ir.Module) -> list[ir.Op]:
     return [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
+
+
+def _has_axes(mesh: ir.Op) -> bool:
+    return '"' in str(mesh.attributes["mesh"])
 
 
 def _empty_mesh() -> ir.Attribute:

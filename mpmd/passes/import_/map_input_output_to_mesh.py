@@ -59,7 +59,8 @@ def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) 
     for item in places:
         if item.index >= count:
             diagnostics.error(
-                f"{what} {item.index} is assigned to {item.place}, but the program has only {count} {what}s", f.location
+                f"{what} {item.index} is assigned to {item.place}, but the program has only {count} {what}s",
+                f.location,
             )
         elif item.place.mesh not in meshes:
             diagnostics.error(
@@ -69,7 +70,8 @@ def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) 
             )
         elif found.setdefault(item.index, item.place) != item.place:
             diagnostics.error(
-                f"{what} {item.index} is assigned to {found[item.index]} and to {item.place}; choose one", f.location
+                f"{what} {item.index} is assigned to {found[item.index]} and to {item.place}; choose one",
+                f.location,
             )
     return found
 
@@ -77,7 +79,9 @@ def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) 
 def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: Place) -> bool:
     if assigning.is_tensor(kind):
         return True
-    diagnostics.error(f"{what} cannot be assigned to {place}: it is no plain tensor, but a {kind}", f.location)
+    diagnostics.error(
+        f"{what} cannot be assigned to {place}: it is no plain tensor, but a {kind}", f.location
+    )
     return False
 
 
@@ -99,6 +103,7 @@ def _drop_memory_kind_attributes(f: ir.Func) -> None:
             said = ir.StringAttr(entries.pop(_MEMORY_KIND)).value
             if said != kind.memory_kind:
                 diagnostics.notice(
-                    f"{what} {i} is assigned to {kind.memory_kind} memory; its sharding says {said}", f.location
+                    f"{what} {i} is assigned to {kind.memory_kind} memory; its sharding says {said}",
+                    f.location,
                 )
         ir.put_attribute_dicts(f, name, dicts)

@@ -77,7 +77,8 @@ def _map_computation(op: ir.NamedComputation, place: Place) -> None:
     name = op.named.name
     if place.memory_kind is not None:
         diagnostics.notice(
-            f"memory kind {place.memory_kind} of computation '{name}' is ignored; name its result instead", op.location
+            f"memory kind {place.memory_kind} of computation '{name}' is ignored; name its result instead",
+            op.location,
         )
     where = ir.before(op)
     mesh = place.mesh

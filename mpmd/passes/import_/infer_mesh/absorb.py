@@ -136,7 +136,7 @@ class Absorber:
 
     def _is_unread(self, a: ir.Assign) -> bool:
         """Whether no fragment reads it any more."""
-        readers = {reader: None for reader in ir.users(a)} | self._readers.get(a, {})
+        readers = dict.fromkeys(ir.users(a)) | self._readers.get(a, {})
         return all(r in self._growing and not self._growing[r].reads(a.result) for r in readers)
 
     def _wrap(self, op: ir.Op) -> None:
@@ -159,9 +159,7 @@ def _is_on(user: ir.Op, mesh: str) -> bool:
     return isinstance(user, ir.Fragment) and user.mesh == mesh
 
 
-def _moved(
-    op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]
-) -> dict[ir.Value, ir.Value]:
+def _moved(op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
     """Moves an op to the begin of a fragment; its results there."""
     ir.move_to_start(op, fragment.body)
     for inner in ir.walk(op) if len(op.operation.regions) else [op]:
@@ -171,9 +169,7 @@ def _moved(
     return {r: r for r in op.results}
 
 
-def _copied(
-    op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]
-) -> dict[ir.Value, ir.Value]:
+def _copied(op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
     """Copies an op to the begin of a fragment; its results there."""
     copy = ir.clone_with(op, dict(inside), ir.at_start(fragment.body))
     return dict(zip(op.results, copy.results))

@@ -176,7 +176,9 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
         return [total]
 
     location = values[0].location
-    made = ir.make_fragment(mesh, values, [values[0].type], where, body, inferred_by=[_MADE_BY], location=location)
+    made = ir.make_fragment(
+        mesh, values, [values[0].type], where, body, inferred_by=[_MADE_BY], location=location
+    )
     return made.results[0]
 
 
@@ -197,7 +199,9 @@ def _check(f: ir.Func) -> None:
     for what, values in sides:
         for i, value in enumerate(values):
             if not assigning.is_mesh_tensor(value.type):
-                diagnostics.error(f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location)
+                diagnostics.error(
+                    f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location
+                )
     for body in [f, *ir.ops(f, ir.For)]:
         for op in ir.ops(body):
             if isinstance(op, _LEFT):

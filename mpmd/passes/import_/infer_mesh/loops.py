@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.infer_mesh import flow, sets
+from mpmd.passes.import_.infer_mesh import sets
 from mpmd.passes.import_.infer_mesh.sets import USE_SET, MeshSet
 
 

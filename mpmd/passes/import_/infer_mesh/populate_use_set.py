@@ -113,9 +113,7 @@ class _UseSets:
 
     def _call_gives(self, op: ir.Call) -> list[tuple[Key, list[Key]]]:
         callee = self._symbols[op.callee_name]
-        return [
-            ((callee, "result", i), flow.use_keys(r, self._symbols)) for i, r in enumerate(op.results)
-        ]
+        return [((callee, "result", i), flow.use_keys(r, self._symbols)) for i, r in enumerate(op.results)]
 
     def _visit_call(self, step: _Step) -> None:
         """Goes through the callee if this call changes it, again and again if calls of it are chained."""

@@ -133,7 +133,10 @@ class _Check:
             f"arg{i} on {taken if taken else 'no mesh'}"
             for (k, i), (returned, taken) in differing.items()
         ]
-        self._errors.report(explain.page(first, [("Values that go from call to call:", lines)], f.location, explain.TRANSFER), f.location)
+        self._errors.report(
+            explain.page(first, [("Values that go from call to call:", lines)], f.location, explain.TRANSFER),
+            f.location,
+        )
 
 
 def _reason(possible: MeshSet, needed: MeshSet) -> str:

@@ -1,0 +1,118 @@
+"""What simplification asks of a program: constants, shapes, where the pieces of a concatenate begin."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+from mpmd import ir
+
+_INTEGER = re.compile(r"(u?)i(\d+)")
+
+
+class Facts:
+    """Facts about ops and values, each found once.  No op may be erased while it is used."""
+
+    def __init__(self) -> None:
+        self._splats: dict[ir.Value, str | None] = {}
+        self._offsets: dict[ir.Op, list[int]] = {}
+
+    def splat(self, value: ir.Value) -> str | None:
+        """The one element of a constant, or of a constant scalar broadcast, as text; None if it is none."""
+        if value not in self._splats:
+            self._splats[value] = self._splat(value)
+        return self._splats[value]
+
+    def _splat(self, value: ir.Value) -> str | None:
+        op = ir.producer(value)
+        if op is None:
+            return None
+        if op.operation.name == "stablehlo.broadcast_in_dim":
+            source = op.operands[0]
+            return self.splat(source) if source.type.rank == 0 else None
+        if op.operation.name != "stablehlo.constant" or not isinstance(value.type, ir.RankedTensorType):
+            return None
+        attribute = op.attributes["value"]
+        if value.type.rank and not getattr(attribute, "is_splat", False):
+            return None
+        found = re.match(r"dense<([^\[\]\"]*)> :", str(attribute))
+        return None if found is None else found[1]
+
+    def integer(self, value: ir.Value) -> int | None:
+        """The value of a scalar integer or boolean constant, as a number of its type."""
+        if not isinstance(value.type, ir.RankedTensorType) or value.type.rank:
+            return None
+        kind = integer_kind(value.type)
+        text = self.splat(value) if kind is not None else None
+        if text is None:
+            return None
+        return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text, 0)
+
+    def integers(self, values: Any) -> list[int] | None:
+        """The values of several scalar integer constants; None unless all are."""
+        found: list[int] = []
+        for value in values:
+            number = self.integer(value)
+            if number is None:
+                return None
+            found.append(number)
+        return found
+
+    def offsets(self, op: ir.Op) -> list[int]:
+        """Where each operand of a concatenate begins, and where the last one ends."""
+        if op not in self._offsets:
+            dim = int(op.dimension.value)
+            sizes = (v.type.shape[dim] for v in op.operands)
+            self._offsets[op] = [0, *itertools.accumulate(sizes)]
+        return self._offsets[op]
+
+
+def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
+    """Whether integers of a tensor type are signed, and their bits; None if its elements are no integers."""
+    found = _INTEGER.fullmatch(str(kind.element_type))
+    if found is None:
+        return None
+    bits = int(found[2])
+    return (not found[1] and bits > 1), bits
+
+
+def wrapped(number: int, kind: tuple[bool, int]) -> int:
+    """A number brought into the range of an integer type, as arithmetic does."""
+    signed, bits = kind
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if signed and number >> (bits - 1) else number
+
+
+def numbers(attribute: ir.Attribute) -> list[int]:
+    """The elements of an `array<i64: ...>`."""
+    return [int(i) for i in ir.DenseI64ArrayAttr(attribute)]
+
+
+def array(values: Any) -> ir.Attribute:
+    """`array<i64: ...>`."""
+    return ir.DenseI64ArrayAttr.get(list(values), ir.context())
+
+
+def constant(number: int, like: ir.Op) -> ir.Value:
+    """A scalar integer constant of the type of an op's result, right before it."""
+    kind = like.results[0].type
+    text = ("true" if number else "false") if str(kind.element_type) == "i1" else str(number)
+    value = ir.Attribute.parse(f"dense<{text}> : {kind}", ir.context())
+    return make("stablehlo.constant", [], kind, like, {"value": value})
+
+
+def make(
+    name: str,
+    operands: list[ir.Value],
+    kind: ir.Type,
+    before: ir.Op,
+    attributes: dict[str, ir.Attribute] | None = None,
+) -> ir.Value:
+    """The result of a new op right before another one, at its place in the user's code."""
+    return ir.create(name, operands, [kind], ir.before(before), attributes, before.location).results[0]
+
+
+def reshaped(value: ir.Value, kind: ir.Type, before: ir.Op) -> ir.Value:
+    """`value` in another shape; itself if it has that shape."""
+    return value if value.type == kind else make("stablehlo.reshape", [value], kind, before)
