@@ -265,6 +265,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             use_transfer_instead_of_fragment=True,
         ),
         _step("sdy-propagation-pipeline", "Shardy decides"),
+        _step("mpmd-reshards-to-constraints", "fragments go through propagation once more when compiled"),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),

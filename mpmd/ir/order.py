@@ -47,7 +47,8 @@ class Dependencies:
         for i, needs in enumerate(self.needs):
             for j in needs:
                 needed_by[j].append(i)
-        rounds, taken, cycle = [0] * len(self.ops), [False] * len(self.ops), []
+        rounds, taken = [0] * len(self.ops), [False] * len(self.ops)
+        cycle: list[Op] = []
         ready = [i for i, count in enumerate(waits) if not count]
         last_round = first_left = 0
         while True:
@@ -74,7 +75,7 @@ class Dependencies:
 
     def _cycle(self, taken: Sequence[bool]) -> list[Op]:
         """Ops of which each needs the next and the last one the first, among those not taken."""
-        i, path = taken.index(False), {}
+        i, path = taken.index(False), dict[int, int]()
         while i not in path:
             path[i] = len(path)
             i = min(j for j in self.needs[i] if not taken[j])

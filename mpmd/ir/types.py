@@ -189,6 +189,28 @@ def axis_size(axis: sdy.AxisRefAttr, sizes: dict[str, int]) -> int:
     return sizes[axis.name] if part is None else int(sdy.SubAxisInfoAttr(part).size)
 
 
+def local_shape(kind: MeshTensor, mesh: sdy.MeshAttr) -> list[int]:
+    """The shape of one device's shard: each dim divided by the sizes of the axes that shard it."""
+    shape = list(kind.shape)
+    if kind.sharding is None:
+        return shape
+    sizes = axes_of(mesh)
+    parts = [math.prod(axis_size(axis, sizes) for axis in axes) for axes in axes_by_dim(kind.sharding)]
+    return [-(-size // count) for size, count in zip(shape, parts)]
+
+
+def local_bytes(kind: MeshTensor, mesh: sdy.MeshAttr) -> int:
+    """Bytes of one device's shard."""
+    return -(-math.prod(local_shape(kind, mesh)) * _bit_width(kind.element_type) // 8)
+
+
+def _bit_width(element: ir.Type) -> int:
+    """Bits of one element in memory; a boolean takes a byte, a complex number two floats."""
+    if isinstance(element, ir.ComplexType):
+        return 2 * _bit_width(element.element_type)
+    return 8 if element.width == 1 else int(element.width)
+
+
 def element_count(kind: ir.ShapedType) -> int:
     """How many elements a tensor has, globally."""
     return math.prod(kind.shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from mpmd import ir
 
 MEMORY_KIND = "mhlo.memory_kind"
@@ -32,26 +30,5 @@ def is_donor(attributes: Attributes) -> bool:
 
 def local_bytes(value: ir.Value, topology: ir.Topology) -> int:
     """Bytes of one device's shard of a mesh tensor; 0 for anything else, such as a token."""
-    if not isinstance(value.type, ir.MeshTensor):
-        return 0
-    bits = math.prod(local_shape(value.type, topology[value.type.mesh])) * _bit_width(value.type.element_type)
-    return -(-bits // 8)
-
-
-def local_shape(kind: ir.MeshTensor, mesh: ir.Attribute) -> list[int]:
-    """The shape of one device's shard: each dim divided by the sizes of the axes that shard it."""
-    shape = list(kind.shape)
-    if kind.sharding is None:
-        return shape
-    sizes = ir.axes_of(mesh)
-    for i, axes in enumerate(ir.axes_by_dim(kind.sharding)):
-        parts = math.prod(ir.axis_size(axis, sizes) for axis in axes)
-        shape[i] = -(-shape[i] // parts)
-    return shape
-
-
-def _bit_width(element: ir.Type) -> int:
-    """Bits that one element takes in memory; a boolean takes a byte, a complex number two floats."""
-    if isinstance(element, ir.ComplexType):
-        return 2 * _bit_width(element.element_type)
-    return 8 if element.width == 1 else int(element.width)
+    kind = value.type
+    return ir.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0

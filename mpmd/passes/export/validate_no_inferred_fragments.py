@@ -55,7 +55,7 @@ class ValidateNoInferredFragments(ir.FunctionPass):
             report = diagnostics.error if severe else diagnostics.warning
             report(
                 f"Inferred fragment has not been merged (inferred by {', '.join(makers)}). It stays a "
-                f'program of its own on mesh "{fragment.mesh}"; name the computation, or assign what it reads '
-                "and writes to the mesh that uses it.",
+                f'program of its own on mesh "{fragment.mesh}"; name the computation, or assign what it '
+                "reads and writes to the mesh that uses it.",
                 fragment.location,
             )

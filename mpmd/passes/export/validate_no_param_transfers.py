@@ -37,7 +37,7 @@ class ValidateNoParamTransfers(ir.FunctionPass):
                 report(
                     f"Detected cross-mesh transfer of a parameter, as its name contains "
                     f'"{self.param_pattern}": from mesh "{source}" to mesh "{target}"; the transfer is '
-                    f'called "{own}", its operand "{operand}". It is sent in every step; assign the parameter '
-                    f'to "{target}", or the computation that reads it to "{source}".',
+                    f'called "{own}", its operand "{operand}". It is sent in every step; assign the '
+                    f'parameter to "{target}", or the computation that reads it to "{source}".',
                     transfer.location,
                 )

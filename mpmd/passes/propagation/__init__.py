@@ -1,7 +1,24 @@
-"""See `PASSES` for what stands here."""
+"""Sharding propagation: what Shardy decided becomes part of the types of values on meshes."""
 
 from __future__ import annotations
 
+from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
+from mpmd.passes.propagation.convert_sdy_shardings_to_mpmd_types import ConvertSdyShardingsToMpmdTypes
+from mpmd.passes.propagation.enforce_user_shardings import EnforceUserShardings
+from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
+    ExtractReshardsFromInterMeshTransfers,
+)
+from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
+from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
+from mpmd.passes.propagation.simplify_program import SimplifyProgram
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = ()
+PASSES: tuple[type[Pass], ...] = (
+    ReshardsToConstraints,
+    PopulateUnreducedOutSharding,
+    EnforceUserShardings,
+    ExtractReshardsFromInterMeshTransfers,
+    ConvertSdyShardingsToMpmdTypes,
+    ConvertSdyConstants,
+    SimplifyProgram,
+)

@@ -1,0 +1,81 @@
+"""mpmd-convert-sdy-shardings-to-mpmd-types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.propagation import shardings
+from mpmd.support import diagnostics
+
+# Their sharding says on which device they run; it does not come from propagation.
+_KEEP = ("stablehlo.send", "stablehlo.recv")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
+    """Makes shardings part of the types of what lives on meshes.
+
+        main(a@m1 {sharding = S}):  f = m1["f"] in_shardings=[S], out_shardings=[T] (a) {...}
+        ->  main(a@m1<S>):          f: m1<T> = m1["f"] (a) {...}
+
+    Requires: shardings are attributes of arguments, fragments, transfers and loops.
+    Ensures: no `sdy.sharding` is left but on send and recv, no in_shardings, no out_shardings; the type of
+        the function follows.  Late error: a transfer between different shardings of one sdy mesh.
+    Cost: linear in the module.
+    Source: openxla/shardy MPMD, `convert_sdy_shardings_to_mpmd_types`.
+    """
+
+    name: ClassVar[str] = "mpmd-convert-sdy-shardings-to-mpmd-types"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""
+        _convert_arguments(f)
+        for op in ir.walk(f, (ir.Fragment, ir.Transfer, ir.For)):
+            if isinstance(op, ir.Fragment):
+                _set_types(op.inputs, shardings.read(op, "in_shardings"))
+                _set_types(op.results, shardings.read(op, "out_shardings"))
+                ir.put(op, "in_shardings", None)
+                ir.put(op, "out_shardings", None)
+                continue
+            of_results = shardings.read(op, shardings.ARGUMENT)
+            _set_types(op.results, of_results)
+            if isinstance(op, ir.For):
+                _set_types(op.args, of_results)
+        for op in ir.walk(f):
+            if op.operation.name not in _KEEP:
+                ir.put(op, shardings.ARGUMENT, None)
+        ir.return_types_changed(f)
+        for transfer in ir.walk(f, ir.Transfer):
+            _check(transfer)
+
+
+def _convert_arguments(f: ir.Func) -> None:
+    for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
+        dicts = ir.attribute_dicts(f, attribute, len(values))
+        found = [of_value.pop(shardings.ARGUMENT, None) for of_value in dicts]
+        if attribute == "arg_attrs":
+            _set_types(values, found)
+        ir.put_attribute_dicts(f, attribute, dicts)
+
+
+def _set_types(values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
+    for value, sharding in zip(values, found):
+        kind = value.type
+        if sharding is not None and isinstance(kind, ir.MeshTensor):
+            ir.set_type(value, ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind))
+
+
+def _check(transfer: ir.Transfer) -> None:
+    source, target = transfer.tensor.type.sharding, transfer.result.type.sharding
+    if source is None or target is None or shardings.mesh_of(source) != shardings.mesh_of(target):
+        return
+    if not shardings.is_same(source, target):
+        diagnostics.late_error(
+            "Transfer op has different shardings for the tensor and result, tensor sharding: "
+            f"{source}, result sharding: {target}",
+            transfer.location,
+        )

@@ -1,0 +1,36 @@
+"""mpmd-reshards-to-constraints."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from jax.extend.mlir.dialects import sdy
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class ReshardsToConstraints(ir.FunctionPass):
+    """Turns the reshards that Shardy's pipeline made of sharding constraints back into constraints.
+
+        %1 = sdy.reshard %0 <@mesh, [{"x"}, {}]>  ->  %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]>
+
+    Each fragment goes through propagation once more when it is compiled, with what was found here fixed at
+    its arguments and results; reshards would stop that propagation, constraints guide it.
+
+    Requires: propagation is over.  Ensures: no `sdy.reshard` is left.  Cost: linear in the module.
+    Source: ours; the dialect runs Shardy's pipeline with an option that jaxlib does not offer.
+    """
+
+    name: ClassVar[str] = "mpmd-reshards-to-constraints"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """However deep they stand."""
+        for op in ir.walk(f, sdy.ReshardOp):
+            made = ir.create(
+                "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),
+                dict(op.attributes.items()), op.location,
+            )  # fmt: skip
+            ir.replace(op, [made.results[0]])

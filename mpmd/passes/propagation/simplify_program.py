@@ -1,0 +1,80 @@
+"""mpmd-simplify-program."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class SimplifyProgram(ir.FunctionPass):
+    """Takes out of fragments what they only pass on, do not need, or do twice.
+
+        f, g, h = m1["f"] (a, a as b) {x = add a b; ret x, x, a};  k = m1["k"] (f, g, h) {...}
+        ->  f = m1["f"] (a) {x = add a a; ret x};  k = m1["k"] (f, a) {...}
+
+    Shardings are part of types here: only what also has the same sharding is the same.
+
+    Requires: nothing.
+    Ensures: in each fragment no equal operands or results, no result that is an argument of its type, no
+        unused result of a pure op, no unused operand; pure fragments without results are gone.  Attributes
+        per operand and result follow.
+    Cost: linear, times the length of the longest chain of fragments that only pass values on.
+    Source: openxla/shardy MPMD, `simplify_program`; that attributes follow is ours.
+    """
+
+    name: ClassVar[str] = "mpmd-simplify-program"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Last first, until nothing changes any more."""
+        changed = True
+        while changed:
+            changed = False
+            for fragment in reversed(ir.fragments(f)):
+                changed |= _simplify(fragment)
+
+
+def _simplify(fragment: ir.Fragment) -> bool:
+    """One round over one fragment; whether it changed."""
+    first_arg: dict[ir.Value, ir.Value] = {}
+    for value, arg in zip(fragment.inputs, fragment.args):
+        ir.replace_uses(arg, first_arg.setdefault(value, arg))
+    outside = dict(zip(fragment.args, fragment.inputs))
+    returned, results = fragment.returned, list(fragment.results)
+    first_result: dict[tuple[ir.Value, ir.Type], ir.Value] = {}
+    gone: set[int] = set()
+    for i, (value, result) in enumerate(zip(returned, results)):
+        if value in outside and outside[value].type == result.type:
+            same = outside[value]
+        else:
+            same = first_result.setdefault((value, result.type), result)
+        if same != result:
+            ir.replace_uses(result, same)
+            gone.add(i)
+    gone |= _unneeded(fragment, gone, results, returned)
+    body_before = len(ir.ops(fragment.body))
+    fragment = ir.drop(fragment, results=gone)
+    ir.keep_only(fragment.body, lambda op: not ir.is_unused(op) or not ir.is_pure(op))
+    unused = {i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)}
+    fragment = ir.drop(fragment, inputs=unused)
+    changed = bool(gone or unused) or len(ir.ops(fragment.body)) != body_before
+    if not len(fragment.results) and not ir.ops(fragment.body):
+        ir.erase(fragment)
+        return True
+    return changed
+
+
+def _unneeded(
+    fragment: ir.Fragment, gone: set[int], results: list[ir.Value], returned: list[ir.Value]
+) -> set[int]:
+    """Unused results that may go: those of pure ops; the last one only with all of a pure fragment."""
+    unused = [i for i in range(len(results)) if i not in gone and ir.is_unused(results[i])]
+    if len(gone) + len(unused) == len(results) and ir.is_pure(fragment):
+        return set(unused)
+    pure = {i for i in unused if (op := ir.producer(returned[i])) is None or ir.is_pure(op)}
+    if pure and len(gone) + len(pure) == len(results):
+        pure.discard(min(pure))
+    return pure

@@ -1,0 +1,96 @@
+"""mpmd-rule-based-schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.schedule.reordering import Precedence, apply_edges, way
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleBasedSchedule(ir.FunctionPass):
+    """Orders fragments as the user's rules say.
+
+    With `rules=FragmentScheduleRule(ordered_fragments=[INFO_OF_G->INFO_OF_F])`:
+
+        f = m1["f"] cc=0 (a) {...}         g = m1["g"] cc=0 (b) {...}
+        g = m1["g"] cc=0 (b) {...}    ->   f = m1["f"] cc=0 (a) {...}
+
+    Requires: no two user fragments of a function have the same info.  Error: two named computations share
+        a name, a mesh and a microbatch.
+    Ensures: the order of the rules, where data flow and earlier rules leave a choice; all other ops keep
+        their order where nothing forbids it.  Notice: whatever of a rule had to be left out.
+    Cost: linear in the module and in the rules, but for the reachability of n ops: n*n bits.
+    Source: openxla/shardy MPMD, `rule_based_schedule`.
+    """
+
+    name: ClassVar[str] = "mpmd-rule-based-schedule"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    rules: tuple[ir.FragmentScheduleRule, ...] = ()
+    remove_control_dependencies: bool = True
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Adds an edge per pair of neighbours of each rule, then sorts."""
+        known = _fragments_by_info(f)
+        if known is None:
+            return
+        precedence = Precedence(f)
+        for rule in self.rules:
+            if len(rule.ordered_fragments) < 2:
+                diagnostics.notice(f"a rule that orders less than two fragments: {rule}", f.location)
+            _follow(rule, known, precedence, f)
+        apply_edges(f, precedence.edges, self.remove_control_dependencies)
+
+
+def _fragments_by_info(f: ir.Func) -> dict[ir.FragmentInfo, ir.Fragment] | None:
+    """The user fragments by what rules can tell them apart by; None if they cannot."""
+    known: dict[ir.FragmentInfo, ir.Fragment] = {}
+    unique = True
+    for fragment in ir.fragments(f):
+        if not fragment.is_user:
+            continue
+        info = ir.FragmentInfo.of(fragment)
+        if info in known:
+            unique = False
+            diagnostics.error(
+                f"{info} already exists for another fragment, at {known[info].location}: rules cannot tell "
+                "the two apart. Two named computations share a name; give each a name of its own.",
+                fragment.location,
+            )
+        known.setdefault(info, fragment)
+    return known if unique else None
+
+
+def _follow(
+    rule: ir.FragmentScheduleRule,
+    known: dict[ir.FragmentInfo, ir.Fragment],
+    precedence: Precedence,
+    f: ir.Func,
+) -> None:
+    """Adds what one rule asks for."""
+    before = rule.ordered_fragments[0] if rule.ordered_fragments else None
+    for after in rule.ordered_fragments[1:]:
+        if before not in known:
+            diagnostics.notice(f"a schedule rule names {before}, which no fragment is", f.location)
+            before = after
+            continue
+        if after not in known:
+            diagnostics.notice(f"a schedule rule names {after}, which no fragment is", f.location)
+            continue
+        first, second = known[before], known[after]
+        if first.mesh != second.mesh:
+            diagnostics.notice(
+                f"a schedule rule orders fragments of two meshes: {before}, {after}", f.location
+            )
+        else:
+            opposite = precedence.add(first, second)
+            if opposite:
+                diagnostics.notice(
+                    f"a schedule rule asks for {before} before {after}, but the opposite is known: "
+                    f"{way(opposite)}",
+                    first.location,
+                )
+        before = after
