@@ -15,10 +15,8 @@ class _Growing:
     def __init__(self, fragment: ir.Fragment) -> None:
         self._value_of: dict[ir.Value, ir.Value] = {}
         self._args_of: dict[ir.Value, list[ir.Value]] = {}
-        self._had: dict[ir.Value, int] = {}
-        for i, (arg, value) in enumerate(zip(fragment.args, fragment.inputs)):
+        for arg, value in zip(fragment.args, fragment.inputs):
             self.add(arg, value)
-            self._had[arg] = i
 
     def add(self, arg: ir.Value, value: ir.Value) -> None:
         """From now on the fragment reads `value` as its last argument."""
@@ -39,17 +37,14 @@ class _Growing:
     def rebuild(self, fragment: ir.Fragment, renamed: dict[ir.Value, ir.Value]) -> None:
         """Gives the fragment the operands that it reads; its users keep their order.
 
-        Operands that it had are read off it anew: what makes them may have been rebuilt meanwhile.
+        The old one is left behind without a body, for values of it may stand in the tables of others.
         """
-        value_of, operands = self._value_of, list(fragment.inputs)
-        for arg, i in self._had.items():
-            if arg in value_of:
-                value_of[arg] = operands[i]
+        value_of = self._value_of
         ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
         inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
         made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
         ir.take_uses(fragment, made)
-        ir.erase(fragment)
+        renamed.update(zip(fragment.results, made.results))
 
 
 class Absorber:
@@ -83,7 +78,7 @@ class Absorber:
         """Rebuilds the fragments that took in ops, and erases what that leaves behind."""
         for fragment, growing in self._growing.items():
             growing.rebuild(fragment, self._renamed)
-        for op in self._dead:
+        for op in [*self._growing, *self._dead]:
             ir.erase(op)
 
     def _may_clone(self, op: ir.Op, copies: int) -> bool:
