@@ -314,22 +314,25 @@ def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.A
     attribute = op.attributes.get(name)
     if attribute is None:
         return [{} for _ in range(count)]
-    return [_entries(a) for a in ir.ArrayAttr(attribute)]
+    return [entries_of(a) for a in ir.ArrayAttr(attribute)]
 
 
-def put_attribute_dicts(op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]]) -> None:
+def put_attribute_dicts(
+    op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]], even_if_empty: bool = False
+) -> None:
     """Sets a per-operand or per-result attribute; removes it if all its dictionaries are empty."""
     array = ir.ArrayAttr.get([ir.DictAttr.get(d, context()) for d in dicts], context())
-    put(op, name, array if any(dicts) else None)
+    put(op, name, array if even_if_empty or any(dicts) else None)
 
 
-def _entries(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
+def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
+    """A dictionary attribute as a dict."""
     entries = ir.DictAttr(attribute)
     return {entries[i].name: entries[i].attr for i in range(len(entries))}
 
 
 def _nth(attribute: ir.Attribute | None, index: int) -> dict[str, ir.Attribute]:
-    return {} if attribute is None else _entries(ir.ArrayAttr(attribute)[index])
+    return {} if attribute is None else entries_of(ir.ArrayAttr(attribute)[index])
 
 
 def _put_nth(f: Func, which: str, count: int, index: int, name: str, attribute: ir.Attribute | None) -> None:

@@ -138,6 +138,16 @@ def arg_index(v: Value) -> int:
     return int(ir.BlockArgument(v).arg_number)
 
 
+def owner_of(arg: Value) -> Op:
+    """The op in whose body a block argument stands."""
+    return arg.owner.owner.opview
+
+
+def returned_by(block: ir.Block) -> list[Value]:
+    """What the terminator of a block returns."""
+    return list(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands)
+
+
 def is_constant(op: Op | None) -> bool:
     """Whether it is a constant op."""
     return op is not None and op.operation.name in CONSTANTS

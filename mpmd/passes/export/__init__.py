@@ -7,6 +7,9 @@ from mpmd.passes.export.delay_transfers_from_cpu import DelayTransfersFromCpu
 from mpmd.passes.export.lower_to_fragment_calls import LowerToFragmentCalls
 from mpmd.passes.export.mark_aliasing_and_donation import MarkAliasingAndDonation
 from mpmd.passes.export.mark_fragment_reserved_memory import MarkFragmentReservedMemory
+from mpmd.passes.export.mark_input_output_with_layouts import MarkInputOutputWithLayouts
+from mpmd.passes.export.mark_offloaded_input_output import MarkOffloadedInputOutput
+from mpmd.passes.export.sink_create_token_into_fragments import SinkCreateTokenIntoFragments
 from mpmd.passes.export.validate_no_backward_deps import ValidateNoBackwardDeps
 from mpmd.passes.export.validate_no_inferred_fragments import ValidateNoInferredFragments
 from mpmd.passes.export.validate_no_param_transfers import ValidateNoParamTransfers
@@ -14,8 +17,11 @@ from mpmd.passes.export.validate_no_reshards import ValidateNoReshards
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
+    MarkOffloadedInputOutput,
+    MarkInputOutputWithLayouts,
     DelayInferredFragments,
     DelayTransfersFromCpu,
+    SinkCreateTokenIntoFragments,
     MarkAliasingAndDonation,
     MarkFragmentReservedMemory,
     ValidateNoParamTransfers,

@@ -6,9 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
-from mpmd.passes.export.memory import ALIAS, DONOR, Attributes, is_donor, says_host, type_says_host
-
-LAYOUT = "mhlo.layout_mode"
+from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor, says_host, type_says_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +54,7 @@ class MarkAliasingAndDonation(ir.FunctionPass):
                 else:
                     mark = _mark(free.take_first(value, dicts[i]))
                 dicts[i] |= mark
-            ir.put_attribute_dicts(fragment, "arg_attrs", dicts)
+            ir.put_attribute_dicts(fragment, "arg_attrs", dicts, "arg_attrs" in fragment.attributes)
 
 
 def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[ir.Op, int]]:

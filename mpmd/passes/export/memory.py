@@ -7,6 +7,7 @@ from mpmd import ir
 MEMORY_KIND = "mhlo.memory_kind"
 DONOR = "jax.buffer_donor"
 ALIAS = "tf.aliasing_output"
+LAYOUT = "mhlo.layout_mode"
 
 Attributes = dict[str, ir.Attribute]
 

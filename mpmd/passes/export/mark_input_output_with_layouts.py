@@ -1,0 +1,190 @@
+"""mpmd-mark-input-output-with-layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.export.memory import LAYOUT, Attributes
+from mpmd.support import diagnostics
+
+DEFAULT, AUTO = "default", "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkInputOutputWithLayouts(ir.FunctionPass):
+    """Hands the layouts that the user wants for arguments and results to the fragments.
+
+        main(a@m1 {mhlo.layout_mode = "{0, 1}"}):
+          f = m1["f"] (a) {...}
+        ->
+          f = m1["f"] (a) <arg_attrs = [{mhlo.layout_mode = "{0, 1}"}]> {...}
+
+    A layout is `default` (also if none is given), `auto`, which leaves the choice to one compiler run, or
+    custom.  All fragments that make or read a value must agree, hence `auto` only where one does.
+
+    Requires: which fragment returns and reads what is final.
+    Ensures: a value has one layout everywhere, transfers included; default is no attribute.  Error: a value
+        is returned twice, or is an argument and returned, with layouts that differ.  Warning: a custom
+        layout is lost in a transfer.
+    Cost: linear in uses.
+    Source: openxla/shardy MPMD, `mark_input_output_with_layouts`.
+    """
+
+    name: ClassVar[str] = "mpmd-mark-input-output-with-layouts"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Arguments first, then what fragments return."""
+        table = _Table(f)
+        for i, arg in enumerate(f.args):
+            own = table.read(f, "arg_attrs", i)
+            layout = _returned_layout(arg, table, own, f"Arg #{i}")
+            if layout is None:
+                continue
+            layout = _for_transfers(arg, layout, f"Arg #{i}")
+            if layout == AUTO and len(_inner_users(arg)) > 1:
+                layout = DEFAULT
+            table.write(f, "arg_attrs", i, layout)
+            _write_to_users(arg, layout, table)
+        for fragment in ir.fragments(f):
+            for i, result in enumerate(fragment.results):
+                layout = _returned_layout(result, table, AUTO, "")
+                if layout is None:
+                    continue
+                inner = _inner_users(result)
+                if layout == AUTO and inner:
+                    layout = DEFAULT
+                layout = _for_transfers(result, layout, f"Result #{i}")
+                table.write(fragment, "res_attrs", i, layout)
+                _write_to_users(result, layout, table)
+        table.store()
+
+
+class _Table:
+    """The layouts at all values of a function: read and written here, stored at once."""
+
+    def __init__(self, f: ir.Func) -> None:
+        self.f = f
+        self.dicts: dict[tuple[ir.Op, str], list[Attributes]] = {}
+        self.changed: dict[tuple[ir.Op, str], None] = {}
+
+    def _at(self, op: ir.Op, name: str) -> list[Attributes]:
+        key = (op, name)
+        if key not in self.dicts:
+            block = op.returned if op == self.f and name == "res_attrs" else None
+            values = block or (op.args if op == self.f else op.inputs if name == "arg_attrs" else op.results)
+            self.dicts[key] = ir.attribute_dicts(op, name, len(values))
+        return self.dicts[key]
+
+    def read(self, op: ir.Op, name: str, index: int) -> str:
+        """The layout at one value."""
+        layout = self._at(op, name)[index].get(LAYOUT)
+        return DEFAULT if layout is None else str(ir.StringAttr(layout).value)
+
+    def write(self, op: ir.Op, name: str, index: int, layout: str) -> None:
+        """Sets the layout at one value; default is no attribute."""
+        of_value = self._at(op, name)[index]
+        wanted = None if layout == DEFAULT else ir.StringAttr.get(layout)
+        if of_value.get(LAYOUT) != wanted:
+            self.changed[(op, name)] = None
+            of_value.pop(LAYOUT, None)
+            if wanted is not None:
+                of_value[LAYOUT] = wanted
+
+    def store(self) -> None:
+        """Writes all that changed into the program."""
+        for op, name in self.changed:
+            ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty=name in op.attributes)
+
+
+def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
+    terminator = f.terminator
+    yield from sorted(use.operand_number for use in value.uses if use.owner == terminator)
+
+
+def _returned_layout(value: ir.Value, table: _Table, own: str, argument: str) -> str | None:
+    """The layout of a value, by its own and those of the results it is returned as; None on a conflict.
+
+    `argument` is what to call the value if it is one, else empty.
+    """
+    layout, first = AUTO, -1
+    for position in _positions_returned(value, table.f):
+        other = table.read(table.f, "res_attrs", position)
+        if other == AUTO:
+            continue
+        if layout not in (AUTO, other):
+            diagnostics.error(
+                f"Result #{first} is also returned as result #{position}, but with incompatible layouts: "
+                f"{layout} vs. {other}. Both are one array; ask for one layout, or return a copy.",
+                value.location,
+            )
+            return None
+        if layout == AUTO:
+            layout, first = other, position
+    if not argument:
+        return layout if first >= 0 or not any(True for _ in value.uses) else _unreturned(value, table)
+    if layout == AUTO:
+        return own
+    if own not in (AUTO, layout):
+        diagnostics.error(
+            f"{argument} is returned as result #{first}, but with incompatible layouts: {own} vs. {layout}. "
+            "Both are one array; ask for one layout, or return a copy.",
+            value.location,
+        )
+        return None
+    return layout
+
+
+def _unreturned(value: ir.Value, table: _Table) -> str:
+    """The layout of a used fragment result that no result asks a layout for."""
+    return AUTO if any(True for _ in _positions_returned(value, table.f)) else DEFAULT
+
+
+def _inner_users(value: ir.Value) -> list[ir.Op]:
+    """The fragments and transfers that use a value, once per use."""
+    return [user for user in ir.users(value) if isinstance(user, (ir.Fragment, ir.Transfer))]
+
+
+def _for_transfers(value: ir.Value, layout: str, called: str) -> str:
+    """Default, if the value is sent to a host mesh, which knows no other layout."""
+    users = ir.users(value)
+    if not any(isinstance(u, ir.Transfer) and u.result.type.mesh.endswith("/cpu") for u in users):
+        return layout
+    if layout not in (AUTO, DEFAULT):
+        diagnostics.warning(
+            f"{called} is used in a transfer op to a host mesh, but has the non-default layout: {layout}. "
+            "Forcing the default layout.",
+            value.location,
+        )
+    return DEFAULT
+
+
+def _write_to_users(value: ir.Value, layout: str, table: _Table) -> None:
+    """Writes the layout of a value to all that use it, and to what uses a transfer of it."""
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        for use in current.uses:
+            user, position = use.owner, use.operand_number
+            if isinstance(user, ir.Fragment):
+                table.write(user, "arg_attrs", position, layout)
+            elif isinstance(user, ir.Transfer):
+                todo.append(user.result)
+            elif user == table.f.terminator:
+                if current != value:
+                    _warn_if_lost(position, layout, table, current)
+                table.write(table.f, "res_attrs", position, layout)
+
+
+def _warn_if_lost(position: int, layout: str, table: _Table, value: ir.Value) -> None:
+    """Says so if a result that is a transfer does not get the layout that the user wants for it."""
+    wanted = table.read(table.f, "res_attrs", position)
+    if wanted not in (AUTO, layout):
+        diagnostics.warning(
+            f"Result #{position} is a transfer of a value of layout {layout} and takes its layout, not "
+            f"{wanted}.",
+            value.location,
+        )

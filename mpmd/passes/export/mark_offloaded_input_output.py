@@ -1,0 +1,187 @@
+"""mpmd-mark-offloaded-input-output."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
+from mpmd.support import diagnostics
+
+HOST = "pinned_host"
+_FRONTEND = "mhlo.frontend_attributes"
+_SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkOffloadedInputOutput(ir.FunctionPass):
+    """Writes at fragments which operands and results live in host memory, and checks that all agree.
+
+        main(a@m1 {mhlo.memory_kind = "pinned_host"}):
+          f = m1["f"] (a) {d = annotate_device_placement a device; x = add d d;
+                           h = annotate_device_placement x pinned_host; ret h}
+        ->
+          f = m1["f"] (a) <arg_attrs = [{mhlo.memory_kind = "pinned_host"}],
+                           res_attrs = [{mhlo.memory_kind = "pinned_host"}]> {...}
+
+    A result is in host memory if it was computed there or placed there, seen through ops that only change
+    its form.  An operand is if the argument or the fragment result is.
+
+    Requires: the memory kinds of arguments and results of the function are given.
+    Ensures: every fragment has arg_attrs and res_attrs.  Error: users of an argument want it in different
+        memories, or in another one than it is in; a result is not where the function says.
+    Cost: linear in the fragments, and in the ops between each result and where it is placed.
+    Source: openxla/shardy MPMD, `mark_offloaded_input_output`.
+    """
+
+    name: ClassVar[str] = "mpmd-mark-offloaded-input-output"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Marks in program order, then checks."""
+        symbols = ir.symbol_table(ir.module_of(f))
+        arguments = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+        on_host = {arg for arg, of_arg in zip(f.args, arguments) if says_host(of_arg)}
+        for fragment in ir.fragments(f):
+            of_inputs = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
+            for value, of_value in zip(fragment.inputs, of_inputs):
+                if value in on_host:
+                    of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
+            of_results = ir.attribute_dicts(fragment, "res_attrs", len(fragment.results))
+            for returned, result, of_value in zip(fragment.returned, fragment.results, of_results):
+                if _Trace(symbols).ends_on_host(returned):
+                    of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
+                if says_host(of_value):
+                    on_host.add(result)
+            ir.put_attribute_dicts(fragment, "arg_attrs", of_inputs, even_if_empty=True)
+            ir.put_attribute_dicts(fragment, "res_attrs", of_results, even_if_empty=True)
+        _check(f, arguments)
+
+
+class _Trace:
+    """Goes from a value to where it got the memory that it lives in."""
+
+    def __init__(self, symbols: dict[str, ir.Func]) -> None:
+        self.symbols = symbols
+        self.seen: set[ir.Value] = set()
+
+    def ends_on_host(self, value: ir.Value) -> bool:
+        """Whether the value was computed in host memory, or placed there."""
+        while value not in self.seen:
+            self.seen.add(value)
+            op = ir.producer(value)
+            if op is None:
+                loop = ir.owner_of(value)
+                if loop.operation.name != "stablehlo.while":
+                    return False
+                value = loop.operands[ir.arg_index(value)]
+                continue
+            placed = _placement(op)
+            if placed is not None:
+                return placed == HOST
+            if _frontend(op).get("_xla_compute_type") == "host":
+                return True
+            origin = self._origin(op, ir.result_index(value))
+            if origin is None:
+                return False
+            value = origin
+        return False
+
+    def _origin(self, op: ir.Op, index: int) -> ir.Value | None:
+        """The value that result `index` is a form of; None if it is computed."""
+        name = op.operation.name
+        if name == "stablehlo.optimization_barrier":
+            return op.operands[index]
+        if name == "stablehlo.while":
+            return ir.returned_by(op.regions[1].blocks[0])[index]
+        if name == "func.call":
+            callee = self.symbols[op.callee.value]
+            return None if callee.is_external else callee.returned[index]
+        if name == "stablehlo.dynamic_update_slice":
+            return op.operands[1]
+        if name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):
+            return op.operands[0] if _only_adds_or_drops_ones(op) else None
+        if name == "stablehlo.custom_call" and _target(op) in _SHARDING_CALLS:
+            return op.operands[0]
+        return None
+
+
+def _only_adds_or_drops_ones(op: ir.Op) -> bool:
+    old, new = op.operands[0].type.shape, op.results[0].type.shape
+    return [d for d in old if d != 1] == [d for d in new if d != 1] and math.prod(old) == math.prod(new)
+
+
+def _target(op: ir.Op) -> str:
+    return str(ir.StringAttr(op.attributes["call_target_name"]).value)
+
+
+def _placement(op: ir.Op) -> str | None:
+    """The memory that the user placed the result of `op` in."""
+    is_call = op.operation.name == "stablehlo.custom_call"
+    if not is_call or _target(op) != "annotate_device_placement":
+        return None
+    return _frontend(op).get("_xla_buffer_placement")
+
+
+def _frontend(op: ir.Op) -> dict[str, str]:
+    """The attributes that JAX wrote for XLA."""
+    attribute = op.attributes.get(_FRONTEND)
+    if attribute is None:
+        return {}
+    return {name: str(value).strip('"') for name, value in ir.entries_of(attribute).items()}
+
+
+def _check(f: ir.Func, arguments: list[Attributes]) -> None:
+    results = ir.attribute_dicts(f, "res_attrs", len(f.returned))
+    for i, (arg, of_arg) in enumerate(zip(f.args, arguments)):
+        kinds = [_kind_at(use.owner, use.operand_number, results) for use in arg.uses]
+        others = [kind for kind in kinds if not _agree(kinds[0], kind)]
+        if others:
+            _mismatch(f"users of arg {i}", kinds[0], others[0], arg.location)
+        elif kinds and not _agree(of_arg.get(MEMORY_KIND), kinds[0]):
+            _mismatch(f"arg {i} and users", of_arg.get(MEMORY_KIND), kinds[0], arg.location)
+    for i, (value, of_result) in enumerate(zip(f.returned, results)):
+        made = _kind_where_made(value, arguments)
+        if not _agree(of_result.get(MEMORY_KIND), made):
+            told = of_result.get(MEMORY_KIND)
+            _mismatch(f"result {i} and defining op", told, made, f.terminator.location)
+
+
+def _kind_at(user: ir.Op, operand: int, results: list[Attributes]) -> ir.Attribute | None:
+    """The memory kind that one use of a value expects."""
+    if isinstance(user, ir.Fragment):
+        return ir.attribute_dicts(user, "arg_attrs", len(user.inputs))[operand].get(MEMORY_KIND)
+    if user.operation.name == "func.return":
+        return results[operand].get(MEMORY_KIND)
+    return None
+
+
+def _kind_where_made(value: ir.Value, arguments: list[Attributes]) -> ir.Attribute | None:
+    op = ir.producer(value)
+    if op is None:
+        return arguments[ir.arg_index(value)].get(MEMORY_KIND)
+    if isinstance(op, ir.Fragment):
+        return ir.attribute_dicts(op, "res_attrs", len(op.results))[ir.result_index(value)].get(MEMORY_KIND)
+    return op.attributes.get(MEMORY_KIND)
+
+
+def _agree(a: ir.Attribute | None, b: ir.Attribute | None) -> bool:
+    """Whether two kinds are the same; nothing is the device."""
+    return _word(a) == _word(b)
+
+
+def _word(kind: ir.Attribute | None) -> str:
+    return "device" if kind is None else str(ir.StringAttr(kind).value)
+
+
+def _mismatch(
+    between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location
+) -> None:
+    texts = ["<<NULL ATTRIBUTE>>" if kind is None else str(kind) for kind in (a, b)]
+    diagnostics.error(
+        f"Memory kind mismatch between {between}: {texts[0]} vs {texts[1]}. Give the value the same memory "
+        "kind everywhere, or move it with an explicit transfer or jax.device_put.",
+        location,
+    )

@@ -1,0 +1,79 @@
+"""mpmd-sink-create-token-into-fragments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.support import diagnostics
+
+TOKEN = "!stablehlo.token"
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkCreateTokenIntoFragments(ir.FunctionPass):
+    """Lets no token cross from one fragment to another: each makes the tokens that it needs.
+
+        f, t = m1[] (a) {...; ret x, t}            f = m1[] (a) {...; ret x}
+        g = m1[] (f, t) {... uses t}         ->    g = m1[] (f) {u = create_token; ... uses u}
+
+    Programs hand each other arrays only.  On one mesh effects stay in order, as a mesh runs its programs in
+    the order of the text, which is final here; between meshes that order is lost, with a notice.
+
+    Requires: the order of the program is final.
+    Ensures: no fragment has token operands or results; a token that the function returns is its argument.
+        Error: a token is returned that comes from no argument.
+    Cost: linear.
+    Source: openxla/shardy MPMD, `sink_create_token_into_fragments`.
+    """
+
+    name: ClassVar[str] = "mpmd-sink-create-token-into-fragments"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Last first, so that nothing uses a token result any more when it is dropped."""
+        for fragment in reversed(ir.fragments(f)):
+            tokens = [i for i, v in enumerate(fragment.inputs) if _is_token(v)]
+            made = [i for i, r in enumerate(fragment.results) if _is_token(r)]
+            if not tokens and not made:
+                continue
+            for i in reversed(tokens):
+                _notice_lost_order(fragment, fragment.inputs[i])
+                token = ir.create(
+                    "stablehlo.create_token", [], [fragment.args[i].type], ir.at_start(fragment.body)
+                )
+                ir.replace_uses(fragment.args[i], token.results[0])
+            if _thread_returned_tokens(fragment, tokens, made):
+                ir.drop(fragment, results=made, inputs=tokens)
+
+
+def _is_token(value: ir.Value) -> bool:
+    return str(value.type) == TOKEN
+
+
+def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:
+    maker = ir.producer(token)
+    if isinstance(maker, ir.Fragment) and maker.mesh != fragment.mesh:
+        diagnostics.notice(
+            f'the effects on mesh "{fragment.mesh}" here were to come after those on mesh "{maker.mesh}" at '
+            f"{maker.location}; nothing keeps that order between meshes",
+            fragment.location,
+        )
+
+
+def _thread_returned_tokens(fragment: ir.Fragment, tokens: list[int], made: list[int]) -> bool:
+    """Gives uses of token results, which only a return can be here, the tokens that came in."""
+    for n, i in enumerate(made):
+        result = fragment.results[i]
+        if ir.is_unused(result):
+            continue
+        if not tokens:
+            diagnostics.error(
+                "the function returns a token that a fragment makes of nothing; tokens of ordered effects "
+                "must come in as arguments",
+                fragment.location,
+            )
+            return False
+        ir.replace_uses(result, fragment.inputs[tokens[min(n, len(tokens) - 1)]])
+    return True
