@@ -11,6 +11,7 @@ the rounds.  The last line is one JSON object: `wall_ratio` and `cpu_ratio` are 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import statistics
@@ -78,18 +79,21 @@ def variants(args: argparse.Namespace) -> list[Variant]:
     )
     pipelined = mpmd.jit(step, config, donate_argnums=(0, 1))
     jitted = jax.jit(step, donate_argnums=(0, 1))
-    mesh = jax.make_mesh((args.stages,), ("data",))
+    # Data parallel takes the whole batch at once: each device has its share of every step's rows.
+    whole_batch = dataclasses.replace(shape, microbatch=shape.microbatch * shape.microbatches, microbatches=1)
+    data_parallel = jax.jit(gpt.make_step(whole_batch)[0], donate_argnums=(0, 1))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     made = [
         Variant("mpmd", pipelined, fresh(), batch),
         Variant("jit_one_device", jitted, fresh(), batch),
         Variant(
-            "jit_data_parallel", jitted, jax.device_put(fresh(), whole), jax.device_put(list(batch), split)
+            "jit_data_parallel", data_parallel, jax.device_put(fresh(), whole), jax.device_put(list(batch), split)
         ),
     ]
-    for name in made[0].state and ["mpmd"]:
-        print(f"{name}: {len(pipelined.compiled(*made[0].state, *batch).executables)} programs")
+    programs = pipelined.compiled(*made[0].state, *batch).executables
+    print(f"{len(programs)} programs: {', '.join(programs)}")
     return made
 
 

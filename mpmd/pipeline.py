@@ -120,6 +120,16 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-call-inline", "microbatches stand side by side from here on"),
         _step("symbol-dce", "callees are not needed any more"),
         _step(
+            "mpmd-copy-cheap-constants",
+            "what surrounds the microbatches need not keep zeros for the end of the step",
+            when=early and o.keep_microbatches_equal,
+        ),
+        _step(
+            "mpmd-uniquify-carried-values",
+            "before anything joins equal operands: the first microbatch must look like the others",
+            when=early and o.keep_microbatches_equal,
+        ),
+        _step(
             "mpmd-merge-inferred-fragments",
             "closest consumer only: now microbatches share a block",
             when=early,
@@ -311,7 +321,8 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-validate-no-inferred-fragments",
-            "while fragments still know who made them",
+            "while fragments still know who made them; around microbatches they are meant to be there",
+            when=not o.keep_microbatches_equal,
             fail_on_inferred_fragments=o.fail_on_inferred_fragments,
         ),
         _step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpmd.passes.cleanup.copy_cheap_constants import CopyCheapConstants
 from mpmd.passes.cleanup.copy_constants import CopyConstants
 from mpmd.passes.cleanup.fragment_dce import FragmentDce
 from mpmd.passes.cleanup.fragment_dedup import FragmentDedup
@@ -9,4 +10,11 @@ from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResidual
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (CopyConstants, FragmentDce, FragmentDedup, RecomputeCheapResiduals, SimplifyStablehlo)
+PASSES: tuple[type[Pass], ...] = (
+    CopyCheapConstants,
+    CopyConstants,
+    FragmentDce,
+    FragmentDedup,
+    RecomputeCheapResiduals,
+    SimplifyStablehlo,
+)

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 
-_CHEAP_NAMES = """
+_NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert iota maximum minimum multiply negate
     not or reshape select sign slice subtract transpose xor
 """
-_CHEAP = frozenset("stablehlo." + name for name in _CHEAP_NAMES.split())
+CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RecomputeCheapResiduals(ir.FunctionPass):
             if inner in at_hand or (inner in outer and _is_free(outer[inner], have)):
                 continue
             op = ir.producer(inner)
-            if op is None or op.operation.name not in _CHEAP or len(op.operation.regions):
+            if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
                 return None
             needed[op] = None
             if len(needed) > self.max_ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd.passes.transfers.merge_transfers import MergeTransfers
 from mpmd.passes.transfers.move_transfers_to_producer import MoveTransfersToProducer
 from mpmd.passes.transfers.remove_transfer_cycles import RemoveTransferCycles
+from mpmd.passes.transfers.uniquify_carried_values import UniquifyCarriedValues
 from mpmd.passes.transfers.uniquify_function_inputs_outputs import UniquifyFunctionInputsOutputs
 from mpmd.support.passes import Pass
 
@@ -12,5 +13,6 @@ PASSES: tuple[type[Pass], ...] = (
     MergeTransfers,
     MoveTransfersToProducer,
     RemoveTransferCycles,
+    UniquifyCarriedValues,
     UniquifyFunctionInputsOutputs,
 )

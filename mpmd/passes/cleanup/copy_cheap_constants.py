@@ -1,0 +1,72 @@
+"""mpmd-copy-cheap-constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyCheapConstants(ir.FunctionPass):
+    """Makes anew, in unnamed work that belongs to no microbatch, what other work makes of constants alone.
+
+        z = m1[] () { c = const 0; b = broadcast c; ret b }
+        f = m1["f"] cc=0 (z)
+        u = m1[] (f, z) { s = add f z; ret s }
+        -->
+        z = m1[] () { c = const 0; b = broadcast c; ret b }
+        f = m1["f"] cc=0 (z)
+        u = m1[] (f, z) { c = const 0; b = broadcast c; s = add f b; ret s }
+
+    The value need then not be kept, or sent, until it is used.  Its operand is left unused; fragment-dce
+    removes it.  Fragments of microbatches are left alone, so that they stay equal.
+
+    Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.
+    Source: ours, after `copy_constants` of openxla/shardy MPMD.
+    """
+
+    name: ClassVar[str] = "mpmd-copy-cheap-constants"
+    runs_on: ClassVar[Literal["entry"]] = "entry"
+    max_ops: int = 8
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at each operand of each fragment that is no microbatch's."""
+        for fragment in ir.fragments(f):
+            if fragment.is_user or fragment.call_counter is not None:
+                continue
+            first = fragment.body.operations[0]
+            for value, arg in zip(fragment.inputs, fragment.args):
+                source = _computed(value)
+                ops = [] if source is None else self._plan(source)
+                if source is not None and ops:
+                    values: dict[ir.Value, ir.Value] = {}
+                    for op in ops:
+                        ir.clone_with(op, values, ir.before(first))
+                    ir.replace_uses(arg, values[source])
+
+    def _plan(self, source: ir.Value) -> list[ir.Op]:
+        """The cheap ops that make a value from nothing, makers first; none if there is no such plan."""
+        found: dict[ir.Op, None] = {}
+        todo = [source]
+        while todo:
+            op = ir.producer(todo.pop())
+            if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
+                return []
+            found.pop(op, None)
+            found[op] = None
+            if len(found) > self.max_ops:
+                return []
+            todo += op.operands
+        return list(reversed(found))
+
+
+def _computed(value: ir.Value) -> ir.Value | None:
+    """The value inside of a fragment that a value between fragments is, seen through transfers."""
+    op = ir.producer(value)
+    while isinstance(op, ir.Transfer):
+        value = op.tensor
+        op = ir.producer(value)
+    return op.returned[ir.result_index(value)] if isinstance(op, ir.Fragment) else None
