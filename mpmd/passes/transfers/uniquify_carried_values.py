@@ -93,7 +93,7 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
             ir.create(
                 "stablehlo.optimization_barrier", [value], [value.type], ir.at_end(maker.body),
                 {_START: number}, value.location,
-            ).result
+            ).results[0]
         )  # fmt: skip
     maker.returned = returned + copies
     types = [r.type for r in maker.results]
