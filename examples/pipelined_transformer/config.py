@@ -64,7 +64,7 @@ class TrainConfig:
     def _misfits(self) -> list[str]:
         problems = []
         if self.layers < self.num_stages:
-            problems.append(f"--layers is {self.layers}, but each of --num_stages={self.num_stages} needs one")
+            problems.append(f"--layers is {self.layers}; each of --num_stages={self.num_stages} needs one")
         if self.d_model % self.heads:
             problems.append(f"--d_model is {self.d_model}, which --heads={self.heads} does not divide")
         if self.batch_size % self.num_microbatches:
@@ -90,7 +90,7 @@ class TrainConfig:
         return self.batch_size * self.seq_len
 
     def blocks_of(self, stage: int) -> range:
-        """The transformer blocks of a stage; the first stages take one more where it does not come out even."""
+        """The transformer blocks of a stage; the first stages take one more if it does not come out even."""
         each, more = divmod(self.layers, self.num_stages)
         first = stage * each + min(stage, more)
         return range(first, first + each + (stage < more))

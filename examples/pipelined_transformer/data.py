@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from examples.pipelined_transformer.tokenizer import Tokenizer, learn
 from mpmd.errors import DataError
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -72,7 +72,9 @@ def load(path: str, vocab_size: int, seq_len: int, max_bytes: int) -> Dataset:
 def _files(source: Path, pattern: str, below: bool) -> Iterator[bytes]:
     """The contents of the text files, in order of their paths."""
     if not source.exists():
-        raise DataError(f"cannot read the data: {source} does not exist\n  give --data a text file or a folder")
+        raise DataError(
+            f"cannot read the data: {source} does not exist\n  give --data a text file or a folder"
+        )
     if source.is_file():
         yield _read(source)
         return
@@ -88,9 +90,11 @@ def _files(source: Path, pattern: str, below: bool) -> Iterator[bytes]:
 def _limited(contents: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
     """Contents up to a number of bytes altogether; the last one may be cut."""
     left = max_bytes
-    for content in itertools.takewhile(lambda _: left > 0, contents):
+    for content in contents:
         yield content[:left]
         left -= len(content)
+        if left <= 0:
+            return
 
 
 def _read(file: Path) -> bytes:

@@ -125,7 +125,7 @@ def stage_function(config: TrainConfig, stage: int) -> Stage:
     """
     first, last = stage == 0, stage == config.num_stages - 1
 
-    def forward(model: GPT, x: jax.Array | None, batch: jax.Array | None) -> jax.Array:
+    def forward(model: GPT, x: Any, batch: Any) -> jax.Array:
         if first:
             x = model.embed(batch[:, :-1])
         x = model.run_blocks(x, config.blocks_of(stage))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -52,7 +53,7 @@ class Tokenizer:
     def _join(self, tokens: list[int]) -> list[int]:
         """Joins pairs, the first learnt first, until none is left to join."""
         while len(tokens) > 1:
-            rank, pair = min((self._ranks.get(p, len(self._ranks)), p) for p in zip(tokens, tokens[1:]))
+            rank, pair = min((self._ranks.get(p, len(self._ranks)), p) for p in itertools.pairwise(tokens))
             if rank == len(self._ranks):
                 break
             tokens = _merged(tokens, pair, _BYTES + rank)
@@ -72,7 +73,7 @@ def learn(text: bytes, vocab_size: int) -> Tokenizer:
     pairs: collections.Counter[Pair] = collections.Counter()
     holders: dict[Pair, set[int]] = collections.defaultdict(set)
     for index, word in enumerate(words):
-        for pair in zip(word, word[1:]):
+        for pair in itertools.pairwise(word):
             pairs[pair] += counts[index]
             holders[pair].add(index)
     merges: list[Pair] = []
@@ -82,10 +83,10 @@ def learn(text: bytes, vocab_size: int) -> Tokenizer:
             break
         for index in sorted(holders.pop(best)):
             word = words[index]
-            for pair in zip(word, word[1:]):
+            for pair in itertools.pairwise(word):
                 pairs[pair] -= counts[index]
             words[index] = word = _merged(word, best, _BYTES + len(merges))
-            for pair in zip(word, word[1:]):
+            for pair in itertools.pairwise(word):
                 pairs[pair] += counts[index]
                 holders[pair].add(index)
         del pairs[best]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,6 @@ from examples.pipelined_transformer.model import (
     stage_params,
 )
 
-Step = Callable[[TrainState, Any], tuple[TrainState, jax.Array]]
-
 
 def make_state(config: TrainConfig) -> TrainState:
     """Fresh parameters and optimizer state."""
@@ -34,10 +33,9 @@ def make_state(config: TrainConfig) -> TrainState:
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     """AdamW behind global-norm clipping, with warm-up and cosine decay."""
-    warmup = min(config.warmup_steps, config.steps)
     rate = optax.warmup_cosine_decay_schedule(
-        0.0 if warmup else config.learning_rate, config.learning_rate, warmup, max(config.steps, warmup + 1),
-        end_value=config.learning_rate / 10,
+        config.learning_rate / (config.warmup_steps + 1), config.learning_rate, config.warmup_steps,
+        max(config.steps, config.warmup_steps + 1), end_value=config.learning_rate / 10,
     )  # fmt: skip
     matrices = functools.partial(jax.tree.map, lambda leaf: jnp.ndim(leaf) > 1)
     return optax.chain(
@@ -48,12 +46,21 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
 
 def make_pipeline_config(config: TrainConfig) -> Any:
     """One mesh per stage, and the batch split over the devices of a mesh."""
-    topology = mpmd.make_topology({mesh: config.devices_per_mesh for mesh in config.meshes})
+    topology = mpmd.make_topology(_devices(config))
     assignment = {f"stage{index}": mesh for index, mesh in enumerate(config.meshes)}
     split = (None, PartitionSpec("data")) if config.devices_per_mesh > 1 else None
     return mpmd.make_config(
         topology, assignment, schedule=config.schedule, in_shardings=split, backend=config.backend or None
     )
+
+
+def _devices(config: TrainConfig) -> dict[str, Any]:
+    """What each mesh is made of; meshes share devices where there are too few (one GPU, for a test)."""
+    each, found = config.devices_per_mesh, jax.devices()
+    if len(found) >= each * config.num_stages or len(found) < each:
+        return dict.fromkeys(config.meshes, each)
+    turns = itertools.cycle([found[at : at + each] for at in range(0, len(found) - each + 1, each)])
+    return dict(zip(config.meshes, turns))
 
 
 def pipelined_loss(config: TrainConfig) -> Callable[[Params, jax.Array], jax.Array]:
@@ -86,7 +93,7 @@ def make_train_step(config: TrainConfig) -> Any:
     return train_step
 
 
-def make_plain_step(config: TrainConfig) -> Step:
+def make_plain_step(config: TrainConfig) -> Any:
     """The step in plain JAX, on one device: what the pipeline must equal."""
 
     @functools.partial(jax.jit, donate_argnums=0)
