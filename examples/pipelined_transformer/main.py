@@ -76,7 +76,7 @@ class Run:
         self.dataset = data.load(config.data, config.vocab_size, config.seq_len, config.max_megabytes << 20)
         print(f"{len(self.dataset.tokens):,} tokens of text from {self.dataset.source}")
         self.checkpoints = Checkpoints(
-            Path(config.checkpoint_dir or self.folder / "checkpoints"), _facts(config, self.dataset)
+            Path(config.checkpoint_dir or self.folder / "checkpoints"), facts(config, self.dataset)
         )
         self.state, self.losses = self._first_state()
         start = time.perf_counter()
@@ -104,9 +104,6 @@ class Run:
         """What training begins with, on the host: both ways to take a step may then consume their copy."""
         state = jax.device_get(make_state(self.config))
         if not self.config.resume:
-            aside = self.checkpoints.set_aside()
-            if aside:
-                print(f"the checkpoints of the run before are now in {aside}")
             return state, []
         state, losses = self.checkpoints.restore(state)
         print(f"resumed after step {len(losses)} from {self.checkpoints.directory}")
@@ -120,6 +117,9 @@ class Run:
     def train(self) -> Timeline | None:
         """Trains to the end, or until Ctrl-C; the timeline of the last step, or None if interrupted."""
         every = self.config.checkpoint_every
+        aside = None if self.config.resume else self.checkpoints.set_aside()
+        if aside:
+            print(f"the checkpoints of the run before are now in {aside}")
         with Interrupt() as interrupt:
             while self.step < self.config.steps - 1:
                 self._take_step()
@@ -221,7 +221,7 @@ def main(argv: list[str]) -> None:
     sys.exit(0 if outcome else INTERRUPTED)
 
 
-def _facts(config: TrainConfig, dataset: data.Dataset) -> dict[str, Any]:
+def facts(config: TrainConfig, dataset: data.Dataset) -> dict[str, Any]:
     """What a checkpoint of this run belongs to."""
     facts = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_FACTS}
     return {**facts, "text": dataset.fingerprint}

@@ -28,7 +28,8 @@ from examples.pipelined_transformer.model import (
 def make_state(config: TrainConfig) -> TrainState:
     """Fresh parameters and optimizer state."""
     params = init_params(config, config.seed)
-    return TrainState.create(apply_fn=GPT(config).apply, params=params, tx=make_optimizer(config))
+    state = TrainState.create(apply_fn=GPT(config).apply, params=params, tx=make_optimizer(config))
+    return state.replace(step=jnp.int32(state.step))  # as it comes out of a step
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
