@@ -1,0 +1,35 @@
+"""Eight virtual CPU devices, a small text, and a model that compiles fast."""
+
+import jax
+import pytest
+
+from examples.pipelined_transformer.config import TrainConfig
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+WORDS = ("def", "return", "self", "class", "if", "for", "in", "value", "=", "(", "):", "0", "None")
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    """About 8 kB of lines in which every word is followed by one of two."""
+    lines = (" ".join(WORDS[(n * k + k * k) % len(WORDS)] for k in range(9)) for n in range(200))
+    file = tmp_path_factory.mktemp("text") / "words.txt"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture(scope="session")
+def tiny(text_file, tmp_path_factory):
+    """Makes configurations of a two-stage model that trains in a second, each with an output folder."""
+
+    def make(**changes):
+        small = {
+            "steps": 6, "num_stages": 2, "num_microbatches": 2, "layers": 2, "d_model": 16, "heads": 2,
+            "seq_len": 16, "batch_size": 4, "vocab_size": 270, "warmup_steps": 2, "sample_tokens": 4,
+            "check": False, "checkpoint_every": 0, "data": str(text_file),
+        }  # fmt: skip
+        changes.setdefault("output_dir", str(tmp_path_factory.mktemp("out")))
+        return TrainConfig(**{**small, **changes})
+
+    return make

@@ -1,0 +1,88 @@
+"""The whole example: it learns, resumes where it was, and reports what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+
+import jax
+import pytest
+
+from examples.pipelined_transformer import data, main, report
+from examples.pipelined_transformer.checkpoint import Checkpoints
+from examples.pipelined_transformer.main import Run, train
+from examples.pipelined_transformer.train_step import make_state
+from mpmd.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def ctrl_c_after():
+    """Makes a step counter that presses Ctrl-C when a step is done."""
+
+    def make(step):
+        def step_done(progress, done, *args, **kwargs):
+            if done == step:
+                signal.raise_signal(signal.SIGINT)
+
+        return step_done
+
+    return make
+
+
+def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
+    outcome = train(tiny(steps=12, check=True, check_steps=3, learning_rate=1e-2, output_dir=str(tmp_path)))
+    assert outcome.steps == 12 and outcome.check_steps == 3
+    assert outcome.loss_last < outcome.loss_first
+    assert 0 <= outcome.max_rel_diff < 1e-3
+    assert 0 < outcome.bubble_measured < 1
+    assert set(outcome.peak_bytes) == {"m0", "m1"} and min(outcome.peak_bytes.values()) > 0
+    lines = capsys.readouterr().out.splitlines()
+    last = json.loads(lines[-1])
+    assert last["steps"] == 12 and last["loss_last"] == pytest.approx(outcome.loss_last, rel=1e-5)
+    assert any(line.startswith("step  1/12   loss ") for line in lines)
+    assert sum("from jax.jit" in line for line in lines if line.startswith("step")) == 3
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "timeline.svg").read_text().startswith("<svg")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_an_interrupted_run_resumes_with_the_same_loss_curve(
+    tiny, monkeypatch, tmp_path, ctrl_c_after, capsys
+):
+    config = tiny(output_dir=str(tmp_path))
+    whole = Run(tiny())
+    assert whole.train() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(report.Progress, "step_done", ctrl_c_after(3))
+        assert train(config) is None
+    assert f"saved step 3 in {tmp_path}/checkpoints; go on with --resume" in capsys.readouterr().out
+    rest = Run(dataclasses.replace(config, resume=True))
+    assert rest.step == 3
+    assert rest.train() is not None
+    assert rest.losses == whole.losses
+
+
+def test_a_second_ctrl_c_is_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with main.Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.wanted
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nothing_left_to_train(tiny, tmp_path):
+    config = tiny(steps=1, output_dir=str(tmp_path))
+    state = jax.device_get(make_state(config))
+    dataset = data.load(config.data, config.vocab_size, config.seq_len, 1 << 20)
+    Checkpoints(tmp_path / "checkpoints", main.facts(config, dataset)).save(1, state, [5.0])
+    with pytest.raises(ConfigError, match=r"^the checkpoint is of step 1, and --steps is 1\n"):
+        Run(dataclasses.replace(config, resume=True))
+
+
+def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=rf"^cannot write to --output_dir={tmp_path}/file/inside: "):
+        Run(tiny(output_dir=str(tmp_path / "file" / "inside")))

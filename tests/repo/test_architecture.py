@@ -1,0 +1,173 @@
+"""The walls of the project: sizes, names, who may import what, and what every pass and error has."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mpmd import errors
+from mpmd.passes import PASSES
+from tests.repo.tree import ROOT, imports, module_name, parsed, text, tracked
+
+MOST_LINES = 600
+MOST_FUNCTION_LINES = 70
+LONG_LISTS = {"mpmd/pipeline.py"}  # each pipeline is one list, to be read from top to bottom
+BAD_FILES = {"util", "utils", "helper", "helpers", "common", "misc"}
+BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
+
+# The rooms that may import a package from outside; every other room of mpmd may not.
+MAY_IMPORT = {
+    "jax": (
+        "mpmd.api", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.runtime.channels",
+        "mpmd.compile.backends", "mpmd.tools",
+    ),
+    "jax._src": ("mpmd.jax_compat",),
+    "jax.experimental": ("mpmd.jax_compat",),
+    "jaxlib": ("mpmd.jax_compat",),
+    "absl": ("mpmd.flags", "mpmd.tools"),
+}  # fmt: skip
+
+
+def sources():
+    """The Python files of the product, without tests."""
+    return [path for path in tracked(".py") if path.parts[0] in ("mpmd", "examples", "benchmarks")]
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def test_no_file_is_longer_than_a_folder_should_be():
+    sizes = {str(path): len(text(path).splitlines()) for path in tracked(".py")}
+    assert {path: lines for path, lines in sizes.items() if lines > MOST_LINES} == {}
+
+
+def test_no_function_is_too_long():
+    too_long = {}
+    for path in tracked(".py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef) and str(path) not in LONG_LISTS:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MOST_FUNCTION_LINES:
+                    too_long[f"{path}:{node.lineno} {node.name}"] = lines
+    assert too_long == {}
+
+
+def test_names_say_something():
+    bad = [str(path) for path in tracked() if path.stem in BAD_FILES or BAD_NAME.search(path.stem)]
+    for path in sources():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and BAD_NAME.search(node.name):
+                bad.append(f"{path}:{node.lineno} {node.name}")
+    assert bad == []
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_only_some_rooms_know(package):
+    strangers = [
+        f"{path}:{line} imports {name}"
+        for path in tracked(".py")
+        if path.parts[0] == "mpmd"
+        for line, name in imports(path)
+        if within(name, package) and not any(within(module_name(path), room) for room in MAY_IMPORT[package])
+    ]
+    assert strangers == []
+
+
+def test_layers_hold():
+    """The contract file is checked as a whole, and names every room: `exhaustive` fails otherwise."""
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command; lint_imports_command()",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_nothing_is_left_undone():
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
+    found = [
+        f"{path}:{number} {line.strip()}"
+        for path in sources()
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert found == []
+
+
+def swallows(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches everything, and neither raises it again nor hands it on."""
+    if handler.type is not None and ast.unparse(handler.type) not in ("Exception", "BaseException"):
+        return False
+    inside = [node for statement in handler.body for node in ast.walk(statement)]
+    raises = any(isinstance(node, ast.Raise) and node.exc is None for node in inside)
+    return not raises and not any(isinstance(node, ast.Name) and node.id == handler.name for node in inside)
+
+
+def test_no_error_is_swallowed():
+    found = [
+        f"{path}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ExceptHandler) and swallows(node)
+    ]
+    assert found == []
+
+
+def test_the_project_names_no_machine():
+    machine = re.compile(r"(?<![A-Za-z0-9_./-])/(work|root|home|tmp/\w+)/")
+    found = [
+        f"{path}:{number} {line.strip()}"
+        for path in tracked(".py", ".md", ".toml", ".mlir", ".hlo", "")
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if machine.search(line)
+    ]
+    assert found == []
+
+
+def test_every_error_is_raised_and_expected_by_a_test():
+    classes = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.MpmdError) and value is not errors.MpmdError
+    ]
+    raised = "\n".join(text(p) for p in tracked(".py") if p.parts[0] in ("mpmd", "examples"))
+    tests = "\n".join(text(p) for p in tracked(".py") if p.parts[0] == "tests" and p.parts[1] != "repo")
+    never = [n for n in classes if not re.search(rf"(raise |[(\[ ]){n}\b[(,]", raised)]
+    untested = [n for n in classes if not re.search(rf"raises\(\(?[^)]*\b{n}\b", tests)]
+    assert (never, untested) == ([], [])
+
+
+def test_every_pass_says_what_it_does():
+    short = [name for name, kind in PASSES.items() if not (kind.__doc__ or "").strip()]
+    unsaid = [
+        f"{name}: {word}"
+        for name, kind in PASSES.items()
+        for word in ("Requires:", "Ensures:")
+        if word not in (kind.__doc__ or "")
+    ]
+    assert (short, unsaid) == ([], [])
+
+
+def test_every_pass_has_a_text_test():
+    commands = "\n".join(
+        line for path in tracked(".mlir") for line in text(path).splitlines() if "RUN:" in line
+    )
+    untested = [name for name in PASSES if not re.search(rf"-{re.escape(name)}(?![\w-])", commands)]
+    assert untested == []
+
+
+def test_every_pass_is_named_after_its_file():
+    wrong = []
+    for name, kind in PASSES.items():
+        stem = name.removeprefix("mpmd-").replace("-", "_")
+        folders = kind.__module__.removeprefix("mpmd.passes.").split(".")[1:]  # below that of its family
+        if "_".join(folders) != stem or kind.__name__.lower() != stem.replace("_", ""):
+            wrong.append(f"{name}: {kind.__module__}.{kind.__name__}")
+    assert wrong == []

@@ -1,0 +1,61 @@
+"""The Python in README and docs runs as it stands, each file from top to bottom in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.repo.tree import ROOT, text, tracked
+
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path))]
+
+
+def snippets(page) -> str:
+    return "\n".join(SNIPPET.findall(text(page)))
+
+
+def test_readme_shows_code():
+    assert "README.md" in map(str, PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_snippets_run(page, tmp_path):
+    program = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n" + snippets(page)
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", tracked(".md"), ids=str)
+def test_links_lead_somewhere(page):
+    lost = [target for target in LINK.findall(text(page)) if not (ROOT / page.parent / target).exists()]
+    assert lost == []
+
+
+def test_the_readme_begins_with_the_two_commands():
+    commands = re.search(r"^```(?:sh|bash)?\n(.*?)^```", text(PAGES[0].__class__("README.md")), re.M | re.S)
+    words = [line.partition("#")[0].strip() for line in commands[1].splitlines() if line.strip()]
+    assert words[:2] == ["make train", "make test"]
+
+
+def test_every_make_target_that_the_docs_name_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target
+        for page in tracked(".md")
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text(page), re.MULTILINE)
+    }
+    assert named <= targets
