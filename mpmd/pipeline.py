@@ -283,6 +283,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-convert-sdy-constants", "sdy constants only kept propagation from sharing them"),
         _step("mpmd-simplify-stablehlo", "propagation inserts ops that fold"),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),
+        _step("mpmd-forget-empty-computations", "a name of which only a reshard is left names nothing"),
     )
 
 

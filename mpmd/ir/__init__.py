@@ -100,6 +100,7 @@ from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
     block_users,
+    first_of,
     first_user,
     fragments,
     funcs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -84,10 +84,16 @@ def users(x: Value | Op) -> list[Op]:
 
 def first_user(x: Value | Op) -> Op | None:
     """The user of a value, or of any result of an op, that stands first; all must be in one block."""
-    first: Op | None = None
-    for user in users(x):
-        if first is None or stands_before(user, first):
-            first = user
+    found = users(x)
+    return first_of(found) if found else None
+
+
+def first_of(some: Sequence[Op]) -> Op:
+    """The op that stands first, of at least one, all in one block."""
+    first = some[0]
+    for op in some[1:]:
+        if stands_before(op, first):
+            first = op
     return first
 
 

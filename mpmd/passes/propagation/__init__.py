@@ -8,6 +8,7 @@ from mpmd.passes.propagation.enforce_user_shardings import EnforceUserShardings
 from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
     ExtractReshardsFromInterMeshTransfers,
 )
+from mpmd.passes.propagation.forget_empty_computations import ForgetEmptyComputations
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 from mpmd.passes.propagation.simplify_program import SimplifyProgram
@@ -21,4 +22,5 @@ PASSES: tuple[type[Pass], ...] = (
     ConvertSdyShardingsToMpmdTypes,
     ConvertSdyConstants,
     SimplifyProgram,
+    ForgetEmptyComputations,
 )

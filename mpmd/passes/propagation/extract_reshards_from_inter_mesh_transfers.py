@@ -99,7 +99,7 @@ def _reshard_before(
     others = [user for user in others if not isinstance(user, ir.Fragment)]
     if others:
         old = _replicated_like(new, value) if old is None else old
-        back = _identity(value, old, ir.after(maker))
+        back = _identity(value, old, ir.before(ir.first_of([transfer, *others])))
         for user in others:
             ir.replace_uses_in(value, back, user)
 

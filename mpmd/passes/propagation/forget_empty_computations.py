@@ -1,0 +1,37 @@
+"""mpmd-forget-empty-computations."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mpmd import ir
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetEmptyComputations(ir.FunctionPass):
+    """Takes the user's names from fragments of which nothing but a change of shardings is left.
+
+        f = m1["f"(1)] cc=0 (a) {ret a}  ->  f = m1[] by=extract_reshards (a) {ret a}
+
+    A computation may come down to its arguments (the backward of an addition does, for one) and still be
+    needed, if argument and result have different shardings.  Without a name it can be merged with what is
+    near, and is reported as what it is.
+
+    Requires: shardings are part of types.
+    Ensures: each user fragment computes something.  Cost: linear in fragments.
+    Source: ours; the dialect fails with an internal error when it validates reshards.
+    """
+
+    name: ClassVar[str] = "mpmd-forget-empty-computations"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at what each user fragment returns."""
+        for fragment in ir.fragments(f):
+            if fragment.is_user and all(ir.producer(value) is None for value in fragment.returned):
+                if ir.ops(fragment.body):
+                    continue
+                fragment.origins = []
+                fragment.stage = None
+                fragment.inferred_by = ["extract_reshards"]
