@@ -76,22 +76,22 @@ def run_pipeline(
         for number, pass_ in enumerate(passes):
             if pass_.name in watch.disabled:
                 continue
-            _run_one(number, pass_, module, watch, timing)
+            changed = _run_one(number, pass_, module, watch, timing)
             if found.of(diagnostics.Severity.ERROR):
                 found.raise_if_errors()
+            _look_at(number, pass_, module, watch, changed)
         if not watch.verify_each:
             watch.verify(module)
     found.raise_if_errors()
     return found
 
 
-def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> None:
+def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> bool:
+    """Runs one pass; whether it changed the module."""
     before = watch.text(module) if watch.check_changed else ""
     start = time.perf_counter()
     try:
         changed = pass_.run(module)
-        if watch.verify_each:
-            watch.verify(module)
     except Exception as e:
         e.add_note(f"while running pass {number}: {pass_}")
         raise
@@ -99,6 +99,17 @@ def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing
     log.debug("%-50s %s %.2f ms", pass_, "changed" if changed else "-", timing.seconds[-1][1] * 1e3)
     if watch.check_changed and changed != (before != watch.text(module)):
         raise AssertionError(f"{pass_.name} says changed={changed}, its text says otherwise")
+    return changed
+
+
+def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool) -> None:
+    """What is done with the module that a pass without errors leaves."""
+    if watch.verify_each and changed:
+        try:
+            watch.verify(module)
+        except Exception as e:
+            e.add_note(f"after pass {number}: {pass_}")
+            raise
     if watch.after is not None:
         watch.after(pass_, module, changed)
     if watch.dump_to is not None and changed and re.search(watch.dump_passes, pass_.name):

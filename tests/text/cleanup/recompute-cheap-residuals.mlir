@@ -7,7 +7,7 @@
 
 // CHECK-LABEL: func.func public @transposed_weight
 // CHECK-SAME:    (%[[W:[^:]*]]: !mpmd{{[^%]*}}%[[X:[^:]*]]:
-// CHECK-NEXT:    %[[Y:.*]] = mpmd.fragment<mesh="m1", origin=["f"]> (%[[W]], %[[X]])
+// CHECK-NEXT:    %[[Y:.*]] = mpmd.fragment<mesh="m1", origin=["f"]> (%[[X]])
 // CHECK:           mpmd.return %{{[^,]*}} : tensor<8x4xf32>
 // CHECK:         %[[G:.*]] = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%[[Y]], %[[W]])
 // CHECK-SAME:      (%[[A:.*]]: tensor<8x4xf32>, %[[B:.*]]: tensor<4x8xf32>)
