@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax.sharding import Mesh
@@ -115,7 +115,7 @@ def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
         return spec
     if axes:
         return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-    return Mesh(np.array(list(spec)), ("data",))
+    return Mesh(np.array(list(cast("Sequence[Any]", spec))), ("data",))
 
 
 def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pinning) -> dict[str, list[Any]]:

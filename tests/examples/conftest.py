@@ -1,11 +1,8 @@
-"""Eight virtual CPU devices, a small text, and a model that compiles fast."""
+"""A small text, and a model that compiles fast."""
 
-import jax
 import pytest
 
 from examples.pipelined_transformer.config import TrainConfig
-
-jax.config.update("jax_num_cpu_devices", 8)
 
 WORDS = ("def", "return", "self", "class", "if", "for", "in", "value", "=", "(", "):", "0", "None")
 

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import threading
 
-import jax
 import pytest
-
-jax.config.update("jax_platforms", "cpu")
-if jax.config.jax_num_cpu_devices < 4:  # another conftest may have asked for more
-    jax.config.update("jax_num_cpu_devices", 4)
 
 
 @pytest.fixture(autouse=True)
