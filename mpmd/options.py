@@ -47,6 +47,7 @@ class PipelineOptions:
             all microbatches run the same programs.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
+        swap_transposed_dots: compute a transposed matrix product with its factors swapped.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
@@ -88,6 +89,7 @@ class PipelineOptions:
     keep_microbatches_equal: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
+    swap_transposed_dots: bool = False
     task_orders: str = ""
     pass_options: tuple[str, ...] = ()
     backend: str = "xla"
@@ -116,9 +118,11 @@ USER_DEFAULTS = PipelineOptions(
     infer_cross_mesh_reductions=True,
     fail_on_inferred_fragments=False,
     pipeline_schedule="none",
+    merge_forward_with_backward=True,
     keep_microbatches_equal=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,
+    swap_transposed_dots=True,
 )
 """What `mpmd.jit` starts from; `PipelineOptions()` is what `mpmd-opt` starts from."""
 

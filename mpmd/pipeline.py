@@ -110,6 +110,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             constraints=o.constraints,
         ),
         _step(
+            "mpmd-swap-transposed-dots",
+            "once per callee; every backend then reads the factors as they lie",
+            when=o.swap_transposed_dots,
+        ),
+        _step(
             "mpmd-recompute-cheap-residuals",
             "once per callee, not per microbatch; leaves operands unused",
             when=o.recompute_cheap_residuals,

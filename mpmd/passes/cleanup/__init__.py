@@ -8,6 +8,7 @@ from mpmd.passes.cleanup.fragment_dce import FragmentDce
 from mpmd.passes.cleanup.fragment_dedup import FragmentDedup
 from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResiduals
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
+from mpmd.passes.cleanup.swap_transposed_dots import SwapTransposedDots
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
@@ -17,4 +18,5 @@ PASSES: tuple[type[Pass], ...] = (
     FragmentDedup,
     RecomputeCheapResiduals,
     SimplifyStablehlo,
+    SwapTransposedDots,
 )

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from mpmd import ir
 
 _NAMES = """
-    abs add and broadcast_in_dim clamp compare constant convert iota maximum minimum multiply negate
-    not or reshape select sign slice subtract transpose xor
+    abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
+    not or reshape rsqrt select sign slice sqrt subtract transpose xor
 """
 CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
@@ -50,14 +50,12 @@ class RecomputeCheapResiduals(ir.FunctionPass):
             or not _is_forward_of(producer, fragment)
         }
         plans = []
-        for position, value in enumerate(fragment.inputs):
-            maker = ir.producer(value)
-            if isinstance(maker, ir.Fragment) and _is_forward_of(maker, fragment):
-                plan = self._plan(maker, value, have)
-                if plan is None:
-                    have.add(value)
-                else:
-                    plans.append((position, maker, plan))
+        for position, value, maker in _residuals(fragment):
+            plan = self._plan(maker, value, have)
+            if plan is None:
+                have.add(value)
+            else:
+                plans.append((position, maker, plan))
         if plans:
             _recompute(fragment, plans)
 
@@ -82,6 +80,21 @@ class RecomputeCheapResiduals(ir.FunctionPass):
                 return None
             todo += op.operands
         return [op for op in ir.ops(maker.body) if op in needed] if needed else None
+
+
+def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
+    """The operands that its forward fragments make, in the order in which they are computed."""
+    found = []
+    places: dict[ir.Fragment, dict[ir.Op, int]] = {}
+    for position, value in enumerate(fragment.inputs):
+        maker = ir.producer(value)
+        if isinstance(maker, ir.Fragment) and _is_forward_of(maker, fragment):
+            if maker not in places:
+                places[maker] = {op: i for i, op in enumerate(ir.ops(maker.body))}
+            op = ir.producer(maker.returned[ir.result_index(value)])
+            place = -1 if op is None else places[maker][op]
+            found.append((place, position, value, maker))
+    return [(position, value, maker) for _, position, value, maker in sorted(found, key=lambda f: f[:2])]
 
 
 def _is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
