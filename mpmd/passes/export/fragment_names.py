@@ -39,10 +39,9 @@ def has_transposed(sites: Iterable[Site]) -> bool:
 
 def fragment_name(number: int, sites: Sequence[Site], transposed: bool) -> str:
     """The name of program `number`, after its first site; at most 200 characters."""
-    parts = [f"p{number}", _what(sites[0])]
-    if transposed:
-        parts += [_phase(count) for count in sites[0].counts]
-    if len({_what(site) for site in sites}) == 1:
+    works = [[_what(site), *(map(_phase, site.counts) if transposed else ())] for site in sites]
+    parts = [f"p{number}", *works[0]]
+    if all(work == works[0] for work in works):
         parts += _calls([site.call_counter for site in sites])
     name = "_".join(parts)
     return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_CUT)] + _CUT

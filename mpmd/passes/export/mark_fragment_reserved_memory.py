@@ -65,6 +65,7 @@ class _Live:
         self.topology = f.topology
         self.total = dict.fromkeys(self.topology, 0)
         self.size: dict[ir.Value, int] = {}
+        self._of_type: dict[ir.Type, int] = {}
         self.last_user = {v: op for op in [*ir.ops(f), f.terminator] for v in op.operands}
         attributes = ir.attribute_dicts(f, "arg_attrs", len(f.args))
         self.kept = {v for v, a in zip(f.args, attributes) if not is_donor(a)}
@@ -72,10 +73,12 @@ class _Live:
             self._begin(value, says_host(of_value), used=value in self.kept or value in self.last_user)
 
     def _begin(self, value: ir.Value, on_host: bool, used: bool) -> None:
-        counts = used and not on_host and not type_says_host(value)
-        self.size[value] = local_bytes(value, self.topology) if counts else 0
+        kind = value.type
+        if kind not in self._of_type:
+            self._of_type[kind] = 0 if type_says_host(value) else local_bytes(value, self.topology)
+        self.size[value] = self._of_type[kind] if used and not on_host else 0
         if self.size[value]:
-            self.total[value.type.mesh] += self.size[value]
+            self.total[kind.mesh] += self.size[value]
 
     def step(self, op: ir.Op) -> None:
         """Goes past an op: what it used last is gone, what it made and something uses is there."""

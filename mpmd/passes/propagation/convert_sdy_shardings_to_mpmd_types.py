@@ -33,40 +33,55 @@ class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""
-        _convert_arguments(f)
-        for op in ir.walk(f, (ir.Fragment, ir.Transfer, ir.For)):
+        types = _Types()
+        _convert_arguments(f, types)
+        transfers = []
+        for op in ir.walk(f):
             if isinstance(op, ir.Fragment):
-                _set_types(op.inputs, shardings.read(op, "in_shardings"))
-                _set_types(op.results, shardings.read(op, "out_shardings"))
+                types.give(op.inputs, shardings.read(op, "in_shardings"))
+                types.give(op.results, shardings.read(op, "out_shardings"))
                 ir.put(op, "in_shardings", None)
                 ir.put(op, "out_shardings", None)
-                continue
-            of_results = shardings.read(op, shardings.ARGUMENT)
-            _set_types(op.results, of_results)
-            if isinstance(op, ir.For):
-                _set_types(op.args, of_results)
-        for op in ir.walk(f):
+            elif isinstance(op, (ir.Transfer, ir.For)):
+                of_results = shardings.read(op, shardings.ARGUMENT)
+                types.give(op.results, of_results)
+                if isinstance(op, ir.For):
+                    types.give(op.args, of_results)
+                else:
+                    transfers.append(op)
             if op.operation.name not in _KEEP:
                 ir.put(op, shardings.ARGUMENT, None)
         ir.return_types_changed(f)
-        for transfer in ir.walk(f, ir.Transfer):
+        for transfer in transfers:
             _check(transfer)
 
 
-def _convert_arguments(f: ir.Func) -> None:
+def _convert_arguments(f: ir.Func, types: _Types) -> None:
     for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
         dicts = ir.attribute_dicts(f, attribute, len(values))
         found = [of_value.pop(shardings.ARGUMENT, None) for of_value in dicts]
         if attribute == "arg_attrs":
-            _set_types(values, found)
+            types.give(values, found)
         ir.put_attribute_dicts(f, attribute, dicts)
 
 
-def _set_types(values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
-    for value, sharding in zip(values, found):
-        kind = value.type
-        if sharding is not None and isinstance(kind, ir.MeshTensor):
-            ir.set_type(value, ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind))
+class _Types:
+    """Mesh tensor types with shardings; each is made once, as microbatches repeat them."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[ir.Type, shardings.Sharding], ir.Type] = {}
+
+    def give(self, values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
+        """Gives values the types that their shardings ask for."""
+        for value, sharding in zip(values, found):
+            kind = value.type
+            if sharding is None or not isinstance(kind, ir.MeshTensor):
+                continue
+            new = self.made.get((kind, sharding))
+            if new is None:
+                new = ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
+                self.made[(kind, sharding)] = new
+            ir.set_type(value, new)
 
 
 def _check(transfer: ir.Transfer) -> None:

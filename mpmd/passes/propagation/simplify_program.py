@@ -29,16 +29,19 @@ class SimplifyProgram(ir.FunctionPass):
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Last first, until nothing changes any more."""
-        changed = True
-        while changed:
-            changed = False
+        """Last first, so that what nobody needs any more is seen at its maker.
+
+        Where a result was replaced, readers, which were seen before, may now do something twice.
+        """
+        again = True
+        while again:
+            again = False
             for fragment in reversed(ir.fragments(f)):
-                changed |= _simplify(fragment)
+                again |= _simplify(fragment)
 
 
 def _simplify(fragment: ir.Fragment) -> bool:
-    """One round over one fragment; whether it changed."""
+    """One round over one fragment; whether something else is used for one of its results now."""
     first_arg: dict[ir.Value, ir.Value] = {}
     for value, arg in zip(fragment.inputs, fragment.args):
         ir.replace_uses(arg, first_arg.setdefault(value, arg))
@@ -54,17 +57,14 @@ def _simplify(fragment: ir.Fragment) -> bool:
         if same != result:
             ir.replace_uses(result, same)
             gone.add(i)
+    replaced = bool(gone)
     gone |= _unneeded(fragment, gone, results, returned)
-    body_before = len(ir.ops(fragment.body))
     fragment = ir.drop(fragment, results=gone)
     ir.keep_only(fragment.body, lambda op: not ir.is_unused(op) or not ir.is_pure(op))
-    unused = {i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)}
-    fragment = ir.drop(fragment, inputs=unused)
-    changed = bool(gone or unused) or len(ir.ops(fragment.body)) != body_before
+    fragment = ir.drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):
         ir.erase(fragment)
-        return True
-    return changed
+    return replaced
 
 
 def _unneeded(
