@@ -130,11 +130,11 @@ def _is_sum_of_unassigns(op: ir.Op) -> bool:
 
 
 def _do_sum_at_target(add: ir.Op, mesh: str) -> None:
-    """Wraps the adds of a sum into fragments on a mesh, the last first, and transfers their operands."""
-    todo = [add]
-    while todo:
-        op = todo.pop()
-        todo += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
+    """Wraps the adds of a sum into fragments on a mesh, inner ones first, and transfers their operands."""
+    adds = [add]
+    for op in adds:
+        adds += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
+    for op in reversed(adds):
         made = assigning.wrap(op, mesh, "introduce_transfers")
         ir.erase(op)
         for value in made.inputs:
