@@ -23,9 +23,9 @@ class InferMeshRewriteUsingAnalysis(ir.ModulePass):
 
     An op whose only user is a fragment is inlined there; one that few fragments use (`max-clones`), or that
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
-    callees that are needed on several meshes are doubled, which `mpmd.copies` notes.
-    Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
-    assigns and unassigns.  Cost: linear, but for clones.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    callees that are needed on several meshes are doubled, which `mpmd.copies` notes. Requires: use sets,
+    and a use of every op.  Ensures: no meshless op; values pass between fragments through assigns and
+    unassigns.  Cost: linear, but for clones.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"
@@ -91,7 +91,7 @@ def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
 
 
 def _assign_args(f: ir.Func) -> None:
-    """Puts a callee's arguments on the meshes where its body needs them; more than one: new, last arguments."""
+    """Puts a callee's arguments on the meshes where its body needs them; further ones are new arguments."""
     copies: dict[int, range] = {}
     where = ir.at_start(f.body)
     for i, arg in enumerate(f.args):
