@@ -145,7 +145,7 @@ def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
 
 
 def mesh_order(names: Iterable[str]) -> list[str]:
-    """Mesh names, each once: by the numbers at their ends if both have one, so m2 before m10; else by string."""
+    """Mesh names, each once: by the numbers at their ends where both have one (m2, m10), else by string."""
 
     def compare(a: str, b: str) -> int:
         numbers = [re.search(r"\d+$", name) for name in (a, b)]

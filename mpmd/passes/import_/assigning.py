@@ -117,7 +117,8 @@ def wrap(
 def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
     """Uses transfers from mesh to mesh, in mesh order, for the results of assigns of one mesh tensor.
 
-    All stand before the first of the assigns, which stay, unused.  Where the value already is, it is used itself.
+    All stand before the first of the assigns, which stay, unused.  Where the value already is, it is used
+    itself.
     """
     by_kind: dict[ir.Type, list[ir.Assign]] = {}
     for op in sorted_by_position(assigns):

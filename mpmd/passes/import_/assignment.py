@@ -84,6 +84,10 @@ class Assignment:
         return ",".join(f"{name}@{place}" for name, place in self.entries)
 
 
+NOTHING = Assignment()
+"""No name is assigned."""
+
+
 def _entry(part: str, text: str) -> tuple[str, Place]:
     name, at, place = part.rpartition("@")
     if not at or not name or not place:

@@ -50,7 +50,10 @@ class GenerateSdyMeshesFromTopology(ir.ModulePass):
         pointer = _Pointer(topology, kept)
         for f in ir.funcs(module):
             for op in ir.walk(f):
-                pointer.repoint(op)
+                pointer.look_at(op)
+        if pointer.failed:
+            return
+        pointer.repoint()
         _exchange(module, topology, old, kept, pointer.needs_empty)
         if pointer.needs_empty and _EMPTY not in kept:
             distributed[0].topology = ir.Topology({**topology, _EMPTY: _empty_mesh()})
@@ -84,39 +87,46 @@ def _exchange(
 
 
 class _Pointer:
-    """Rewrites the mesh names in attributes."""
+    """Finds the mesh names in attributes, and rewrites them."""
 
     def __init__(self, topology: ir.Topology, kept: dict[str, ir.Op]) -> None:
         self._topology = topology
         self._kept = kept
+        self._found: list[tuple[ir.Op, str, str]] = []
         self.needs_empty = False
+        self.failed = False
 
-    def repoint(self, op: ir.Op) -> None:
-        """Has the shardings in all attributes of an op name the mesh of their axes."""
-        for name, attribute in list(op.attributes.items()):
+    def look_at(self, op: ir.Op) -> None:
+        """Notes how the shardings in all attributes of an op are to name the mesh of their axes."""
+        for name, attribute in op.attributes.items():
             text = str(attribute)
-            if "<@" not in text or "sdy." not in text:
-                continue
-            rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)
-            if rewritten != text:
-                ir.put(op, name, ir.Attribute.parse(rewritten))
+            if "<@" in text and "sdy." in text:
+                rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)
+                if rewritten != text:
+                    self._found.append((op, name, rewritten))
+
+    def repoint(self) -> None:
+        """Rewrites the attributes."""
+        for op, name, text in self._found:
+            ir.put(op, name, ir.Attribute.parse(text))
 
     def _rewritten(self, found: re.Match[str], op: ir.Op) -> str:
         mesh, rest = found[1].strip('"'), found[2]
-        axes = _AXIS.findall(rest)
-        if not axes:
+        owners = dict.fromkeys(self._mesh_of_axis(axis) for axis in _AXIS.findall(rest))
+        if not owners:
             if mesh in self._kept:
                 return found[0]
             self.needs_empty = True
             return f"<@{_EMPTY}, {rest}>"
-        owners = list(dict.fromkeys(self._mesh_of_axis(axis) for axis in axes))
-        if len(owners) == 1 and owners[0] is not None:
-            return f"<@{_symbol(owners[0])}, {rest}>"
-        homeless = [axis for axis in axes if self._mesh_of_axis(axis) is None]
-        if homeless:
+        names = [name for name in owners if name is not None]
+        if len(owners) == len(names) == 1:
+            return f"<@{_symbol(names[0])}, {rest}>"
+        if None in owners:
+            homeless = [axis for axis in _AXIS.findall(rest) if self._mesh_of_axis(axis) is None]
             problem = f"axes {', '.join(homeless)} belong to no mesh of the topology: name them <mesh>_<axis>"
         else:
-            problem = f"it has axes of several meshes: {', '.join(str(o) for o in owners)}"
+            problem = f"it has axes of several meshes: {', '.join(names)}"
+        self.failed = True
         diagnostics.error(f"cannot tell the mesh of the sharding {found[0]}; {problem}", op.location)
         return found[0]
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
-from mpmd.passes.import_.assignment import Assignment, Place
+from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
 from mpmd.support import diagnostics
 
 _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
@@ -25,7 +25,7 @@ class InlineNestedUserExposedOps(ir.FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-inline-nested-user-exposed-ops"
-    assignment: Assignment = Assignment()
+    assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Empties each outermost computation of names."""

@@ -10,7 +10,7 @@ from mpmd import ir
 
 @dataclasses.dataclass(frozen=True)
 class InsertNamelessCloneOfNegligibleOps(ir.FunctionPass):
-    """Makes a constant that a named computation returns anew outside of it, for all but the program's results.
+    """Makes a constant that a named computation returns anew, for all uses but the program's results.
 
         x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }
         y = add a x                             -->  d = const 1

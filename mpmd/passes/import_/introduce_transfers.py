@@ -19,11 +19,11 @@ class IntroduceTransfers(ir.ModulePass):
         u = unassign a; v = unassign b; s = add u v; x = assign s to m1
         -->  p = transfer b to m1; x = m1[] by=introduce_transfers (a, p) { add .. }
 
-    Several meshes are reached in a chain, in mesh order.  A sum of values from several meshes, as gradients of
-    a value used on several meshes are, is done where it is needed.  An argument of a callee that is always
-    given a value of one mesh, and is assigned in the callee, is taken to be on that mesh.
-    Requires: names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear.
-    Source: openxla/shardy MPMD, `introduce_transfers`.
+    Several meshes are reached in a chain, in mesh order.  A sum of values from several meshes, as gradients
+    of a value used on several meshes are, is done where it is needed.  An argument of a callee that is
+    always given a value of one mesh, and is assigned in the callee, is taken to be on that mesh. Requires:
+    names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear. Source:
+    openxla/shardy MPMD, `introduce_transfers`.
     """
 
     name: ClassVar[str] = "mpmd-introduce-transfers"
@@ -49,8 +49,8 @@ def _push_unassigns_in(f: ir.Func, calls: list[ir.Call], symbols: dict[str, ir.F
     if not calls:
         return
     for i, arg in enumerate(f.args):
-        sources = [_unassign_of(call.operands[i], symbols) for call in calls]
-        if any(s is None for s in sources) or len({s.tensor.type.mesh for s in sources}) > 1:
+        sources = [s for call in calls if (s := _unassign_of(call.operands[i], symbols)) is not None]
+        if len(sources) < len(calls) or len({s.tensor.type.mesh for s in sources}) > 1:
             continue
         if any(isinstance(user, ir.Assign) for user in ir.users(arg)):
             used = [(use.owner, use.operand_number) for use in arg.uses]
@@ -130,12 +130,13 @@ def _is_sum_of_unassigns(op: ir.Op) -> bool:
 
 
 def _do_sum_at_target(add: ir.Op, mesh: str) -> None:
-    """Wraps the adds of a sum into fragments on a mesh, the last first, and transfers their operands."""
-    todo = [add]
-    while todo:
-        op = todo.pop()
-        todo += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
+    """Wraps the adds of a sum into fragments on a mesh, inner ones first, and transfers their operands."""
+    adds = [add]
+    for op in adds:
+        adds += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
+    for op in reversed(adds):
         made = assigning.wrap(op, mesh, "introduce_transfers")
         ir.erase(op)
-        for value in made.inputs:
-            _transfer(ir.producer(value))
+        for there in (ir.producer(value) for value in made.inputs):
+            if isinstance(there, ir.Assign):
+                _transfer(there)

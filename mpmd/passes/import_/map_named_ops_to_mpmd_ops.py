@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.assignment import Assignment, Place
+from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
 from mpmd.support import diagnostics
 
 
@@ -25,7 +25,7 @@ class MapNamedOpsToMpmdOps(ir.FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-map-named-ops-to-mpmd-ops"
-    assignment: Assignment = Assignment()
+    assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Maps the names of one function."""

@@ -41,7 +41,8 @@ def _is_in_computation(op: ir.Op) -> bool:
 
 def _cut_passed_on_lanes(barrier: ir.Op) -> None:
     """Removes lanes from an argument of the computation to what it returns, with no other use."""
-    kept, cut = [], []
+    kept: list[tuple[ir.Value, ir.Value]] = []
+    cut: list[tuple[ir.Value, ir.Value]] = []
     for operand, result in zip(barrier.operands, barrier.results):
         users = ir.users(result)
         is_cut = ir.producer(operand) is None and len(users) == 1 and isinstance(users[0], ir.Return)

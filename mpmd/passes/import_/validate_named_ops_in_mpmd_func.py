@@ -55,8 +55,9 @@ def _message(op: ir.Op, parent: ir.Op) -> str:
         text += f", {place[0]}:{place[1]},"
     if isinstance(parent, ir.Func):
         advice = (
-            "A function that is called from inside of a loop or branch, or of a plain jax.jit, holds no names: "
-            "call it from the MPMD program itself."
+            "A function that is called from inside of a loop or branch, or of a plain jax.jit, holds no "
+            "names: call it from the MPMD program itself."
         )
         return f"{text} is in function @{parent.symbol}, which belongs to no topology. {advice}"
-    return f"{text} is in a {parent.operation.name}. {_ADVICE.get(parent.operation.name, 'Name what is around it.')}"
+    advice = _ADVICE.get(parent.operation.name, "Name what is around it.")
+    return f"{text} is in a {parent.operation.name}. {advice}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
@@ -117,7 +119,7 @@ class Absorber:
         return [f for f, growing in self._growing.items() if growing.reads(value)]
 
     def _absorb(self, fragment: ir.Fragment, op: ir.Op, move: bool) -> None:
-        """Puts an op, or a copy, at the begin of a fragment, which reads its operands instead of its results."""
+        """Puts an op, or a copy, at the begin of a fragment, which then reads what the op reads."""
         if fragment not in self._growing:
             self._growing[fragment] = _Growing(fragment)
         growing = self._growing[fragment]
@@ -148,14 +150,14 @@ class Absorber:
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
         meshes = ir.mesh_order([*(a.result.type.mesh for a in self._assigns(op)), *direct])
         for mesh in meshes:
-            made = assigning.wrap(op, mesh, _MADE_BY, lambda user, mesh=mesh: _is_on(user, mesh))
+            made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):
                 if not assigning.is_tensor(old.type):
                     self._renamed.setdefault(old, new)
         self._dead[op] = None
 
 
-def _is_on(user: ir.Op, mesh: str) -> bool:
+def _is_on(mesh: str, user: ir.Op) -> bool:
     """Whether a user of an op is served by a fragment on a mesh."""
     if isinstance(user, ir.Assign):
         return bool(user.result.type.mesh == mesh)

@@ -18,8 +18,8 @@ _MADE_BY = "infer_mesh_wrap_resultless_ops"
 class InferMeshAssignMeshFuncLeaves(ir.ModulePass):
     """Gives a mesh to what nothing uses: there are no uses to learn one from.
 
-        main(a, b): s = add a a {src_set=m2}; t = mul a a; return s
-        -->  main(a, b@m1): s = add a a; p = assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out
+        main(a, b): s = add a a {src_set=m2}; t = mul a a; return s -->  main(a, b@m1): s = add a a; p =
+        assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out
 
     Leaves are results and unused arguments of functions, unused ops, ops without tensors as results (wrapped
     into a fragment per mesh), and operands of broadcasts and reduces.  A mesh where the leaf can be is taken,
@@ -130,8 +130,8 @@ class _Leaves:
         if mesh is None:
             if not self._force:
                 self._errors.report(
-                    "src_set must not be empty for this op. Its operands are on different meshes, and nothing "
-                    "uses it: remove it, add an explicit transfer, or set infer_transfers.",
+                    "src_set must not be empty for this op. Its operands are on different meshes, and "
+                    "nothing uses it: remove it, add an explicit transfer, or set infer_transfers.",
                     op.location,
                 )
                 return
@@ -148,8 +148,8 @@ class _Leaves:
             meshes = [self._default]
         if not meshes:
             self._errors.report(
-                f"src_set must not be empty for resultless ops. The operands of this {op.operation.name} are on "
-                "different meshes. Add an explicit transfer.",
+                f"src_set must not be empty for resultless ops. The operands of this {op.operation.name} "
+                "are on different meshes. Add an explicit transfer.",
                 op.location,
             )
             return
@@ -187,7 +187,8 @@ class _Leaves:
         if mesh is None and not self._force:
             self._errors.report(
                 f"Callee @{self._f.symbol} {what} has no mesh to be assigned to.\n"
-                "  Its calls give it values on different meshes. Add an explicit transfer, or set infer_transfers.",
+                "  Its calls give it values on different meshes. Add an explicit transfer, or set "
+                "infer_transfers.",
                 location,
             )
         return mesh or self._default

@@ -41,8 +41,8 @@ class InferMeshAssignUsingInputOutputConstraints(ir.FunctionPass):
             mesh = _mesh_of_pair(f, constraint, symbols)
             if mesh is None:
                 diagnostics.notice(
-                    f"argument {constraint.input} and result {constraint.output} cannot be on one mesh without a "
-                    "transfer",
+                    f"argument {constraint.input} and result {constraint.output} cannot be on one mesh "
+                    "without a transfer",
                     f.location,
                 )
             else:
@@ -57,8 +57,8 @@ def _mesh_of_pair(f: ir.Func, constraint: Constraint, symbols: dict[str, ir.Func
         wanted: str = value.type.mesh
         if assigning.is_mesh_tensor(arg.type) and arg.type.mesh != wanted:
             diagnostics.error(
-                f"argument {constraint.input} is assigned to {arg.type.mesh} and result {constraint.output} to "
-                f"{wanted}, but they are to be on one mesh: change an assignment, or drop the constraint",
+                f"argument {constraint.input} is assigned to {arg.type.mesh} and result {constraint.output} "
+                f"to {wanted}, but they are to be on one mesh: change an assignment, or drop the constraint",
                 f.location,
             )
             return None

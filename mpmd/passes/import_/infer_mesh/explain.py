@@ -103,26 +103,20 @@ class Explainer:
         return lines, more
 
 
-def _plain(location: ir.Location) -> str:
-    """The name that a location is, such as the path of an argument; empty if it is a place in a file."""
-    found = re.fullmatch(r'loc\("((?:[^"\\]|\\.)*)"\)', str(location))
-    return found[1].replace("\\'", "'") if found else ""
-
-
 def _place(location: ir.Location) -> str:
     frames = ir.frames_of(location)
     return f" ({frames[0].file}:{frames[0].line})" if frames else ""
 
 
 def _input_line(f: ir.Func, index: int) -> str:
-    name = _plain(f.args[index].location) or f"#{index}"
+    name = ir.name_of(f.args[index].location) or f"#{index}"
     found = sets.arg_src_set(f, index)
     return f'Input "{name}": {"any mesh" if found is None else found}'
 
 
 def _output_line(f: ir.Func, index: int, mesh: str = "") -> str:
     location = assigning.result_location(f, index)
-    name = _plain(location) if location is not None else f"#{index}"
+    name = ir.name_of(location) if location is not None else f"#{index}"
     return f'Output "{name}": {mesh or "any mesh"}'
 
 
@@ -132,7 +126,7 @@ def _unassign_line(op: ir.Unassign) -> str:
     source = ir.producer(op.tensor)
     if source is None:
         f = op.tensor.owner.owner.opview
-        name = _plain(f.args[ir.arg_index(op.tensor)].location) or f"#{ir.arg_index(op.tensor)}"
+        name = ir.name_of(f.args[ir.arg_index(op.tensor)].location) or f"#{ir.arg_index(op.tensor)}"
         return f'Input "{name}": {found}'
     return f"{_named(reason, source)}: {found}{_place(op.location)}"
 

@@ -22,11 +22,10 @@ class InferMeshFinalize(ir.ModulePass):
         main(a): p = assign a to m1; q = assign a to m2; ..
         -->  main(a@m1): q = transfer a to m2; ..
 
-    Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from mesh
-    to mesh; other values only with `infer-transfers`.  A reduce is done on each mesh, then once more on each
-    mesh that needs it.
-    Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or reduce; no sets.  Cost: linear.
-    Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from
+    mesh to mesh; other values only with `infer-transfers`.  A reduce is done on each mesh, then once more
+    on each mesh that needs it. Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or
+    reduce; no sets.  Cost: linear. Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-finalize"
@@ -84,7 +83,7 @@ def _stands_in_function(op: ir.Op) -> bool:
 
 
 def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
-    """A transfer of `value` to `kind` in the block of `op`, or around it; and what of that block holds `op`."""
+    """A transfer of `value` to `kind` in a block around `op`, and what of that block holds `op`."""
     for user in ir.users(value):
         if isinstance(user, ir.Transfer) and user.result.type == kind:
             around: ir.Op | None = op
@@ -125,12 +124,12 @@ def _memory_message(f: ir.Func, index: int, kinds: list[str | None]) -> str:
             " Found at least one user with undefined memory kind and at least one user with a memory kind."
         )
     named = ", ".join(sorted(k for k in kinds if k is not None))
-    return f"{text}\n  {_name_of(f, index)}: {named}\n  Name it once, outside, with the memory kind that all users want."
+    advice = "Name it once, outside, with the memory kind that all users want."
+    return f"{text}\n  {_name_of(f, index)}: {named}\n  {advice}"
 
 
 def _name_of(f: ir.Func, index: int) -> str:
-    found = str(f.args[index].location).removeprefix('loc("').removesuffix('")')
-    return found if found.isprintable() and "loc(" not in found else f"argument {index}"
+    return ir.name_of(f.args[index].location) or f"argument {index}"
 
 
 def _rewrite_broadcast(op: ir.Broadcast) -> None:
@@ -214,6 +213,7 @@ def _check(f: ir.Func) -> None:
             elif flow.is_meshless(op):
                 diagnostics.error(
                     f"no more meshless ops are expected at this point, but there is a {op.operation.name}.\n"
-                    "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is around them.",
+                    "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is "
+                    "around them.",
                     op.location,
                 )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.errors import PassError
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
 from mpmd.passes.import_.infer_mesh.sets import USE_SET, MeshSet
+from mpmd.support import diagnostics
 
 
 class Loop:
     """A loop whose arguments, results and returned values are given meshes.
 
-    Raises:
-        PassError: one of the values is needed on several meshes.
+    A value that is needed on several meshes is an error.
     """
 
     def __init__(self, op: ir.For, symbols: dict[str, ir.Func]) -> None:
@@ -26,9 +25,10 @@ class Loop:
 
     def _one_of(self, index: int, needed: MeshSet) -> str:
         if len(needed.meshes) > 1:
-            raise PassError(
+            diagnostics.error(
                 f"a loop carries value {index}, which is needed on several meshes: {needed}\n"
                 "  Unroll the loop, or transfer the value before it and use it on one mesh.",
+                self._op.location,
             )
         return needed.names[0] if needed else self._default()
 

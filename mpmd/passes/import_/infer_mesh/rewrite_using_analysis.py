@@ -23,9 +23,9 @@ class InferMeshRewriteUsingAnalysis(ir.ModulePass):
 
     An op whose only user is a fragment is inlined there; one that few fragments use (`max-clones`), or that
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
-    callees that are needed on several meshes are doubled, which `mpmd.copies` notes.
-    Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
-    assigns and unassigns.  Cost: linear, but for clones.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    callees that are needed on several meshes are doubled, which `mpmd.copies` notes. Requires: use sets,
+    and a use of every op.  Ensures: no meshless op; values pass between fragments through assigns and
+    unassigns.  Cost: linear, but for clones.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"
@@ -35,31 +35,33 @@ class InferMeshRewriteUsingAnalysis(ir.ModulePass):
         """Rewrites callees, then entry functions, whose calls follow the new signatures."""
         functions = flow.mpmd_functions(module)
         symbols = ir.symbol_table(module)
+        bodies = _Bodies(symbols, self.max_clones)
         for f in functions:
             if not f.is_public:
                 _assign_results(f, symbols)
-                _Body(symbols, self.max_clones).rewrite(f)
+                bodies.rewrite(f)
                 _assign_args(f)
         for f in functions:
             if f.is_public:
-                _Body(symbols, self.max_clones).rewrite(f)
+                bodies.rewrite(f)
         for f in functions:
             ir.return_types_changed(f)
 
 
-class _Body:
-    """Rewrites the block of a function or loop, last op first."""
+class _Bodies:
+    """Rewrites blocks of functions and loops, last op first."""
 
     def __init__(self, symbols: dict[str, ir.Func], max_clones: int) -> None:
         self._symbols = symbols
         self._max_clones = max_clones
+        self._signatures: dict[str, _Signature] = {}
 
     def rewrite(self, body: ir.Func | ir.For) -> None:
         """Places the ops of a block."""
         absorber = Absorber(self._max_clones)
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Call):
-                _rewrite_call(op, self._symbols[op.callee_name])
+                _rewrite_call(op, self._signature(op.callee_name))
             elif isinstance(op, ir.For):
                 loop = Loop(op, self._symbols)
                 loop.assign_returned()
@@ -68,6 +70,11 @@ class _Body:
             elif flow.is_meshless(op):
                 absorber.place(op)
         absorber.finish()
+
+    def _signature(self, name: str) -> _Signature:
+        if name not in self._signatures:
+            self._signatures[name] = _Signature(self._symbols[name])
+        return self._signatures[name]
 
 
 def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
@@ -91,7 +98,7 @@ def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
 
 
 def _assign_args(f: ir.Func) -> None:
-    """Puts a callee's arguments on the meshes where its body needs them; more than one: new, last arguments."""
+    """Puts a callee's arguments on the meshes where its body needs them; further ones are new arguments."""
     copies: dict[int, range] = {}
     where = ir.at_start(f.body)
     for i, arg in enumerate(f.args):
@@ -128,35 +135,49 @@ def _note_copies(f: ir.Func, which: str, count: int, copies: dict[int, range]) -
     ir.put_attribute_dicts(f, which, dicts)
 
 
-def _copies(f: ir.Func, which: str, index: int) -> list[int]:
-    dicts = ir.attribute_dicts(f, which, 0)
-    attribute = dicts[index].get(COPIES) if index < len(dicts) else None
-    return [] if attribute is None else [int(i) for i in ir.DenseI64ArrayAttr(attribute)]
+class _Signature:
+    """What a rewritten callee takes and returns."""
+
+    def __init__(self, f: ir.Func) -> None:
+        self.kinds = [arg.type for arg in f.args]
+        self.returned = [value.type for value in f.returned]
+        self._arg_copies = _copies(f, "arg_attrs", len(self.kinds))
+        self._result_copies = _copies(f, "res_attrs", len(self.returned))
+
+    def args(self, index: int) -> list[int]:
+        """The arguments that an operand of the callee, as it was, is given to."""
+        return [index, *self._arg_copies[index]]
+
+    def results(self, index: int) -> list[int]:
+        """The results that hold what was one result of the callee."""
+        return [index, *self._result_copies[index]]
 
 
-def _rewrite_call(op: ir.Call, callee: ir.Func) -> None:
+def _copies(f: ir.Func, which: str, count: int) -> list[list[int]]:
+    return [
+        [int(i) for i in ir.DenseI64ArrayAttr(entries[COPIES])] if COPIES in entries else []
+        for entries in ir.attribute_dicts(f, which, count)
+    ]
+
+
+def _rewrite_call(op: ir.Call, signature: _Signature) -> None:
     """Calls with operands on the meshes that the callee's arguments have; results likewise."""
     where = ir.before(op)
-    kinds = [arg.type for arg in callee.args]
-    operands: list[ir.Value | None] = [None] * len(kinds)
+    operands: list[ir.Value | None] = [None] * len(signature.kinds)
     for i, value in enumerate(op.operands):
         if assigning.is_mesh_tensor(value.type):
             operands[i] = value
             continue
-        for k in [i, *_copies(callee, "arg_attrs", i)]:
-            operands[k] = assigning.assign(value, kinds[k], where)
-    made = ir.rebuild(op, [v for v in operands if v is not None], [v.type for v in callee.returned])
+        for k in signature.args(i):
+            operands[k] = assigning.assign(value, signature.kinds[k], where)
+    made = ir.rebuild(op, [v for v in operands if v is not None], signature.returned)
+    results = list(made.results)
     for i, old in enumerate(op.results):
-        by_mesh: dict[str, ir.Value] = {}
         if assigning.is_mesh_tensor(old.type):
-            ir.replace_uses(old, made.results[i])
+            ir.replace_uses(old, results[i])
             continue
-        for k in [i, *_copies(callee, "res_attrs", i)]:
-            by_mesh.setdefault(made.results[k].type.mesh, made.results[k])
-        for use in list(old.uses):
-            # Whatever else still reads a result was cloned into fragments and is about to be erased.
-            user = use.owner
-            there = by_mesh[user.result.type.mesh] if isinstance(user, ir.Assign) else made.results[i]
-            plain = assigning.unassign(there, where, location=user.location)
-            ir.set_operand(user, use.operand_number, plain)
+        by_mesh = {results[k].type.mesh: results[k] for k in reversed(signature.results(i))}
+        for user in ir.users(old):
+            there = by_mesh[user.result.type.mesh]
+            ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
     ir.erase(op)

@@ -16,7 +16,8 @@ from mpmd.passes.import_.infer_mesh.sets import MeshSet
 class InferMeshValidateNoAdditionalTransfersNeeded(ir.ModulePass):
     """Reports ops that are needed on a mesh where they cannot be.
 
-        s = add u u {src_set=m2, use_set=m1}  -->  error: .. it is used in {m1} but it can only be placed on {m2}
+        s = add u u {src_set=m2, use_set=m1}  -->  error: .. it is used in {m1} but it can only be placed on
+        {m2}
 
     Only the last op of a chain is reported.  In a chain of calls of one function, what one passes to the next
     must be needed on the same meshes.
@@ -125,8 +126,8 @@ class _Check:
     def _report_chain(self, f: ir.Func, differing: dict[tuple[int, int], tuple[MeshSet, MeshSet]]) -> None:
         result, arg = next(iter(differing))
         first = (
-            f"Mesh assignment is not possible for {explain.callee(f)} as it passes result {result} to arg{arg} of "
-            "its next call, but the two are needed on different meshes."
+            f"Mesh assignment is not possible for {explain.callee(f)} as it passes result {result} to "
+            f"arg{arg} of its next call, but the two are needed on different meshes."
         )
         lines = [
             f"result {k} is needed on {returned if returned else 'no mesh'}; "

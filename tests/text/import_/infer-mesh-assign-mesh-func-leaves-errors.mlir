@@ -1,0 +1,27 @@
+// RUN: mpmd-opt %s -mpmd-infer-mesh-assign-mesh-func-leaves -split-input-file -verify-diagnostics
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+func.func @result(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %0 = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<>} : tensor<4xf32>
+  // expected-error@+1 {{Func output 0 has no mesh to be assigned to.}}
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+func.func @unused(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // expected-error@+1 {{src_set must not be empty for this op}}
+  %0 = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<>} : tensor<4xf32>
+  // expected-error@+1 {{src_set must not be empty for resultless ops}}
+  sdy.sharding_group %a group_id=0 {mpmd.src_set = #mpmd.meshes_with_origins<>} : tensor<4xf32>
+  return %a : tensor<4xf32>
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+// expected-error@+1 {{Callee @f unused input 0 has no mesh to be assigned to.}}
+func.func private @f(%a: tensor<4xf32> {mpmd.src_set = #mpmd.meshes_with_origins<>}) attributes {topology = #topology} {
+  return
+}

@@ -1,0 +1,99 @@
+// RUN: mpmd-opt %s -mpmd-infer-mesh-rewrite-using-analysis | FileCheck %s
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// One fragment uses it: inlined, and what it reads with it; equal operands are read once.
+// CHECK-LABEL: func @inlined
+func.func @inlined(%a: tensor<4xf32>, %b: tensor<4xf32>) -> !m1 attributes {topology = #topology} {
+  // CHECK-NEXT: %[[B:.*]] = mpmd.assign %arg1
+  // CHECK-NEXT: %[[A:.*]] = mpmd.assign %arg0
+  // CHECK-NEXT: %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]> (%[[B]], %[[A]]) (%arg2: tensor<4xf32>, %arg3: tensor<4xf32>) {
+  // CHECK-NEXT:   %[[N:.*]] = stablehlo.negate %arg3
+  // CHECK-NEXT:   %[[S:.*]] = stablehlo.add %[[N]], %arg2
+  // CHECK-NEXT:   %[[T:.*]] = stablehlo.tanh %[[S]]
+  // CHECK-NEXT:   mpmd.return %[[T]]
+  // CHECK:      return %[[F]]
+  %0 = stablehlo.negate %a : tensor<4xf32>
+  %1 = stablehlo.add %0, %b : tensor<4xf32>
+  %x = mpmd.assign %1 : (tensor<4xf32>) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%x) (%p: tensor<4xf32>) {
+    %2 = stablehlo.tanh %p : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}
+
+// Two fragments use the sum: more than one clone, so it gets a fragment of its own on each mesh, m1 first.
+// The negation is trivial and is cloned.
+// CHECK-LABEL: func @wrapped
+func.func @wrapped(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topology} {
+  // CHECK:      %[[W1:.*]] = mpmd.fragment<mesh="m1", origin=[]> ({{.*}}) {mpmd.inferred_by = ["infer_mesh_wrap_meshless_ops"]} (%arg1: tensor<4xf32>) {
+  // CHECK-NEXT:   %[[N:.*]] = stablehlo.negate %arg1
+  // CHECK-NEXT:   stablehlo.add %[[N]], %[[N]]
+  // CHECK:      %[[U1:.*]] = mpmd.unassign %[[W1]]
+  // CHECK:      %[[W2:.*]] = mpmd.fragment<mesh="m2", origin=[]>
+  // CHECK-NEXT:   stablehlo.negate
+  // CHECK:      %[[U2:.*]] = mpmd.unassign %[[W2]]
+  // CHECK-NEXT: %[[X:.*]] = mpmd.assign %[[U1]]
+  // CHECK-NEXT: %[[Y:.*]] = mpmd.assign %[[U2]]
+  // CHECK-NEXT: mpmd.fragment<mesh="m1", origin=["f"]> (%[[X]])
+  // CHECK:      mpmd.fragment<mesh="m2", origin=["g"]> (%[[Y]])
+  %0 = stablehlo.negate %a : tensor<4xf32>
+  %1 = stablehlo.add %0, %0 : tensor<4xf32>
+  %x = mpmd.assign %1 : (tensor<4xf32>) -> !m1
+  %y = mpmd.assign %1 : (tensor<4xf32>) -> !m2
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%x) (%p: tensor<4xf32>) {
+    %2 = stablehlo.tanh %p : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m2", origin=["g"]> (%y) (%p: tensor<4xf32>) {
+    %2 = stablehlo.abs %p : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (!m2) -> !m2
+  return %f, %g : !m1, !m2
+}
+
+// A fragment that reads another one's result grows beside it.
+// CHECK-LABEL: func @growing_together
+func.func @growing_together(%a: tensor<4xf32>) -> !m1 attributes {topology = #topology} {
+  // CHECK:      %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]>
+  // CHECK-NEXT:   stablehlo.negate
+  // CHECK:      mpmd.fragment<mesh="m1", origin=["g"]> (%[[F]], {{.*}})
+  // CHECK-NEXT:   stablehlo.tanh %arg2
+  %0 = stablehlo.negate %a : tensor<4xf32>
+  %1 = stablehlo.tanh %a : tensor<4xf32>
+  %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
+  %y = mpmd.assign %1 : (tensor<4xf32>) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%x) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"]> (%f, %y) (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %2 = stablehlo.add %p, %q : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %g : !m1
+}
+
+// What is needed on two meshes is passed twice.
+// CHECK-LABEL: func @caller
+func.func @caller(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topology} {
+  // CHECK-NEXT: %[[A1:.*]] = mpmd.assign %arg0 {{.*}}"m1"
+  // CHECK-NEXT: %[[A2:.*]] = mpmd.assign %arg0 {{.*}}"m2"
+  // CHECK-NEXT: %[[C:.*]]:2 = mpmd.call @callee(%[[A1]], %[[A2]]) {call_counter = 3 : ui32}
+  // CHECK-DAG:  mpmd.unassign %[[C]]#0
+  // CHECK-DAG:  mpmd.unassign %[[C]]#1
+  %0 = mpmd.call @callee(%a) {call_counter = 3 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
+  %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
+  %y = mpmd.assign %0 : (tensor<4xf32>) -> !m2
+  return %x, %y : !m1, !m2
+}
+
+// CHECK: func private @callee
+// CHECK-SAME: %arg0: !mpmd.mesh_tensor<"m1", tensor<4xf32>> {mpmd.copies = array<i64: 1>}, %arg1: !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+// CHECK-SAME: mpmd.copies = array<i64: 1>
+func.func private @callee(%p: tensor<4xf32>) -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2", "m1">})
+    attributes {topology = #topology} {
+  return %p : tensor<4xf32>
+}

@@ -1,0 +1,60 @@
+// RUN: mpmd-opt %s -mpmd-infer-mesh-validate-no-additional-transfers-needed -split-input-file -verify-diagnostics
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// Only the last op of a chain is an error.
+func.func @chain(%a: tensor<4xf32>) -> !m1 attributes {topology = #topology} {
+  %0 = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
+  // expected-error@+1 {{Mesh assignment is not possible for op as it is used in {m1} but it can only be placed on {m2}}}
+  %1 = stablehlo.tanh %0 {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
+  %2 = mpmd.assign {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} %1 : (tensor<4xf32>) -> !m1
+  return %2 : !m1
+}
+
+// -----
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// Without an op in between, the assign itself is the error.
+func.func @assign(%a: !m2) -> !m1 attributes {topology = #topology} {
+  %0 = mpmd.unassign {mpmd.src_set = #mpmd.meshes_with_origins<"m2">} %a : (!m2) -> tensor<4xf32>
+  // expected-error@+1 {{it is used in {m1} but it can only be placed on {m2}}}
+  %1 = mpmd.assign {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} %0 : (tensor<4xf32>) -> !m1
+  return %1 : !m1
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+// expected-error@+1 {{Mesh assignment is not possible for arg0 of mpmd.call "f" as it is used in {m1} but it can only be placed on {m2}}}
+func.func private @f(%p: tensor<4xf32> {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">}) -> tensor<4xf32>
+    attributes {topology = #topology} {
+  return %p : tensor<4xf32>
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+func.func @caller(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %0 = mpmd.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = mpmd.call @f(%0) : (tensor<4xf32>) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+
+// expected-error@+1 {{Mesh assignment is not possible for mpmd.call "f"}}
+func.func private @f(%p: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">})
+    -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2">}) attributes {topology = #topology} {
+  return %p : tensor<4xf32>
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+func.func @fine(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %0 = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<"m1", "m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
+  %1 = stablehlo.tanh %0 {mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
