@@ -24,7 +24,7 @@ from examples.pipelined_transformer.check import Check, CheckError
 from examples.pipelined_transformer.checkpoint import Checkpoints
 from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.train_step import make_state, make_train_step
-from mpmd.errors import CheckpointError, ConfigError, DataError
+from mpmd.errors import CheckpointError, ConfigError, DataError, ScheduleError
 from mpmd.scheduling.timeline import Timeline
 
 _DEFINE = {
@@ -216,7 +216,7 @@ def main(argv: list[str]) -> None:
         config = config_from_flags()
         jax.config.update("jax_num_cpu_devices", config.num_stages * config.devices_per_mesh)
         outcome = train(config)
-    except (ConfigError, DataError, CheckpointError, CheckError) as error:
+    except (ConfigError, ScheduleError, DataError, CheckpointError, CheckError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     sys.exit(0 if outcome else INTERRUPTED)
 

@@ -94,7 +94,7 @@ class GPT(nn.Module):
 def init_params(config: TrainConfig, seed: int) -> Params:
     """Fresh parameters."""
     tokens = jnp.zeros((1, config.seq_len), jnp.int32)
-    return jax.jit(GPT(config).init)(jax.random.key(seed), tokens)["params"]
+    return GPT(config).init(jax.random.key(seed), tokens)["params"]
 
 
 def mean_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:

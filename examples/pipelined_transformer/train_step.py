@@ -27,9 +27,14 @@ from examples.pipelined_transformer.model import (
 
 def make_state(config: TrainConfig) -> TrainState:
     """Fresh parameters and optimizer state."""
-    params = init_params(config, config.seed)
-    state = TrainState.create(apply_fn=GPT(config).apply, params=params, tx=make_optimizer(config))
-    return state.replace(step=jnp.int32(state.step))  # as it comes out of a step
+
+    @jax.jit
+    def create() -> TrainState:
+        params = init_params(config, config.seed)
+        state = TrainState.create(apply_fn=GPT(config).apply, params=params, tx=make_optimizer(config))
+        return state.replace(step=jnp.int32(state.step))  # as it comes out of a step
+
+    return create()
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:

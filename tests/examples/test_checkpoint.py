@@ -12,6 +12,9 @@ from examples.pipelined_transformer.checkpoint import Checkpoints
 from examples.pipelined_transformer.train_step import make_state
 from mpmd.errors import CheckpointError
 
+# Orbax leaves a coroutine behind when it meets a damaged file.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+
 FACTS = {"d_model": 16, "text": "abc"}
 LOSSES = [6.25, 5.125, 0.1]
 

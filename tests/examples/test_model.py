@@ -12,6 +12,10 @@ from examples.pipelined_transformer.model import GPT, init_params, loss_of, stag
 from mpmd.errors import ConfigError
 
 
+def params_of(config):
+    return jax.jit(lambda: init_params(config, 0))()
+
+
 def batch_of(config):
     rng = np.random.default_rng(0)
     return rng.integers(0, config.vocab_size, (3, config.seq_len + 1)).astype(np.int32)
@@ -20,7 +24,7 @@ def batch_of(config):
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_stages_in_a_row_give_the_loss_of_the_model(tiny, num_stages):
     config = tiny(layers=4, num_stages=num_stages)
-    params, batch = init_params(config, 0), batch_of(config)
+    params, batch = params_of(config), batch_of(config)
     x = None
     for stage in range(num_stages):
         x = stage_function(config, stage)(stage_params(config, params, stage), x, batch)
@@ -29,7 +33,7 @@ def test_stages_in_a_row_give_the_loss_of_the_model(tiny, num_stages):
 
 def test_every_parameter_belongs_to_a_stage_and_only_the_token_table_to_two(tiny):
     config = tiny(layers=5, num_stages=3)
-    params = init_params(config, 0)
+    params = params_of(config)
     owners = [name for stage in range(3) for name in stage_params(config, params, stage)]
     assert sorted(owners) == sorted([*params, "tokens"])
 
@@ -41,7 +45,7 @@ def test_blocks_are_spread_evenly_from_the_first_stage(tiny):
 
 def test_a_token_sees_only_those_before_it(tiny):
     config = tiny()
-    params, tokens = init_params(config, 0), batch_of(config)[:, :-1]
+    params, tokens = params_of(config), batch_of(config)[:, :-1]
     other = tokens.copy()
     other[:, 9:] = (other[:, 9:] + 1) % config.vocab_size
     logits = jax.jit(functools.partial(GPT(config).apply, {"params": params}))
@@ -52,7 +56,7 @@ def test_a_token_sees_only_those_before_it(tiny):
 
 def test_bfloat16_reaches_the_layers_and_not_the_loss(tiny):
     config = tiny(dtype="bfloat16")
-    params, batch = init_params(config, 0), batch_of(config)
+    params, batch = params_of(config), batch_of(config)
     first = stage_function(config, 0)(stage_params(config, params, 0), None, batch)
     assert first.dtype == "bfloat16"
     assert loss_of(config, params, batch).dtype == "float32"

@@ -47,20 +47,18 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_an_interrupted_run_resumes_with_the_same_loss_curve(
-    tiny, monkeypatch, tmp_path, ctrl_c_after, capsys
-):
+def test_an_interrupted_run_resumes_with_the_same_loss_curve(tiny, monkeypatch, tmp_path, ctrl_c_after):
     config = tiny(output_dir=str(tmp_path))
-    whole = Run(tiny())
-    assert whole.train() is not None
+    whole = Run(config)
     with monkeypatch.context() as patch:
         patch.setattr(report.Progress, "step_done", ctrl_c_after(3))
-        assert train(config) is None
-    assert f"saved step 3 in {tmp_path}/checkpoints; go on with --resume" in capsys.readouterr().out
-    rest = Run(dataclasses.replace(config, resume=True))
-    assert rest.step == 3
-    assert rest.train() is not None
-    assert rest.losses == whole.losses
+        assert whole.train() is None
+    assert (whole.step, whole.checkpoints.steps) == (3, [3])
+    resumed = Run(dataclasses.replace(config, resume=True))
+    assert resumed.step == 3
+    assert resumed.train() is not None and whole.train() is not None
+    assert resumed.step == whole.step == 6
+    assert resumed.losses == whole.losses
 
 
 def test_a_second_ctrl_c_is_at_once():
