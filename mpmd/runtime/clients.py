@@ -115,12 +115,16 @@ def mesh_devices(
 def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, list[Any]]:
     devices, needed = jax_compat.devices(platform), sum(counts.values())
     if len(devices) < needed:
+        rows = ", ".join(f"{mesh}: {count}" for mesh, count in counts.items())
         advice = (
-            f"; ask for virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
+            f"ask for virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
             if platform == "cpu"
-            else "; use fewer meshes, or smaller ones"
+            else "use fewer meshes, or smaller ones"
         )
-        raise ConfigError(f"the topology needs {needed} {platform} devices, there are {len(devices)}{advice}")
+        raise ConfigError(
+            f"the topology needs {needed} devices ({rows}), but there are {len(devices)} {platform} devices\n"
+            f"  {advice}"
+        )
     result, start = {}, 0
     for mesh, count in counts.items():
         result[mesh] = devices[start : start + count]

@@ -35,9 +35,10 @@ def config(**assignment):
     return mpmd.make_config(topology(), assignment or {"first": "m0", "second": "m1"})
 
 
-def test_unknown_mesh():
-    with pytest.raises(ConfigError, match="'first' is assigned to an unknown mesh 'm7'; did you mean 'm1'"):
-        mpmd.make_config(topology(), {"first": "m7", "second": "m1"})
+@pytest.mark.parametrize("mesh, end", [("m11", "did you mean 'm1'"), ("gpu", "there are 'm0', 'm1'")])
+def test_unknown_mesh(mesh, end):
+    with pytest.raises(ConfigError, match=f"'first' is assigned to an unknown mesh {mesh!r}; {end}"):
+        mpmd.make_config(topology(), {"first": mesh, "second": "m1"})
 
 
 def test_several_problems_are_reported_together():

@@ -41,7 +41,7 @@ def test_pinning_can_be_asked_for_and_refused():
 def test_too_few_devices_say_how_to_get_more():
     with pytest.raises(ConfigError) as error:
         mesh_devices({"a": 90}, pinning="never")
-    assert str(error.value).startswith("the topology needs 90 cpu devices, there are ")
+    assert str(error.value).startswith("the topology needs 90 devices (a: 90), but there are ")
     assert "jax.config.update('jax_num_cpu_devices', 90)" in str(error.value)
 
 
