@@ -177,7 +177,10 @@ def _rewrite_call(op: ir.Call, signature: _Signature) -> None:
             ir.replace_uses(old, results[i])
             continue
         by_mesh = {results[k].type.mesh: results[k] for k in reversed(signature.results(i))}
-        for user in ir.users(old):
-            there = by_mesh[user.result.type.mesh]
-            ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
+        for use in list(old.uses):
+            # Whatever else still reads a result was cloned into fragments and is about to be erased.
+            user = use.owner
+            there = by_mesh[user.result.type.mesh] if isinstance(user, ir.Assign) else results[i]
+            plain = assigning.unassign(there, where, location=user.location)
+            ir.set_operand(user, use.operand_number, plain)
     ir.erase(op)
