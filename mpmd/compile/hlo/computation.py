@@ -182,7 +182,8 @@ class HloComputation:
         arranged = dict.fromkeys(order)
         if len(order) != len(self._instructions) or arranged.keys() != self._instructions.keys():
             raise HloError(
-                f"an order of computation {self.name} must name its {len(self)} instructions once each; got {len(order)}"
+                f"an order of computation {self.name} must name its {len(self)} instructions once each; "
+                f"got {len(order)}"
             )
         self._instructions = arranged
 

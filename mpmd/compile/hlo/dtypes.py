@@ -7,7 +7,7 @@ supplies them, so that every element type has a NumPy array form and arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -50,7 +50,7 @@ class DType:
 
 
 def _table() -> dict[str, DType]:
-    rows: list[tuple[str, int, Kind, object]] = [
+    rows: list[tuple[str, int, Kind, Any]] = [
         ("pred", 8, "pred", np.bool_),
         ("s2", 2, "signed", ml_dtypes.int2),
         ("s4", 4, "signed", ml_dtypes.int4),
@@ -80,7 +80,7 @@ def _table() -> dict[str, DType]:
         ("c64", 64, "complex", np.complex64),
         ("c128", 128, "complex", np.complex128),
     ]
-    return {name: DType(name, bits, kind, np.dtype(numpy)) for name, bits, kind, numpy in rows}  # type: ignore[call-overload]
+    return {name: DType(name, bits, kind, np.dtype(numpy)) for name, bits, kind, numpy in rows}
 
 
 DTYPES: dict[str, DType] = _table()

@@ -14,7 +14,8 @@ def fingerprint(module: HloModule) -> str:
     """A digest of the program: names, numbers, metadata and dead computations do not count.
 
     What counts: opcodes, shapes with layouts, operands, attributes, literals, control edges, shardings,
-    backend configurations, aliasing, layouts at the border, the number of partitions; in scheduled modules the order.
+    backend configurations, aliasing, layouts at the border, the number of partitions; in scheduled modules
+    the order.
     """
     digest = hashlib.sha256()
     digest.update(_header(module).encode())

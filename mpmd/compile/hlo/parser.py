@@ -387,7 +387,7 @@ class _Parser:
     def sugared(
         self, made: HloComputation, start: int, parts: tuple[bool, str, Shape, str, str, int, int]
     ) -> tuple[HloInstruction, bool, int]:
-        """`reduce-scatter-start(...)` and the like: an async-start that calls a computation of one operation."""
+        """`reduce-scatter-start(...)` and the like: async-start of a computation with that operation."""
         is_root, name, shape, opcode, inside, inside_at, position = parts
         matched = _SUGARED.match(opcode)
         wrapped = OPCODES.get(matched.group(1)) if matched else None
