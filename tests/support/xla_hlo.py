@@ -135,7 +135,9 @@ def _run_devices(text: str, arguments: list[list]) -> list[list[np.ndarray]]:
     for column in zip(*arguments):
         parts = [jax.device_put(np.atleast_1d(a), d) for a, d in zip(column, devices)]
         first = parts[0].shape
-        inputs.append(jax.make_array_from_single_device_arrays((first[0] * len(parts), *first[1:]), sharding, parts))
+        inputs.append(
+            jax.make_array_from_single_device_arrays((first[0] * len(parts), *first[1:]), sharding, parts)
+        )
     results = _compile(text, len(devices)).execute_sharded(inputs)
     outputs = results.disassemble_into_single_device_arrays()
     return [[np.asarray(o[k]) for o in outputs] for k in range(len(devices))]

@@ -75,7 +75,7 @@ def _targets(
     batch_dims = [d for d in range(update.ndim) if d not in dims.update_window_dims]
     dropped = (*dims.inserted_window_dims, *dims.input_batching_dims)
     kept = [d for d in range(len(shape)) if d not in dropped]
-    grid = np.indices(update.shape).reshape(update.ndim, -1)
+    grid = np.indices(update.shape).reshape(update.ndim, update.size)
     batch = tuple(grid[d] for d in batch_dims)
     inside = np.ones(grid.shape[1], np.bool_)
     place = np.zeros(grid.shape[1], np.int64)

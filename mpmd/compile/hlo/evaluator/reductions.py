@@ -64,7 +64,8 @@ def _reduce(instruction: HloInstruction, operands: Sequence[Value], engine: Engi
     if opcode is not None and computation.root.shape.dtype == dtype:
         return fold(opcode, values[0], inits[0], axes, dtype)
     kept = tuple(s for a, s in enumerate(values[0].shape) if a not in axes)
-    moved = [np.moveaxis(v, axes, range(len(axes))).reshape(-1, *kept) for v in values]
+    steps = math.prod(values[0].shape[a] for a in axes)
+    moved = [np.moveaxis(v, axes, range(len(axes))).reshape(steps, *kept) for v in values]
     types = [p.shape.dtype for p in computation.parameters]
     state: list[Array] = [
         np.broadcast_to(convert(i, o.shape.dtype, t), kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,7 +21,7 @@ def _sort(instruction: HloInstruction, operands: Sequence[Value], engine: Engine
     """Equal elements keep their order, whether or not the sort asks for it."""
     axis = instruction.dimensions[0]
     rows = [np.moveaxis(v, axis, -1) for v in operands]
-    flat = [r.reshape(-1, r.shape[-1]) for r in rows]
+    flat = [r.reshape(math.prod(r.shape[:-1]), r.shape[-1]) for r in rows]
     order = _merge_sort(flat, instruction.to_apply, engine)
     made = tuple(
         np.moveaxis(np.take_along_axis(f, order, 1).reshape(r.shape), -1, axis) for f, r in zip(flat, rows)

@@ -107,5 +107,5 @@ def _round_to_odd(values: Array) -> Array:
     toward_zero = np.where(
         np.abs(rounded.astype(np.float64)) > np.abs(values), np.nextafter(rounded, np.float32(0)), rounded
     )
-    bits = np.ascontiguousarray(toward_zero, dtype=np.float32).view(np.uint32)
+    bits = np.ascontiguousarray(toward_zero, dtype=np.float32).view(np.uint32).reshape(values.shape)
     return np.where(inexact, (bits | np.uint32(1)).view(np.float32), rounded)
