@@ -1,4 +1,4 @@
-"""Random HLO modules with arguments: single operations over all opcodes and types, and graphs of exact operations.
+"""Random HLO modules with arguments: single operations of all opcodes and types, graphs of exact operations.
 
 A case's outputs are deterministic functions of its inputs up to rounding: inexact operations feed outputs
 alone, so
@@ -84,7 +84,7 @@ class Draft:
 
 
 def values(rng: np.random.Generator, dtype: str, dims: tuple[int, ...], special: bool = False) -> np.ndarray:
-    """Random elements; with `special`, some infinite, NaN, tiny, huge, zeros of both signs, extreme integers."""
+    """Random elements; with `special`, some infinite, NaN, tiny, huge, signed zeros, extreme integers."""
     info = DTYPES[dtype]
     if info.kind == "pred":
         return rng.integers(0, 2, dims).astype(bool)
@@ -316,7 +316,7 @@ def movement(draft: Draft) -> Case:
 
 
 def _move_reshape(draft: Draft, value: HloInstruction) -> HloInstruction:
-    dims = [d for d in value.shape.dims]
+    dims = list(value.shape.dims)
     if len(dims) > 1 and draft.rng.random() < 0.6:
         at = int(draft.rng.integers(len(dims) - 1))
         dims[at : at + 2] = [dims[at] * dims[at + 1]]
@@ -884,7 +884,7 @@ def _grow(draft: Draft, pool: list[HloInstruction], dims: tuple[int, ...], sums)
         return build.add("clamp", build.full(-3, dtype, ()), spread, build.full(3, dtype, ()))
     if kind == "turn":
         return build.add("reverse", a, dimensions=(axis,))
-    cut = [d for d in dims]
+    cut = list(dims)
     cut[axis] -= 1
     head = build.slice(a, [0] * len(dims), cut)
     padding = [attrs.PadDim(0, 1 if d == axis else 0) for d in range(len(dims))]
