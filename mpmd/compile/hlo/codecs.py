@@ -37,14 +37,14 @@ class Codec:
     read: Callable[[Texts], Any]
     write: Callable[[Any], list[tuple[str, str]]]
     needed: int = 0
-    memory: dict[Texts, Any] = field(default_factory=dict, repr=False, compare=False)
+    memory: dict[Texts, Attribute] = field(default_factory=dict, repr=False, compare=False)
 
     def parse(self, texts: Texts) -> Attribute:
         """The value of these texts."""
         found = self.memory.get(texts)
         if found is None:
             found = self.memory[texts] = self.read(texts)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def _single(key: str, read: Callable[[str], Attribute], write: Callable[[Any], str]) -> Codec:
