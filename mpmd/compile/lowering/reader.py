@@ -294,7 +294,9 @@ def _constant(op: mlir.Operation) -> Any:
     shape = shape_of(str(op.results[0].type))
     if shape.dtype in _BUFFERED and shape.size > 64:
         return np.array(mlir.DenseElementsAttr(op.attributes["value"])).reshape(shape.dims)
-    text = op.get_asm(use_local_scope=True)
+    if shape.info.kind != "complex":
+        return parse_dense(str(op.attributes["value"]), shape)
+    text = op.get_asm(use_local_scope=True)  # the bindings do not even hand over a complex attribute
     return parse_dense(text[text.index("dense<") :], shape)
 
 
