@@ -131,6 +131,22 @@ class Dataflow:
                         if self._update(instruction, index):
                             changed = True
 
+        self._drop_idle_phis()
+
+    def _drop_idle_phis(self) -> None:
+        """Undo joins of a value with itself, made while inputs were not yet known."""
+        changed = True
+        while changed:
+            changed = False
+            for phi in [v for v in dict.fromkeys(self._held.values()) if v.is_phi]:
+                met = dict.fromkeys(v for v in self._inputs(phi.instruction, phi.index) if v is not phi)
+                if len(met) == 1:
+                    (only,) = met
+                    self._held = {
+                        p: only if v is phi else v for p, v in self._held.items() if only is not None
+                    }
+                    changed = True
+
     def _update(self, instruction: HloInstruction, index: ShapeIndex) -> bool:
         position = (instruction, index)
         known = self._held.get(position)

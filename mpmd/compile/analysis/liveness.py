@@ -32,7 +32,7 @@ class Timeline:
 
     Attributes:
         instants: of each instruction that runs as part of the program.
-        spans: (first, last) instant of each computation, the last being that of its root or later.
+        spans: from the first instant of each computation to the one after its last.
         length: number of instants.
     """
 
@@ -51,7 +51,7 @@ class Timeline:
                     self._walk(callee)
             self.instants[instruction] = self.length
             self.length += 1
-        self.spans[computation] = LiveRange(first, self.length - 1)
+        self.spans[computation] = LiveRange(first, self.length)
 
 
 class Liveness:
@@ -76,7 +76,10 @@ class Liveness:
             end = max(end, timeline.instants[use.instruction])
         for instruction, _ in value.positions:
             computation = instruction.parent
-            if instruction is computation.root:
+            condition = any(
+                c.opcode == "while" and c.while_condition is computation for c in computation.callers
+            )
+            if instruction is computation.root or (condition and instruction.opcode == "parameter"):
                 end = max(end, timeline.spans[computation].end)
             for user in instruction.users:
                 end = max(end, self._handed_over(instruction, user))
