@@ -7,11 +7,14 @@ metadata, source tables.  Every problem is an `HloError` with line, column and a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.attributes import Attribute, Verbatim
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode
@@ -48,18 +51,20 @@ _BARE = re.compile(r"[^\s,{}()\[\]\"]+")
 _SUGARED = re.compile(r"(.+)-(start|update|done)$")
 
 
-def parse_module(text: str, name: str = "") -> HloModule:
+def parse_module(text: str, name: str = "", literals: Sequence[bytes] | None = None) -> HloModule:
     """The module that HLO text denotes.
 
     Args:
-        text: HLO text; `name` is shown in errors as its file name.
-        name: where the text came from.
+        text: HLO text.
+        name: where the text came from, shown in errors.
+        literals: memory of the constants that the text leaves out as `{...}`, in their order; None: there
+        are none.
 
     Raises:
         HloError: the text is malformed; shows line, column and spot.
     """
     try:
-        return _Parser(text).module()
+        return _Parser(text, literals).module()
     except TextError as error:
         raise located(text, error, name) from None
 
@@ -70,11 +75,13 @@ class _Parser:
     Attributes:
         text: the whole text.
         built: the module under construction.
+        literals: memory of constants left out of the text, the next one last; None: there are none.
         pending: (instruction, key, callee names, offset), resolved once all computations are known.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, literals: Sequence[bytes] | None) -> None:
         self.text = text
+        self.literals = list(reversed(literals)) if literals is not None else None
         self.built = HloModule("unnamed")
         self.pending: list[tuple[HloInstruction, str, list[str], int]] = []
         self.names: dict[str, HloInstruction] = {}
@@ -258,11 +265,7 @@ class _Parser:
     ) -> HloInstruction:
         opcode = info.name
         if opcode == "constant":
-            try:
-                literal = parse_literal(inside, shape)
-            except TextError as error:
-                raise TextError(error.message, inside_at + error.offset) from None
-            made = HloInstruction(opcode, shape, (), {}, (), literal, name)
+            made = HloInstruction(opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name)
         elif opcode == "parameter":
             if not inside.strip().isdigit():
                 raise TextError(f"expected the parameter's number, got {inside!r}", inside_at)
@@ -276,6 +279,17 @@ class _Parser:
         if texts or info.specs:
             self.attributes(made, info, texts, inside_at)
         return made
+
+    def literal(self, inside: str, shape: Shape, at: int) -> Literal:
+        if inside == "{...}" and self.literals:
+            values = np.frombuffer(self.literals.pop(), shape.numpy_dtype)
+            if len(values) != shape.size:
+                raise TextError(f"{len(values)} values are given for a constant of shape {shape}", at)
+            return values.reshape(shape.dims)
+        try:
+            return parse_literal(inside, shape)
+        except TextError as error:
+            raise TextError(error.message, at + error.offset) from None
 
     def operands(self, inside: str, at: int) -> list[HloInstruction]:
         names = self.names
