@@ -14,6 +14,7 @@ import numpy as np
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.attributes import Attribute, Verbatim
 from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.header import read_header
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule
@@ -25,10 +26,8 @@ from mpmd.compile.hlo.text import (
     closing,
     located,
     split_top,
-    split_top_at,
     unquote,
 )
-from mpmd.errors import HloError
 
 _LINE = re.compile(
     r"\s*(ROOT\s+)?%?([\w.\-]+) = (\w+\[[^\]]*\](?:\{[^{}]*\})?) ([a-z][\w\-]*)\(([^()\[\]{}\"/]*)\)"
@@ -125,26 +124,9 @@ class _Parser:
             start = key.end()
             value, position = self.value(start, key.group(1))
             try:
-                self.header_attribute(key.group(1), value)
+                read_header(self.built, key.group(1), value)
             except TextError as error:
                 raise TextError(error.message, start + error.offset) from None
-
-    def header_attribute(self, key: str, value: str) -> None:
-        module = self.built
-        if key == "is_scheduled":
-            module.is_scheduled = value == "true"
-        elif key == "input_output_alias":
-            module.input_output_alias = codecs.read_io_aliases(value)
-        elif key == "buffer_donor":
-            module.buffer_donor = codecs.read_donors(value)
-        elif key == "entry_computation_layout":
-            module.parameter_layouts, module.result_layout = _program_shape(value)
-        elif key == "replica_count":
-            module.replica_count = int(value)
-        elif key == "num_partitions":
-            module.num_partitions = int(value)
-        else:
-            module.header[key] = value
 
     def resolve_calls(self) -> None:
         called: dict[HloInstruction, dict[str, list[HloComputation]]] = {}
@@ -448,28 +430,3 @@ def _read(codec: codecs.Codec, texts: codecs.Texts, at: int) -> Attribute:
         return codec.parse(texts)
     except TextError as error:
         raise TextError(error.message, at + error.offset) from None
-
-
-def _program_shape(text: str) -> tuple[tuple[Shape, ...], Shape]:
-    """`{(f32[2]{0}, s32[])->pred[]}` as parameter shapes and result shape."""
-    body = text.strip()[1:-1]
-    close = closing(body, 0)
-    parameters = []
-    for part, at in split_top_at(body[1:close]):
-        part = blank_comments(part).strip()
-        parameters.append(shape_at(part, 0)[0])
-        del at
-    arrow = body.index("->", close)
-    result, _ = shape_at(body, arrow + 2 + len(body[arrow + 2 :]) - len(body[arrow + 2 :].lstrip()))
-    return tuple(parameters), result
-
-
-def parse_computation(text: str, name: str = "") -> HloModule:
-    """A module from the text of one computation, without header: for tests and tools.
-
-    Raises:
-        HloError: the text is malformed.
-    """
-    if text.lstrip().startswith("HloModule"):
-        raise HloError("this text is a whole module: use parse_module")
-    return parse_module("HloModule fragment\n" + text, name)

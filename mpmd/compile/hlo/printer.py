@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import Verbatim
 from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.header import print_header
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import print_literal
 from mpmd.compile.hlo.module import HloModule
@@ -38,7 +39,7 @@ _DEFAULT = PrintOptions()
 
 def print_module(module: HloModule, options: PrintOptions = _DEFAULT) -> str:
     """The module as text: callees before callers, operands before users."""
-    out = [_header(module, options), ""]
+    out = [print_header(module, options.layouts), ""]
     if options.metadata and module.tables:
         out += [module.tables, ""]
     for computation in module.call_order():
@@ -136,23 +137,3 @@ def _calls(instruction: HloInstruction, sign: str) -> list[tuple[str, str]]:
     if instruction.opcode == "custom-call":
         return [("called_computations", "{" + ", ".join(names) + "}")]
     return list(zip(OPCODES[instruction.opcode].called, names))
-
-
-def _header(module: HloModule, options: PrintOptions) -> str:
-    parts = [f"HloModule {module.name}"]
-    if module.is_scheduled:
-        parts.append("is_scheduled=true")
-    if module.input_output_alias:
-        parts.append("input_output_alias={ " + ", ".join(map(str, module.input_output_alias)) + " }")
-    if module.buffer_donor:
-        parts.append("buffer_donor={ " + ", ".join(map(str, module.buffer_donor)) + " }")
-    parameters, result = module.entry_shapes()
-    if not options.layouts:
-        parameters, result = tuple(p.logical for p in parameters), result.logical
-    parts.append(f"entry_computation_layout={{({', '.join(map(str, parameters))})->{result}}}")
-    if module.replica_count != 1:
-        parts.append(f"replica_count={module.replica_count}")
-    if module.num_partitions != 1:
-        parts.append(f"num_partitions={module.num_partitions}")
-    parts += [f"{key}={value}" for key, value in module.header.items()]
-    return ", ".join(parts)
