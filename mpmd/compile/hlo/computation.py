@@ -101,19 +101,43 @@ class HloComputation:
         Raises:
             HloError: instructions depend on each other in a circle.
         """
-        seen: set[HloInstruction] = set()
+        done: dict[HloInstruction, bool] = {}
         out: list[HloInstruction] = []
         for start in self._instructions:
-            if not start.users and not start.control_successors and start not in seen:
-                _visit(start, seen, out)
+            if not start.users and not start.control_successors and start not in done:
+                self._visit(start, done, out)
         if len(out) != len(self._instructions):
-            raise self._circle(seen)
+            raise self._circle(next(i for i in self._instructions if i not in done))
         return out
 
-    def _circle(self, seen: set[HloInstruction]) -> HloError:
-        left = [i.name for i in self._instructions if i not in seen] or [i.name for i in self._instructions]
-        names = ", ".join(left[:8])
-        return HloError(f"computation {self.name}: instructions depend on each other in a circle: {names}")
+    def _visit(
+        self, start: HloInstruction, done: dict[HloInstruction, bool], out: list[HloInstruction]
+    ) -> None:
+        """Append what an instruction needs, then itself.  `done` maps instructions under way to False."""
+        done[start] = False
+        stack = [(start, iter((*start.control_predecessors, *start.operands)))]
+        while stack:
+            node, waiting = stack[-1]
+            for operand in waiting:
+                known = done.get(operand)
+                if known is None:
+                    done[operand] = False
+                    before = operand.control_predecessors
+                    stack.append(
+                        (operand, iter((*before, *operand.operands) if before else operand.operands))
+                    )
+                    break
+                if not known:
+                    raise self._circle(operand)
+            else:
+                stack.pop()
+                done[node] = True
+                out.append(node)
+
+    def _circle(self, member: HloInstruction) -> HloError:
+        return HloError(
+            f"computation {self.name}: instructions depend on each other in a circle through {member.name}"
+        )
 
     # -- change -------------------------------------------------------------------------------------
 
@@ -231,19 +255,3 @@ class HloComputation:
             for before in instruction.control_predecessors:
                 copy.add_control_predecessor(copies[before])
         return copies
-
-
-def _visit(start: HloInstruction, seen: set[HloInstruction], out: list[HloInstruction]) -> None:
-    seen.add(start)
-    stack = [(start, iter((*start.control_predecessors, *start.operands)))]
-    while stack:
-        node, waiting = stack[-1]
-        for operand in waiting:
-            if operand not in seen:
-                seen.add(operand)
-                before = operand.control_predecessors
-                stack.append((operand, iter((*before, *operand.operands) if before else operand.operands)))
-                break
-        else:
-            stack.pop()
-            out.append(node)
