@@ -99,10 +99,16 @@ def test_clone_is_independent(module):
 
 
 def test_fingerprint_ignores_names_but_nothing_else(module):
-    renamed = TEXT.replace("square", "other").replace(" s ", " t ").replace("(s", "(t").replace(", s)", ", t)")
+    renamed = (
+        TEXT.replace("square", "other").replace(" s ", " t ").replace("(s", "(t").replace(", s)", ", t)")
+    )
     dead = TEXT.replace("ENTRY", "unused {\n  ROOT z = f32[] constant(1)\n}\n\nENTRY")
     assert fingerprint(parse_module(renamed)) == fingerprint(module) == fingerprint(parse_module(dead))
-    for old, new in (("subtract", "add"), ("maximum(c, d)", "maximum(d, c)"), ("multiply(x, x)", "add(x, x)")):
+    for old, new in (
+        ("subtract", "add"),
+        ("maximum(c, d)", "maximum(d, c)"),
+        ("multiply(x, x)", "add(x, x)"),
+    ):
         assert fingerprint(parse_module(TEXT.replace(old, new))) != fingerprint(module)
     transposed = TEXT.replace("f32[4]", "f32[4,4]").replace("{0}", "{1,0}")
     other = transposed.replace("s = f32[4,4]{1,0}", "s = f32[4,4]{0,1}")
@@ -123,7 +129,9 @@ def test_reorder_takes_each_instruction_once(module):
     order = module.entry.post_order()
     module.entry.reorder(order[::-1])
     assert list(module.entry) == order[::-1]
-    with pytest.raises(HloError, match="an order of computation main must name its 6 instructions once each; got 5"):
+    with pytest.raises(
+        HloError, match="an order of computation main must name its 6 instructions once each; got 5"
+    ):
         module.entry.reorder(order[1:])
 
 

@@ -93,7 +93,8 @@ def test_typed_attributes():
     dot = root_of(
         "a = f32[2,3,4]{2,1,0} parameter(0)",
         "b = f32[2,4,5]{2,1,0} parameter(1)",
-        "ROOT d = f32[2,3,5]{2,1,0} dot(a, b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, "
+        "ROOT d = f32[2,3,5]{2,1,0} dot(a, b), lhs_batch_dims={0}, lhs_contracting_dims={2}, "
+        "rhs_batch_dims={0}, "
         "rhs_contracting_dims={1}, operand_precision={highest,default}",
     )
     assert dot.dot_dims == DotDims((2,), (1,), (0,), (0,))
@@ -137,7 +138,8 @@ sum {{
 }}
 ENTRY e {{
   p = f32[4]{{0}} parameter(0)
-  ROOT r = f32[4]{{0}} all-reduce(p), channel_id=1, replica_groups={text}, use_global_device_ids=true, to_apply=sum
+  ROOT r = f32[4]{{0}} all-reduce(p), channel_id=1, replica_groups={text}, use_global_device_ids=true,
+  to_apply=sum
 }}"""
     )
     assert module.entry.root.replica_groups.groups(4) == groups
@@ -210,15 +212,27 @@ ERRORS = [
     ("HloModule m\nENTRY e {\n  a = f32[] parameter(0)\n", "computation e is never closed"),
     ("HloModule m\nENTRY e {\n}", "computation e has no instructions"),
     (entry("a = f32[] parameter(0)", "b = f32[] negate(c)"), "no instruction 'c' is defined above in this"),
-    (entry("a = f32[] parameter(0)", "a = f32[] negate(a)"), "instruction 'a' is defined twice in computation main"),
+    (
+        entry("a = f32[] parameter(0)", "a = f32[] negate(a)"),
+        "instruction 'a' is defined twice in computation main",
+    ),
     (entry("a = f32[] parameter(x)"), "expected the parameter's number, got 'x'"),
     (entry("a = f32[] parameter(0)", "b = f32[] frobnicate(a)"), "unknown opcode 'frobnicate'"),
     (entry("a = f32[] parameter(0)", "b = f32[] add(a)"), "add takes 2 operands, got 1"),
     (entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a)"), r"reverse b needs the attribute dimensions="),
-    (entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a), dimensions={x}"), "expected a list of integers"),
-    (entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a), dimensions="), "attribute 'dimensions' has no value"),
+    (
+        entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a), dimensions={x}"),
+        "expected a list of integers",
+    ),
+    (
+        entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a), dimensions="),
+        "attribute 'dimensions' has no value",
+    ),
     (entry("a = f32[2] parameter(0)", "b = pred[2] compare(a, a), direction=XX"), "expected one of EQ, NE"),
-    (entry("a = f32[2] parameter(0)", "b = f32[2] call(a), to_apply=g"), "b calls computation 'g', which the module"),
+    (
+        entry("a = f32[2] parameter(0)", "b = f32[2] call(a), to_apply=g"),
+        "b calls computation 'g', which the module",
+    ),
     (entry("a = f32[2] constant({1})"), r"the constant has 1 values, its shape f32\[2\] has 2"),
     (entry("a = f32[2,2] constant({{1,2,3,4}})"), "the braces of the constant do not nest as its shape"),
     (entry("a = s8[] constant(300)"), "300 is outside -128..127"),
@@ -229,7 +243,10 @@ ERRORS = [
     (entry("a f32[] parameter(0)"), "expected an instruction such as"),
     (entry("a = f32[] parameter(0), x=1, x=2"), "attribute 'x' is given twice"),
     (entry('a = f32[] parameter(0), x="open'), "this string never ends"),
-    ("HloModule m, replica_count=x\nENTRY e {\n a = f32[] parameter(0)\n}", "expected a positive number, got 'x'"),
+    (
+        "HloModule m, replica_count=x\nENTRY e {\n a = f32[] parameter(0)\n}",
+        "expected a positive number, got 'x'",
+    ),
     ("HloModule m\nf -> f32[] {\n}", "expected `{` and the computation's instructions"),
 ]
 
