@@ -39,15 +39,20 @@ def parse_dense(text: str, shape: Shape) -> np.ndarray:
 
 
 def _from_bytes(data: bytes, shape: Shape) -> np.ndarray:
+    """Raw memory: booleans as bytes or packed bits, narrow integers as bytes, one element for all."""
+    raw = np.frombuffer(data, np.uint8)
     if shape.dtype == "pred":
-        if len(data) == 1 and shape.size != 1:
-            return np.broadcast_to(np.asarray(data[0] != 0), shape.dims)
-        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-        return bits[: shape.size].astype(bool).reshape(shape.dims)
-    values = np.frombuffer(data, shape.numpy_dtype)
-    if len(values) == 1:
-        return np.broadcast_to(values.reshape(()), shape.dims)
-    return values.reshape(shape.dims)
+        whole = (
+            raw != 0 if len(raw) in (1, shape.size) else np.unpackbits(raw, bitorder="little")[: shape.size]
+        )
+        values = whole.astype(np.bool_)
+    elif shape.info.is_integral and shape.info.bits < 8:
+        values = narrow(raw.astype(np.int64), shape.dtype)
+    else:
+        values = np.frombuffer(data, shape.numpy_dtype)
+    if len(values) not in (1, shape.size):
+        raise CompileError(f"a constant of shape {shape} has {len(values)} values")
+    return np.broadcast_to(values.reshape(()), shape.dims) if len(values) == 1 else values.reshape(shape.dims)
 
 
 def _values(tokens: list[str], shape: Shape) -> np.ndarray:

@@ -49,5 +49,5 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
 
 def random_case(family: str, seed: int) -> Case:
     """The case of a family for a seed: always the same."""
-    draft = Draft(np.random.default_rng([seed, list(FAMILIES).index(family)]), f"{family}#{seed}")
+    draft = Draft(np.random.default_rng([seed, list(FAMILIES).index(family)]), f"{family}#{seed}", seed)
     return FAMILIES[family](draft)

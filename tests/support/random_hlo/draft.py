@@ -47,6 +47,7 @@ class Draft:
 
     rng: np.random.Generator
     name: str
+    seed: int
     module: HloModule = field(init=False)
     builder: HloBuilder = field(init=False)
     arguments: list[np.ndarray] = field(default_factory=list)
@@ -63,6 +64,10 @@ class Draft:
 
     def pick(self, choices):
         return choices[int(self.rng.integers(len(choices)))]
+
+    def in_turn(self, choices):
+        """Another one for each of consecutive seeds, until all had their turn."""
+        return choices[self.seed * 7919 % len(choices)]
 
     def dims(self, low: int = 0, high: int = 3, zero: bool = True) -> tuple[int, ...]:
         sizes = (0, 1, 1, 2, 3, 4, 5, 7) if zero and self.rng.random() < 0.15 else (1, 1, 2, 3, 4, 5, 7)

@@ -11,6 +11,7 @@ from tests.support.random_hlo.draft import (
     EIGHT_BIT_FLOATS,
     FLOATS,
     INTEGERS,
+    SIGNED,
     UNSIGNED,
     Case,
     Draft,
@@ -72,16 +73,22 @@ INEXACT_BINARY = ("divide", "power", "atan2", "remainder")
 DIRECTIONS = ("EQ", "NE", "GE", "GT", "LE", "LT")
 
 
+UNARY = [
+    *((opcode, dtype) for opcode in (*EXACT_UNARY, *INEXACT_UNARY) for dtype in FLOATS),
+    *((opcode, dtype) for opcode in INTEGER_UNARY for dtype in SIGNED),
+    *((opcode, dtype) for opcode in ("not", "popcnt", "count-leading-zeros") for dtype in UNSIGNED),
+    ("not", "pred"),
+]
+BINARY = [
+    *((opcode, dtype) for opcode in FLOAT_BINARY for dtype in FLOATS),
+    *((opcode, dtype) for opcode in INTEGER_BINARY for dtype in INTEGERS),
+    *((opcode, "pred") for opcode in ("and", "or", "xor")),
+]
+
+
 def unary(draft: Draft) -> Case:
     dims = draft.dims()
-    if draft.rng.random() < 0.6:
-        dtype, opcode = draft.pick(FLOATS), draft.pick((*EXACT_UNARY, *INEXACT_UNARY, *INEXACT_UNARY))
-    else:
-        dtype, opcode = draft.pick((*INTEGERS, "pred")), draft.pick(INTEGER_UNARY)
-        if dtype == "pred":
-            opcode = draft.pick(("not", "copy"))
-        elif DTYPES[dtype].kind == "unsigned" and opcode in ("abs", "sign"):
-            opcode = "popcnt"
+    opcode, dtype = draft.in_turn(UNARY)
     draft.name += f" {opcode} {dtype}"
     draft.exact = opcode not in INEXACT_UNARY
     special = opcode not in ("sine", "cosine", "tan", "acosh", "asinh", "sinh", "cosh")
@@ -91,13 +98,9 @@ def unary(draft: Draft) -> Case:
 
 def binary(draft: Draft) -> Case:
     dims = draft.dims()
-    floating = draft.rng.random() < 0.5
-    dtype = draft.pick(FLOATS if floating else (*INTEGERS, "pred"))
-    opcode = draft.pick(FLOAT_BINARY if floating else INTEGER_BINARY)
-    if dtype == "pred":
-        opcode = draft.pick(("and", "or", "xor"))
+    opcode, dtype = draft.in_turn(BINARY)
     draft.name += f" {opcode} {dtype}"
-    draft.exact = not (floating and opcode in INEXACT_BINARY)
+    draft.exact = not (dtype in FLOATS and opcode in INEXACT_BINARY)
     special = opcode != "remainder" and (opcode != "power" or dtype not in UNSIGNED)
     a, b = (draft.parameter(values(draft.rng, dtype, dims, special), dtype) for _ in range(2))
     return draft.finish(draft.builder.add(opcode, a, b))
@@ -107,7 +110,7 @@ def complex_values(draft: Draft) -> Case:
     dims, dtype = draft.dims(), draft.pick(COMPLEX)
     part = "f32" if dtype == "c64" else "f64"
     draft.exact, draft.terms = False, 16
-    choice = draft.pick(
+    choice = draft.in_turn(
         ("add", "multiply", "divide", "abs", "real", "imag", "complex", "exponential", "negate", "EQ")
     )
     draft.name += f" {choice} {dtype}"

@@ -20,7 +20,7 @@ from tests.support.random_hlo.draft import (
 
 def movement(draft: Draft) -> Case:
     dtype, dims = draft.pick(ANY), draft.dims(1, 4)
-    kind = draft.pick(tuple(MOVES))
+    kind = draft.in_turn(tuple(MOVES))
     draft.name += f" {kind} {dtype}"
     value = draft.parameter(values(draft.rng, dtype, dims), dtype)
     return draft.finish(MOVES[kind](draft, value))
