@@ -1,7 +1,8 @@
 """From LLVM assembly to an object file, and from an object file to functions in this process.
 
 Compiling and loading are apart, so that a compile cache can keep the object file and skip the first half.
-No LLVM optimisation pipeline runs: the emitters write vectors and loops as they should be, and code generation
+No LLVM optimisation pipeline runs: the emitters write vectors and loops as they should be, and code
+    generation
 does instruction selection, scheduling and registers.
 """
 
