@@ -267,13 +267,13 @@ class FunctionBuilder(Arithmetic):
         self._label(after)
 
     @contextlib.contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
-        """Run the body only if an `i1` is set."""
+    def when(self, condition: Value, *, returns: bool = False) -> Iterator[None]:
+        """Run the body only if an `i1` is set; with `returns` the function ends after it."""
         k = self._fresh()
         self.emit(f"br i1 {condition}, label %T{k}, label %E{k}")
         self._label(f"T{k}")
         yield
-        self.emit(f"br label %E{k}")
+        self.emit("ret void" if returns else f"br label %E{k}")
         self._label(f"E{k}")
 
     @contextlib.contextmanager
