@@ -54,11 +54,22 @@ def check(product, dtype, k, a, b, c):
     assert (error <= limit).all(), f"{product.gemm.key()}: off by {error.max()}"
 
 
-SIZES = [(37, 45, 70), (100, 64, 33), (1, 1, 1), (12, 32, 64), (64, 200, 500), (30, 7, 600), (5, 5, 0), (13, 1, 9)]
+SIZES = [
+    (37, 45, 70),
+    (100, 64, 33),
+    (1, 1, 1),
+    (12, 32, 64),
+    (64, 200, 500),
+    (30, 7, 600),
+    (5, 5, 0),
+    (13, 1, 9),
+]
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-@pytest.mark.parametrize("dtype,out", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f64", "f64")])
+@pytest.mark.parametrize(
+    "dtype,out", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f64", "f64")]
+)
 def test_all_orders_and_edges(target, dtype, out):
     if not TARGETS[target].runs_here():
         pytest.skip(f"{target} does not run here")
@@ -82,9 +93,14 @@ def test_every_loop_runs_more_than_once(split, dtype):
     for ta, tb in itertools.product((False, True), (False, True)):
         gemm = row_major(61, 149, 103, dtype, transpose_a=ta, transpose_b=tb)
         tiling = choose_tiling(gemm, host_target())
-        tiling = dataclasses.replace(tiling, kc=32, mc=2 * tiling.rows, panels=2, split=split, pack_a=True, pack_b=True)
+        tiling = dataclasses.replace(
+            tiling, kc=32, mc=2 * tiling.rows, panels=2, split=split, pack_a=True, pack_b=True
+        )
         product = GemmKernel("product", gemm, tiling)
-        a, b = random((103, 61) if ta else (61, 103), dtype), random((149, 103) if tb else (103, 149), dtype, 1)
+        a, b = (
+            random((103, 61) if ta else (61, 103), dtype),
+            random((149, 103) if tb else (103, 149), dtype, 1),
+        )
         c = random((61, 149), dtype)
         Guarded(product, host_target())(a, b, c, cuts=(1, 3))
         check(product, dtype, 103, a.T if ta else a, b.T if tb else b, c)

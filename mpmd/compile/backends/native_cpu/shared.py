@@ -1,7 +1,7 @@
 """Functions that many fragments call: compiled once per process and target, found again by name.
 
-A micro-kernel or a packing routine depends on nothing of the fragment that uses it.  The fragment's module only
-declares it; whoever loads the fragment's object asks for the functions it names.
+A micro-kernel or a packing routine depends on nothing of the fragment that uses it.  The fragment's module
+only declares it; whoever loads the fragment's object asks for the functions it names.
 """
 
 from __future__ import annotations

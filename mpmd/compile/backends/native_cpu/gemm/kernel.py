@@ -2,8 +2,8 @@
 
     void name(ptr a, ptr b, ptr c, ptr extra..., ptr workspace, i64 begin, i64 end)
 
-does units `[begin, end)` of the product.  A unit is a strip of columns, or of rows, of one batch index; threads
-take disjoint ranges and a workspace each.
+does units `[begin, end)` of the product.  A unit is a strip of columns, or of rows, of one batch index;
+threads take disjoint ranges and a workspace each.
 """
 
 from __future__ import annotations
@@ -115,12 +115,14 @@ class Workspace:
         if chunks > 1 and (not plain or gemm.n % t.width):
             rest_width = t.width if plain else t.panels * t.width
         sizes.append(gemm.m * rest_width * sums)
-        offsets, end = [], 0
+        offsets: list[int] = []
+        end = 0
         for size in sizes:
             offsets.append(end)
             # packing writes whole registers: one beyond the end at most
             end += -(-(size + _LINE if size else 0) // _LINE) * _LINE
-        return Workspace(*offsets, rest_width, end)
+        a, b, tile, rest = offsets
+        return Workspace(a, b, tile, rest, rest_width, end)
 
 
 def stores_plainly(kernel: GemmKernel) -> bool:
@@ -183,7 +185,7 @@ class _Driver:
                     self._product(batch.i, units)
         return [self.shared[name] for name in sorted(self.shared)]
 
-    # -- loops -------------------------------------------------------------------------------------------------
+    # -- loops -------------------------------------------------------------------------------------------
     def _product(self, batch: Value, units: tuple[Index, Index]) -> None:
         """The units of one batch index."""
         f, t, gemm = self.f, self.tiling, self.gemm
@@ -231,7 +233,7 @@ class _Driver:
             with f.loop(f.imax(block.panels[0], whole_panels), block.panels[1]) as panel:
                 tiles(panel.i, True)
 
-    # -- operands ----------------------------------------------------------------------------------------------
+    # -- operands ----------------------------------------------------------------------------------------
     def _batch_offset(self, matrix: Matrix, batch: Value) -> Index:
         f, total, rest = self.f, 0, batch
         offset: Index = total
@@ -299,24 +301,28 @@ class _Driver:
                 self._packed_a(block, start, tile.i),
             )
 
-    # -- one tile ----------------------------------------------------------------------------------------------
-    def _tile(
-        self, block: _Block, start: Value, row: Value, rows: int, panel: Value, edge: bool
-    ) -> None:
+    # -- one tile ----------------------------------------------------------------------------------------
+    def _tile(self, block: _Block, start: Value, row: Value, rows: int, panel: Value, edge: bool) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
         a_adjacent, a, a_stride = self._a_tile(block, start, row)
         if t.pack_b or edge:
             b, b_stride = self._packed_b(block, panel), t.width * self.step_bytes
         else:
             at = f.iadd(f.imul(block.k, gemm.b.row_stride), f.imul(panel, t.width))
-            b, b_stride = f.offset(block.b, f.imul(at, BYTES[gemm.b.dtype])), gemm.b.row_stride * self.step_bytes
+            b, b_stride = (
+                f.offset(block.b, f.imul(at, BYTES[gemm.b.dtype])),
+                gemm.b.row_stride * self.step_bytes,
+            )
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
         operands = [a, f.index(a_stride), b, f.index(b_stride), f.index(self._steps(block.depth))]
 
         if self.plain and not edge:
             at = f.iadd(f.imul(row, gemm.c.row_stride), f.imul(panel, t.width))
-            c, c_stride = f.offset(block.c, f.imul(at, self.sum_bytes)), f.index(gemm.c.row_stride * self.sum_bytes)
+            c, c_stride = (
+                f.offset(block.c, f.imul(at, self.sum_bytes)),
+                f.index(gemm.c.row_stride * self.sum_bytes),
+            )
             f.call(micro.name, *operands, c, c_stride, c, c_stride, block.first)
             return
         tile, tile_stride = self._workspace(self.space.tile), f.index(t.width * self.sum_bytes)

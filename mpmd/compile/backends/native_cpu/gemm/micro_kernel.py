@@ -2,9 +2,9 @@
 
     D[rows, width] = A[rows, depth] @ B[depth, width]  (+ S[rows, width] if accumulate)
 
-The tile's accumulators stay in registers; a step of the K loop loads one row of B (`vectors` registers), and
-multiplies it with each row's broadcast element of A.  Sizes and strides other than the tile's are arguments, so
-that one compiled micro-kernel serves every product of a process.
+The tile's accumulators stay in registers; a step of the K loop loads one row of B (`vectors` registers),
+and multiplies it with each row's broadcast element of A.  Sizes and strides other than the tile's are
+arguments, so that one compiled micro-kernel serves every product of a process.
 
 bf16 comes in pairs: two neighbours along K are one 32-bit lane, and one instruction multiplies the pairs of a
 lane and adds both products to an f32 accumulator.
@@ -32,8 +32,8 @@ class MicroKernel:
         step: what one step along K multiplies: `f32`, `f64`, or `bf16x2` (a pair of bf16).
         rows: rows of the tile.
         vectors: vector registers in a row of the tile.
-        adjacent: what is adjacent in A: `rows` (packed, or stored transposed; the stride is between steps of K)
-            or `steps` (stored as is; the stride is between rows).
+        adjacent: what is adjacent in A: `rows` (packed, or stored transposed; the stride is between steps
+            of K) or `steps` (stored as is; the stride is between rows).
     """
 
     step: str

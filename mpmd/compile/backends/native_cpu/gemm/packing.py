@@ -2,8 +2,9 @@
 
     destination[step][lane] = source[lane·lane_stride + step·step_stride],   lane < width
 
-A strip of B is `width` columns (lanes) by some steps of K, a strip of A `width` rows.  Lanes past the matrix's edge
-are zero, so that edge tiles need no code of their own.  Narrow floats widen to f32 on the way, or pair up along K.
+A strip of B is `width` columns (lanes) by some steps of K, a strip of A `width` rows.  Lanes past the
+matrix's edge are zero, so that edge tiles need no code of their own.  Narrow floats widen to f32 on the
+way, or pair up along K.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class _Strip:
         at = f.iadd(f.imul(step, self.pack.width), f.imul(group, self.lanes))
         f.store(value, self.args["destination"], at)
 
-    # -- lanes adjacent: rows are copied ---------------------------------------------------------------------
+    # -- lanes adjacent: rows are copied -----------------------------------------------------------------
     def copy_lanes(self, *, edge: bool) -> None:
         """One step after the other; a pair takes two steps and interleaves them."""
         f, args = self.f, self.args
@@ -138,7 +139,7 @@ class _Strip:
             both = f.shuffle(low, high, order)
             self._put(f.cast("bitcast", both, vector("float", self.lanes)), pair, group)
 
-    # -- steps adjacent: squares are transposed --------------------------------------------------------------
+    # -- steps adjacent: squares are transposed ----------------------------------------------------------
     def transpose(self, *, edge: bool) -> None:
         """A square of `lanes` lanes by `lanes` packed steps at a time."""
         f, args = self.f, self.args
@@ -191,7 +192,7 @@ class _Strip:
         exists = f.compare("slt", constant(lane, "i64"), args["valid"])
         return f.select(exists, value, constant(0, value.type))
 
-    # -- nothing adjacent ----------------------------------------------------------------------------------------
+    # -- nothing adjacent --------------------------------------------------------------------------------
     def copy_one_by_one(self) -> None:
         """Element by element; for operands that a copy should have prepared."""
         f, args, pack = self.f, self.args, self.pack
@@ -214,7 +215,7 @@ class _Strip:
 
 
 def transpose(f: FunctionBuilder, rows: list[Value]) -> list[Value]:
-    """Transpose as many vectors as each has lanes, a power of two: one round of shuffles per bit of the lane."""
+    """Transpose as many vectors as each has lanes, a power of two: a round of shuffles per bit."""
     size = len(rows)
     stage = 1
     while stage < size:

@@ -2,7 +2,8 @@
 
     C[..., m, n] = epilogue(sum over k of A[..., m, k] · B[..., k, n])
 
-Any strides are allowed, so transposed and sliced operands, and heads inside a fused projection, need no copies.
+Any strides are allowed, so transposed and sliced operands, and heads inside a fused projection, need no
+copies.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Gemm:
                 )
         wide = [m.dtype == "f64" for m in (self.a, self.b)]
         if any(wide) and not all(wide):
-            raise CompileError(f"matrix product of {self.a.dtype} and {self.b.dtype}: convert one of them first")
+            raise CompileError(
+                f"matrix product of {self.a.dtype} and {self.b.dtype}: convert one of them first"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -108,7 +111,9 @@ def row_major(
     """A product of dense row-major arrays.
 
     Args:
-        m, n, k: sizes.
+        m: rows of the result.
+        n: columns of the result.
+        k: length of the sums.
         dtype: of both operands.
         out_dtype: of the result; the operands' if not given.
         transpose_a: A is stored `[k, m]`.

@@ -1,11 +1,13 @@
 """How a product is cut: register tile, cache blocks, what is packed, what threads share.
 
-    for columns by nc:                     packed B, kc · nc, stays in the last cache level
-      for k by kc:
-        pack B[kc, nc]
-        for rows by mc:                    packed A, mc · kc, stays in L2
-          pack A[mc, kc]
-          for each strip of B, for each tile of A: micro-kernel
+From the outside in:
+
+for columns by nc:                     packed B, kc · nc, stays in the last cache level
+  for k by kc:
+    pack B[kc, nc]
+    for rows by mc:                    packed A, mc · kc, stays in L2
+      pack A[mc, kc]
+      for each strip of B, for each tile of A: micro-kernel
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
-# Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is then
-# larger than L1 costs nothing that was measurable, as its lines come in order.
+# Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
+# then larger than L1 costs nothing that was measurable, as its lines come in order.
 _LONGEST_CHUNK = 4096
 
 
