@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -71,3 +72,24 @@ class DirectKernel:
     def run(self, addresses: Sequence[int], thread: int, units: tuple[int, int]) -> None:
         """Run a range of units on raw addresses with one thread's workspace."""
         self._function(*addresses, self._workspaces[thread].ctypes.data, *units)
+
+
+class DirectSequence:
+    """The compiled kernels of one plan, run on arrays.
+
+    Args:
+        sequence: what to compile.
+        target: the CPU, which must be this one or a subset of it.
+        threads: how many threads run each kernel.
+    """
+
+    def __init__(self, sequence: KernelSequence, target: CpuTarget, *, threads: int = 1) -> None:
+        self.sequence = sequence
+        self.kernels = [DirectKernel(k, target, threads=threads) for k in sequence.kernels]
+        self._temporaries = {t.name: aligned_empty((t.bytes,), np.uint8) for t in sequence.temporaries}
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        """Run on one array per operand of the plan."""
+        named = {f"p{k}": array for k, array in enumerate(arrays)} | self._temporaries
+        for kernel in self.kernels:
+            kernel(*(named[p] for p in kernel.kernel.pointers))
