@@ -1,7 +1,9 @@
 """The same plan with a simpler iteration space: fewer dims, longer innermost dims, fewer quotients.
 
-    dims of extent 1 go;  a dim that is divided somewhere is split there;  neighbours that always move
-    together merge.
+* dims of extent 1 go;
+* a dim that is divided somewhere is split there;
+* the dims of a kernel without reductions are put in the order in which its first result lies in memory;
+* neighbours that always move together merge.
 
 Printers see plans after this, so an elementwise kernel of any rank is one flat loop wherever its arrays
 allow.
@@ -21,7 +23,7 @@ def normalise(plan: KernelPlan) -> KernelPlan:
     plan = drop_single_dims(plan)
     while (split := _split_once(plan)) is not plan:
         plan = split
-    plan = drop_single_dims(plan)
+    plan = order_dims(drop_single_dims(plan))
     while (merged := _merge_once(plan)) is not plan:
         plan = merged
     return plan
@@ -65,6 +67,18 @@ def _split(plan: KernelPlan, at: int, low: int) -> KernelPlan:
     dims[at] = dim(at) * low + dim(at + 1)
     batch = plan.batch_dims + (at < plan.batch_dims)
     return _with_dims(plan, extents, batch, plan.row_dims + (at in plan.row), dims)
+
+
+def order_dims(plan: KernelPlan) -> KernelPlan:
+    """Without reductions: the dims ordered by how far apart the first result's elements are along them."""
+    if plan.kind != "loop" or not plan.stores or any(s.index.values() or s.combine for s in plan.stores):
+        return plan
+    place = plan.stores[0].index
+    order = sorted(range(plan.rank), key=lambda d: -abs(place.factor(d)))
+    if order == list(range(plan.rank)) or not all(place.is_linear_in(d) for d in order):
+        return plan
+    dims = {old: dim(new) for new, old in enumerate(order)}
+    return _with_dims(plan, [plan.extents[d] for d in order], 0, 0, dims)
 
 
 def _merge_once(plan: KernelPlan) -> KernelPlan:

@@ -321,4 +321,4 @@ def test_random_plans_on_avx2(plan):
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_many_random_plans(plan):
-    check(plan, tolerance=3e-4)
+    check(plan, tolerance=max(3e-4, plan.size * 2**-24))  # NumPy adds along leading axes one by one

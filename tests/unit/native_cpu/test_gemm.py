@@ -141,7 +141,7 @@ def test_strided_and_mixed_operands_and_a_transposed_result():
 class BiasAndDouble:
     """c = sums + bias, twice = 2·c: an epilogue with an input and a second result."""
 
-    pointers = ("bias", "twice")
+    pointers = ("c", "bias", "twice")
 
     def __init__(self, columns):
         self.columns = columns

@@ -9,6 +9,7 @@ from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
+from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -58,6 +59,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
         check_dtype(operand.dtype)
     plan = normalise(plan)
     if plan.kind == "loop":
+        crossing = crossing_dim(plan)
+        if crossing is not None:
+            return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
         return KernelSequence(plan, (LoopKernel(plan.name, plan, target),))
     if plan.kind == "row":
         return KernelSequence(plan, (RowKernel(plan.name, plan, target),))

@@ -62,7 +62,7 @@ class LoopKernel:
     @property
     def units(self) -> int:
         """Independent parts of the work."""
-        if not self.plan.size or _meets_itself(self.plan):
+        if not self.plan.size or meets_itself(self.plan):
             return min(self.plan.size, 1)
         return self._outer * self._pieces
 
@@ -76,7 +76,7 @@ class LoopKernel:
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             begin, end = f.arguments["begin"], f.arguments["end"]
-            if self.plan.size and _meets_itself(self.plan):  # one unit that does everything, in order
+            if self.plan.size and meets_itself(self.plan):  # one unit that does everything, in order
                 begin, end = f.index(f.imul(begin, self._all)), f.index(f.imul(end, self._all))
             self._emit(f, begin, end)
         return ()
@@ -95,7 +95,7 @@ class LoopKernel:
         start.hoist(range(len(plan.nodes)), lanes)
         with f.loop(begin, end) as unit:
             if not plan.rank:
-                _store_all(start.inside())
+                store_all(start.inside())
                 return
             last, outer_dims = plan.rank - 1, range(plan.rank - 1)
             flat = f.idiv(unit.i, self._pieces)
@@ -106,13 +106,13 @@ class LoopKernel:
 
             def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
                 for part in parts:
-                    _store_all(scope.inside(lanes=part))
+                    store_all(scope.inside(lanes=part))
                 return values
 
             vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
 
 
-def _store_all(scope: Scope) -> None:
+def store_all(scope: Scope) -> None:
     """Everything that the plan stores at a point, all values before the first store."""
     for item in scope.plan.stores:
         scope.value(item.node)
@@ -120,6 +120,6 @@ def _store_all(scope: Scope) -> None:
         scope.store(item)
 
 
-def _meets_itself(plan: KernelPlan) -> bool:
+def meets_itself(plan: KernelPlan) -> bool:
     """Whether two points may write one place: then the order counts, and one thread keeps it."""
     return any(s.index.values() or s.combine for s in plan.stores)

@@ -17,7 +17,7 @@ from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
 class StoreSums:
     """The epilogue of products without one: convert to C's dtype and store."""
 
-    pointers: tuple[str, ...] = ()
+    pointers: tuple[str, ...] = ("c",)
 
     def __init__(self, gemm: Gemm) -> None:
         self.gemm = gemm
@@ -63,13 +63,13 @@ class FinishTile:
         return f"{self.kernel}_finish{'_edge' if edge else ''}"
 
     def emit(self, module: Module, *, edge: bool) -> None:
-        """Add `void name(ptr tile, i64 rows, i64 row, i64 column, i64 batch, ptr c, ptr extra...)`."""
+        """Add `void name(ptr tile, i64 rows, i64 row, i64 column, i64 batch, ptr result...)`."""
         t, gemm = self.tiling, self.gemm
         element = "double" if gemm.accumulator == "f64" else "float"
         lanes = module.target.lanes(element)
         columns = gemm.n % t.width if edge else t.width
         arguments = [("tile", "ptr"), ("rows", "i64"), ("row", "i64"), ("column", "i64"), ("batch", "i64")]
-        arguments += [(p, "ptr") for p in ("c", *self.epilogue.pointers)]
+        arguments += [(p, "ptr") for p in self.epilogue.pointers]
         with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
             batch = self._batch_indices(f, f.arguments["batch"])
             with f.loop(0, f.arguments["rows"]) as r:

@@ -1,6 +1,6 @@
 """The kernel of one matrix product: cache blocking around shared micro-kernels, epilogue at the end.
 
-    void name(ptr a, ptr b, ptr c, ptr extra..., ptr workspace, i64 begin, i64 end)
+    void name(ptr a, ptr b, ptr result..., ptr workspace, i64 begin, i64 end)
 
 does units `[begin, end)` of the product.  A unit is a strip of columns, or of rows, of one batch index;
 threads take disjoint ranges and a workspace each.
@@ -44,7 +44,7 @@ class GemmKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """Names of the pointer arguments before the workspace."""
-        return ("a", "b", "c", *(self.epilogue.pointers if self.epilogue else ()))
+        return ("a", "b", *(self.epilogue.pointers if self.epilogue else ("c",)))
 
     @property
     def units_per_batch(self) -> int:
@@ -195,10 +195,13 @@ class _Driver:
             panels = units
         else:
             rows = (f.imul(units[0], t.rows), f.imin(f.imul(units[1], t.rows), gemm.m))
-        a, b, c = (
+        a, b = (
             f.offset(f.arguments[name], f.imul(self._batch_offset(matrix, batch), BYTES[matrix.dtype]))
-            for name, matrix in (("a", gemm.a), ("b", gemm.b), ("c", gemm.c))
+            for name, matrix in (("a", gemm.a), ("b", gemm.b))
         )
+        c = a  # where the micro-kernels do not store into C themselves, they have no use for it
+        if self.plain:
+            c = f.offset(f.arguments["c"], f.imul(self._batch_offset(gemm.c, batch), self.sum_bytes))
         with f.loop(panels[0], panels[1], t.panels) as group:
             group_end = f.imin(f.iadd(group.i, t.panels), panels[1])
             with f.loop(0, max(1, gemm.k), t.kc) as chunk:

@@ -151,12 +151,12 @@ class Epilogue(Protocol):
     """What is done with finished sums instead of storing them as they are.
 
     Attributes:
-        pointers: names of further pointer arguments that it reads or writes.
+        pointers: names of the pointer arguments that it reads or writes, C's among them if it is stored.
     """
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Names of further pointer arguments."""
+        """Names of the pointer arguments after those of A and B."""
 
     def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
-        """Write code that consumes one vector of sums; `f.arguments` has `c` and the further pointers."""
+        """Write code that consumes one vector of sums; `f.arguments` has the pointers."""

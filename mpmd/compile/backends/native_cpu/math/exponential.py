@@ -11,6 +11,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
+    divide_bounded,
     like,
     nearest_integer,
     polynomial,
@@ -61,4 +62,4 @@ def logistic(b: FunctionBuilder, x: Value) -> Value:
     e = exp(b, b.neg(b.fabs(x)))
     one = like(x, 1.0)
     top = b.select(b.compare("olt", x, like(x, 0.0)), e, one)
-    return b.div(top, b.add(e, one))
+    return divide_bounded(b, top, b.add(e, one))

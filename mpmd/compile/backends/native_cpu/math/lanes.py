@@ -76,6 +76,20 @@ def split_exponent(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
     return number, b.from_bits(b.add(kept, offset), element)
 
 
+def divide_bounded(b: FunctionBuilder, top: Value, bottom: Value) -> Value:
+    """Top / bottom within an ulp, where `bottom` and its reciprocal are normal and `top` is finite or NaN.
+
+    AVX-512 has a fast estimate of the reciprocal to 14 bits; one step of Newton's method makes it a quotient.
+    """
+    if b.target.vector_bytes != 64 or top.type != "<16 x float>":
+        return b.div(top, bottom)
+    every_lane = Value("-1", "i16")
+    inverse = b.intrinsic("llvm.x86.avx512.rcp14.ps.512", top.type, bottom, bottom, every_lane)
+    quotient = b.mul(top, inverse)
+    excess = b.fma(quotient, bottom, b.neg(top))
+    return b.fma(b.neg(excess), inverse, quotient)  # in this form the quotient of -0 is -0
+
+
 def call_each_lane(b: FunctionBuilder, name: str, *arguments: Value) -> Value:
     """A libm function on every lane; `name` is the double's, the float's has an f at its end."""
     type_ = arguments[0].type
