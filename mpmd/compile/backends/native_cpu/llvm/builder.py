@@ -7,7 +7,7 @@ with static shapes costs nothing.  `arithmetic.py` adds what works on the lanes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -63,7 +63,7 @@ class FunctionBuilder(Arithmetic):
         self.arguments = {arg: Value(f"%{arg}", type_) for arg, type_ in arguments}
         self._lines: list[str] = []
         self._entry: list[str] = []
-        self._block = "entry"
+        self._block = ".entry"  # a name that no argument has
         self._count = 0
 
     def __enter__(self) -> FunctionBuilder:
@@ -79,7 +79,7 @@ class FunctionBuilder(Arithmetic):
             self.emit("ret void")
         signature = ", ".join(value.typed for value in self.arguments.values())
         linkage = "internal " if self.internal else ""
-        head = f"define {linkage}{self.result} @{self.name}({signature}) #0 {{\nentry:"
+        head = f"define {linkage}{self.result} @{self.name}({signature}) #0 {{\n.entry:"
         body = "\n".join(self._entry + self._lines)
         self.module.add_function(self.name, f"{head}\n{body}\n}}")
 
@@ -267,13 +267,16 @@ class FunctionBuilder(Arithmetic):
         self._label(after)
 
     @contextlib.contextmanager
-    def when(self, condition: Value, *, returns: bool = False) -> Iterator[None]:
-        """Run the body only if an `i1` is set; with `returns` the function ends after it."""
+    def when(self, condition: Value, *, returns: bool = False, value: Value | None = None) -> Iterator[None]:
+        """Run the body only if an `i1` is set; with `returns` the function ends after it, with a value."""
         k = self._fresh()
         self.emit(f"br i1 {condition}, label %T{k}, label %E{k}")
         self._label(f"T{k}")
         yield
-        self.emit("ret void" if returns else f"br label %E{k}")
+        if returns:
+            self.ret(value)
+        else:
+            self.emit(f"br label %E{k}")
         self._label(f"E{k}")
 
     @contextlib.contextmanager
@@ -289,6 +292,49 @@ class FunctionBuilder(Arithmetic):
         self._label(f"E{k}")
         text = f"phi {otherwise.type} [ {otherwise}, %{before} ], [ {branch.value}, %{last} ]"
         branch.value = self.op(text, otherwise.type)
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[Callable[[Value], None]]:
+        """Run the body again and again; calling what is yielded leaves the loop if an `i1` is set."""
+        k, exits = self._fresh(), 0
+        self.emit(f"br label %L{k}")
+        self._label(f"L{k}")
+
+        def leave_if(condition: Value) -> None:
+            nonlocal exits
+            exits += 1
+            self.emit(f"br i1 {condition}, label %X{k}, label %C{k}_{exits}")
+            self._label(f"C{k}_{exits}")
+
+        yield leave_if
+        self.emit(f"br label %L{k}")
+        self._label(f"X{k}")
+
+    # -- memory that threads share -------------------------------------------------------------------------
+    def atomic_load(self, pointer: Value) -> Value:
+        """Load an `i64`; everything the storing thread did before is visible."""
+        return self.op(f"load atomic i64, ptr {pointer} acquire, align 8", "i64")
+
+    def atomic_store(self, value: Value, pointer: Value) -> None:
+        """Store an `i64` after everything done before."""
+        self.emit(f"store atomic {value.typed}, ptr {pointer} release, align 8")
+
+    def atomic_add(self, pointer: Value, value: int) -> Value:
+        """Add to an `i64`; returns what was there."""
+        return self.op(f"atomicrmw add ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
+
+    def atomic_exchange(self, pointer: Value, value: int) -> Value:
+        """Put an `i64` in place; returns what was there."""
+        return self.op(f"atomicrmw xchg ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
+
+    def pause(self) -> None:
+        """Tell the core that this is a waiting loop."""
+        if self.target.is_x86:
+            self.module.declare("llvm.x86.sse2.pause", "void", ())
+            self.emit("call void @llvm.x86.sse2.pause()")
+        else:
+            self.module.declare("llvm.aarch64.hint", "void", ("i32",))
+            self.emit("call void @llvm.aarch64.hint(i32 1)")
 
 
 class _Branch:

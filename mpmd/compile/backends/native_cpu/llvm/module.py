@@ -39,6 +39,14 @@ class Module:
         """Whether a function of this name is in the module."""
         return name in self._functions
 
+    def names(self) -> tuple[str, ...]:
+        """Names of the functions that others can call, in the order in which they were added."""
+        return tuple(n for n, text in self._functions.items() if not text.startswith("define internal"))
+
+    def imports(self) -> set[str]:
+        """Declared functions of this backend that other loaded code must provide."""
+        return {n for n in self._declarations if n.startswith("mpmd_")}
+
     def add_global(self, name: str, definition: str) -> None:
         """Add `@name = definition`; the same name twice must be the same text."""
         if self._globals.setdefault(name, definition) != definition:
