@@ -31,7 +31,7 @@ _JOBS, _UNFINISHED = 192, 256
 _ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
 _POOL_BYTES = 384
 
-_SPINS = 20000  # rounds that a worker waits for the next job before it sleeps
+_SPINS = 4000  # rounds that a worker waits for the next job before it sleeps
 
 
 def _field(f: FunctionBuilder, offset: int) -> Value:

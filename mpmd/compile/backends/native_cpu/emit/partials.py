@@ -59,15 +59,26 @@ class Partials:
         return -(-self.rows // self.groups)
 
     @property
+    def is_wide(self) -> bool:
+        """Whether anything final changes along the row dims; otherwise every line is one number."""
+        plan = self.plan
+        levels = [plan.levels[n] for n in self.reductions] + [store_level(plan, s) for s in plan.stores]
+        return plan.row_dims > 0 and COLUMN in levels
+
+    @property
+    def lanes(self) -> int:
+        """Numbers that are added up together."""
+        return self.target.lanes() if self.is_wide else 1
+
+    @property
     def run(self) -> int:
         """Elements from one run of the last row dim to the next: whole vectors."""
-        lanes = self.target.lanes()
-        return -(-self.plan.extents[-1] // lanes) * lanes if self.plan.row_dims else 1
+        return -(-self.plan.extents[-1] // self.lanes) * self.lanes if self.is_wide else 1
 
     @property
     def line(self) -> int:
         """Elements of one line of partial sums."""
-        return self.run * product(self.plan.extents, list(self.plan.row)[:-1])
+        return self.run * product(self.plan.extents, list(self.plan.row)[:-1]) if self.is_wide else 1
 
     def name(self, number: int) -> str:
         """Name of the pointer to the partial sums of a reduction."""
@@ -89,13 +100,14 @@ class Partials:
 
     def clear(self, f: FunctionBuilder, unit: Value) -> None:
         """Set the line of a unit to the reductions' neutral values."""
-        lanes = self.target.lanes() if self.plan.row_dims else 1
         start = self.place(f, unit)
-        with f.loop(0, self.line, lanes) as loop:
+        with f.loop(0, self.line, self.lanes) as loop:
             for number in self.reductions:
                 node = reduce_node(self.plan, number)
                 at = f.iadd(start, loop.i)
-                store(f, identity(node, lanes), f.arguments[self.name(number)], sum_dtype(node.dtype), at)
+                store(
+                    f, identity(node, self.lanes), f.arguments[self.name(number)], sum_dtype(node.dtype), at
+                )
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ class CombineKernel:
 
     @property
     def _lanes(self) -> int:
-        return self.partials.target.lanes() if self.partials.plan.row_dims else 1
+        return self.partials.lanes
 
     @property
     def workspace_bytes(self) -> int:
@@ -185,7 +197,7 @@ def finish_columns(scope: Scope, totals: dict[int, Value], at: Position, parts: 
         with f.when(f.compare("eq", f.index(at), constant(0, "i64"))):
             for item in once:
                 scope.store(item)
-    if not plan.row_dims:
+    if not parts.is_wide:
         return
     *runs, last = plan.row
     run, column = f.idiv(at, parts.run), f.irem(at, parts.run)
