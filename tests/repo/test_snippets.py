@@ -59,3 +59,16 @@ def test_every_make_target_that_the_docs_name_exists():
         for target in re.findall(r"(?:^|`)make ([a-z-]+)", text(page), re.MULTILINE)
     }
     assert named <= targets
+
+
+FILE = re.compile(
+    r"`((?:mpmd|api|tracing|passes|scheduling|runtime|compile|tests|docs|examples)/[\w./-]*[\w/])`"
+)
+
+
+@pytest.mark.parametrize("page", tracked(".md"), ids=str)
+def test_files_that_the_docs_name_exist(page):
+    def is_there(name):
+        return any((base / name).exists() for base in (ROOT, ROOT / "mpmd", ROOT / page.parent))
+
+    assert [name for name in FILE.findall(text(page)) if not is_there(name)] == []
