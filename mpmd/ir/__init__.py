@@ -41,6 +41,7 @@ from mpmd.ir.edit import (
     before,
     clone,
     clone_body,
+    clone_module,
     clone_with,
     create,
     delay,
@@ -61,6 +62,7 @@ from mpmd.ir.edit import (
     return_types_changed,
     set_operand,
     set_type,
+    take_sdy_meshes,
     take_uses,
 )
 from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.ops import Func
+from mpmd.ir.ops import Func, put
 from mpmd.ir.query import first_user, is_pure, is_unused, ops
 
 at_start = ir.InsertionPoint.at_block_begin
@@ -258,3 +259,20 @@ def return_types_changed(f: Func) -> None:
     if f.attributes["function_type"] != attribute:
         counting.note_edit()
         f.attributes["function_type"] = attribute
+
+
+def clone_module(module: ir.Module) -> Any:
+    """A copy of a module; it lives as long as what is returned is held."""
+    return module.operation.clone().opview
+
+
+def take_sdy_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the `sdy.mesh` ops of another, attributes included, where it lacks them."""
+    known = {str(op.sym_name.value): op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+    for op in [op for op in source.body.operations if isinstance(op, sdy.MeshOp)]:
+        have = known.get(str(op.sym_name.value))
+        if have is None:
+            clone(op, at_start(module.body))
+        else:
+            for name, attribute in op.attributes.items():
+                put(have, name, attribute)
