@@ -89,7 +89,10 @@ def variants(args: argparse.Namespace) -> list[Variant]:
         Variant("mpmd", pipelined, fresh(), batch),
         Variant("jit_one_device", jitted, fresh(), batch),
         Variant(
-            "jit_data_parallel", data_parallel, jax.device_put(fresh(), whole), jax.device_put(list(batch), split)
+            "jit_data_parallel",
+            data_parallel,
+            jax.device_put(fresh(), whole),
+            jax.device_put(list(batch), split),
         ),
     ]
     programs = pipelined.compiled(*made[0].state, *batch).executables
