@@ -255,7 +255,7 @@ def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -
 
 
 def _going_up(values: Iterable[Value], boundary: set[Op]) -> tuple[list[Value], set[Op]]:
-    """From `values`: the first values met that ops of `boundary` or block arguments make, and the ops between.
+    """From `values`: the first values met that arguments or ops of `boundary` make, and the ops between.
 
     Depth first, last pushed first.
     """

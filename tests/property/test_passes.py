@@ -32,11 +32,16 @@ IN_PIPELINE = {
     for make in (IMPORT, SHARDING, EXPORT)
     for step in make(
         PipelineOptions(
-            constraints=("0:0",), heterogeneous_meshes=True, split_accumulators=True, keep_microbatches_equal=True,
-            recompute_cheap_residuals=True, copy_constants=True, merge_transfers=True,
+            constraints=("0:0",),
+            heterogeneous_meshes=True,
+            split_accumulators=True,
+            keep_microbatches_equal=True,
+            recompute_cheap_residuals=True,
+            copy_constants=True,
+            merge_transfers=True,
         )
     )
-}  # fmt: skip
+}
 IMPORT_ONLY = {name for name, kind in PASSES.items() if ".passes.import_." in kind.__module__}
 VARIANTS = {
     "mpmd-absorb-inferred-fragments": ["", "absorb-on-entry-point-function=true"],

@@ -9,4 +9,10 @@ from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResidual
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (CopyConstants, FragmentDce, FragmentDedup, RecomputeCheapResiduals, SimplifyStablehlo)
+PASSES: tuple[type[Pass], ...] = (
+    CopyConstants,
+    FragmentDce,
+    FragmentDedup,
+    RecomputeCheapResiduals,
+    SimplifyStablehlo,
+)
