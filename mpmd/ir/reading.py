@@ -38,6 +38,7 @@ def _require_known_callees(text: str) -> None:
     name = r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)'
     known = set(re.findall(r"func\.func(?:\s+(?:public|private|nested))?\s+" + name, text))
     called = re.findall(r"mpmd\.(?:call|fragment_call<[^@]*>)\s+" + name, text)
+    called += re.findall(r'"mpmd\.(?:fragment_)?call"\(.*\bcallee = ' + name, text)
     for callee in dict.fromkeys(c for c in called if c not in known):
         raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
 

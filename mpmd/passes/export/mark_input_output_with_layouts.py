@@ -88,7 +88,7 @@ class _Table:
         """Sets the layout at one value; default is no attribute."""
         of_value = self._at(op, name)[index]
         wanted = None if layout == DEFAULT else ir.StringAttr.get(layout)
-        if of_value.get(LAYOUT) != wanted:
+        if self.read(op, name, index) != layout or (LAYOUT in of_value) != (wanted is not None):
             self.changed[(op, name)] = None
             of_value.pop(LAYOUT, None)
             if wanted is not None:
