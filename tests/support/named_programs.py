@@ -158,7 +158,7 @@ def _one(op: Any, operands: list[np.ndarray], symbols: dict[str, ir.Func]) -> li
     if name in BINARY:
         return [BINARY[name](*operands)]
     if name == "iota":
-        return [np.arange(4, dtype=np.float32)]
+        return [np.arange(4, dtype=np.float64)]
     if isinstance(op, ir.Call):
         return _run(symbols[op.callee_name], operands, symbols)
     if isinstance(op, (ir.NamedComputation, ir.Fragment)):

@@ -178,6 +178,7 @@ def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> Non
             continue
         by_mesh = {results[k].type.mesh: results[k] for k in reversed(signature.results(i))}
         for user in absorber.assigns(old):
-            there = by_mesh[user.result.type.mesh]
+            # Where callees feed each other through other ops, a mesh may be missing: that is a transfer.
+            there = by_mesh.get(user.result.type.mesh, results[i])
             ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
     absorber.retire(op)
