@@ -317,7 +317,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),
         _step("mpmd-delay-transfers-from-cpu", "before anything depends on program order"),
         _step("mpmd-sink-create-token-into-fragments", "tokens do not cross programs"),
-        _step("mpmd-mark-aliasing-and-donation", "needs the final order and the host marks"),
+        _step(
+            "mpmd-mark-aliasing-and-donation",
+            "needs the final order and the host marks",
+            keep_microbatches_equal=o.keep_microbatches_equal,
+        ),
         _step("mpmd-mark-fragment-reserved-memory", "needs to know what is donated"),
         _step(
             "mpmd-validate-no-param-transfers",

@@ -7,7 +7,8 @@
     any other call                     -->  its body
 
 How often a name was transposed stands in the location of its call, such as
-`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`; a part `rematted_computation/` sets the count back.
+`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass,
+`transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`, counts as backward work: that is when it runs.
 """
 
 from __future__ import annotations
@@ -180,8 +181,6 @@ class Expansion:
 def _transposed(op: ir.Op, count: int) -> int:
     found = re.match(r'loc\("([^"]*)"', str(op.location))
     path = found[1] if found else ""
-    if "rematted_computation" in path:
-        count, path = 0, path.rpartition("rematted_computation")[2]
     return count + path.count("transpose(")
 
 

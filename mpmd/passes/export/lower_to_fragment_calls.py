@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
+from mpmd.passes.export.programs import program_identity
 
 log = logging.getLogger("mpmd.passes")
 
@@ -49,7 +49,7 @@ class LowerToFragmentCalls(ir.ModulePass):
         groups: dict[bytes, list[ir.Fragment]] = {}
         for f in callers:
             for fragment in ir.fragments(f):
-                groups.setdefault(_identity(fragment), []).append(fragment)
+                groups.setdefault(program_identity(fragment), []).append(fragment)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
         of_module = (ir.module_name(module) or "main").removeprefix("jit_")
         transposed = has_transposed(site for group in sites for site in group)
@@ -74,18 +74,6 @@ class LowerToFragmentCalls(ir.ModulePass):
             lines += [f"  - {name} from program with {site_text(site, transposed)}" for site in of_group]
         for mesh, lines in by_mesh.items():
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
-
-
-def _identity(fragment: ir.Fragment) -> bytes:
-    """Equal for fragments that can be one program.
-
-    The text of a fragment begins with one line of its own attributes and operands; its body follows.
-    """
-    header = [fragment.mesh]
-    header += [str(v.type) for v in fragment.inputs] + ["->"] + [str(v.type) for v in fragment.results]
-    header += [str(fragment.attributes.get(name)) for name in ("arg_attrs", "res_attrs")]
-    body = ir.op_text(fragment).partition("\n")[2]
-    return hashlib.sha256("\n".join([*header, body]).encode()).digest()
 
 
 def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor, says_host, type_says_host
+from mpmd.passes.export.programs import program_identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,35 +27,69 @@ class MarkAliasingAndDonation(ir.FunctionPass):
     Not for operands in host memory, for values that some transfer reads (the copy could be under way), and
     for arguments of the function that the user did not donate.
 
+    With `keep_microbatches_equal` fragments that can be one program give away the same operands, those that
+    each of them may, and an argument of the function takes a result of its type as any other value does.
+
     Requires: the order of the program and the memory kinds are final.
     Ensures: at most one operand per result is aliased; types, layouts and memories of both agree.
-    Cost: linear, but for the search for a result among those of one fragment.
-    Source: openxla/shardy MPMD, `mark_aliasing_and_donation`.
+    Cost: linear, but for the search for a result among those of one fragment; in the text of the module
+        with `keep_microbatches_equal`.
+    Source: openxla/shardy MPMD, `mark_aliasing_and_donation`; `keep_microbatches_equal` is ours.
     """
 
     name: ClassVar[str] = "mpmd-mark-aliasing-and-donation"
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    keep_microbatches_equal: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at every last use."""
-        last = _last_uses(f)
-        transferred = {t.tensor for t in ir.ops(f, ir.Transfer)}
+        spent = _spent_operands(f)
         arguments = dict(zip(f.args, ir.attribute_dicts(f, "arg_attrs", len(f.args))))
-        for fragment in ir.fragments(f):
+        if self.keep_microbatches_equal:
+            _agree(spent)
+            arguments = {}
+        for fragment, operands in spent.items():
             dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
             free = _Results(fragment)
-            for i, value in enumerate(fragment.inputs):
-                on_host = says_host(dicts[i]) or type_says_host(value)
-                if on_host or last[value] != (fragment, i) or value in transferred:
-                    continue
+            for i in operands:
+                value = fragment.inputs[i]
                 if value in arguments:
-                    if not is_donor(arguments[value]) and ALIAS not in arguments[value]:
-                        continue
                     mark = _mark_of_argument(arguments[value], value, dicts[i], free, f)
                 else:
                     mark = _mark(free.take_first(value, dicts[i]))
                 dicts[i] |= mark
             ir.put_attribute_dicts(fragment, "arg_attrs", dicts, "arg_attrs" in fragment.attributes)
+
+
+def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
+    """For each fragment the operands whose memory it may use for something else."""
+    last = _last_uses(f)
+    transferred = {t.tensor for t in ir.ops(f, ir.Transfer)}
+    attributes = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+    kept = {v for v, a in zip(f.args, attributes) if not is_donor(a) and ALIAS not in a}
+    spent: dict[ir.Fragment, list[int]] = {}
+    for fragment in ir.fragments(f):
+        dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
+        spent[fragment] = [
+            i
+            for i, value in enumerate(fragment.inputs)
+            if last[value] == (fragment, i)
+            and not (says_host(dicts[i]) or type_says_host(value))
+            and value not in transferred
+            and value not in kept
+        ]
+    return spent
+
+
+def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
+    """Leaves to fragments that can be one program what all of them may spend."""
+    groups: dict[bytes, list[ir.Fragment]] = {}
+    for fragment in spent:
+        groups.setdefault(program_identity(fragment), []).append(fragment)
+    for group in groups.values():
+        common = set(spent[group[0]]).intersection(*(spent[fragment] for fragment in group))
+        for fragment in group:
+            spent[fragment] = sorted(common)
 
 
 def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[ir.Op, int]]:
