@@ -52,7 +52,7 @@ class XlaWorker:
         return self._ask(("run", text, arguments))
 
     def run_devices(self, text: str, arguments: list[list]) -> list[list[np.ndarray]]:
-        """Leaves of the result of each partition."""
+        """Leaves of the result of each replica."""
         return self._ask(("run_devices", text, arguments))
 
     def parse(self, text: str) -> str:
@@ -108,10 +108,10 @@ def _compile(text: str, devices: int):
     mlir = _jax.mlir.xla_computation_to_mlir_module(_hlo.XlaComputation(proto))
     options = _jax.CompileOptions()
     if devices > 1:
-        options.num_partitions = devices
-        options.executable_build_options.num_partitions = devices
-        options.executable_build_options.use_spmd_partitioning = False
-        options.device_assignment = _jax.DeviceAssignment.create(np.arange(devices).reshape(1, devices))
+        options.num_replicas = devices
+        options.executable_build_options.num_replicas = devices
+        assignment = _jax.DeviceAssignment.create(np.arange(devices).reshape(devices, 1))
+        options.device_assignment = options.executable_build_options.device_assignment = assignment
     chosen = _jax.DeviceList(tuple(jax.devices()[:devices]))
     return jax.devices()[0].client.compile_and_load(mlir, chosen, options)
 
