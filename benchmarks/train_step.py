@@ -122,8 +122,9 @@ def overhead_us(stages: int, schedule: str) -> float:
     from benchmarks import reference_gpt as gpt
 
     tiny = gpt.Shape(
-        layers=stages, stages=stages, width=8, heads=1, sequence=4, vocabulary=8, microbatch=1, microbatches=16
-    )
+        layers=stages, stages=stages, width=8, heads=1, sequence=4, vocabulary=8, microbatch=1,
+        microbatches=16,
+    )  # fmt: skip
     compiled, (params, state, *rest) = compiled_step(tiny, schedule, compile_it=True)
     times = []
     for _ in range(20):
