@@ -233,9 +233,10 @@ def plans(draw):
     row_dims = 0 if kind == "loop" else draw(st.integers(1, rank - 1))
     batch_dims = draw(st.integers(0, rank - row_dims - 1)) if kind != "loop" else 0
     b = PlanBuilder("random", extents, batch_dims=batch_dims, row_dims=row_dims)
-    values = [draw_load(draw, b, extents, k) for k in range(draw(st.integers(1, 3)))]
+    loads = [draw_load(draw, b, extents, k) for k in range(draw(st.integers(1, 3)))]
+    values = list(loads)
     for _ in range(draw(st.integers(1, 6))):
-        values.append(draw_apply(draw, b, values))
+        values.append(draw_apply(draw, b, values, loads))
         if kind in ("row", "mixed") and draw(st.booleans()):
             values.append(b.reduce_row(draw(st.sampled_from(["add", "maximum", "minimum"])), values[-1]))
     dense = tuple(range(rank))
@@ -290,7 +291,7 @@ def draw_load(draw, b, extents, number):
     return b.convert(b.load(operand, linear(index, strides_of(shape))), "f32")
 
 
-def draw_apply(draw, b, values):
+def draw_apply(draw, b, values, loads):
     op = draw(
         st.sampled_from(["add", "multiply", "maximum", "tanh", "logistic", "subtract", "select", "exp"])
     )
@@ -299,8 +300,9 @@ def draw_apply(draw, b, values):
         return b.apply(op, x)
     if op == "exp":
         return b.apply("exponential", b.apply("negate", b.apply("abs", x)))
-    if op == "select":
-        return b.apply("select", b.apply("compare-gt", x, y), x, b.constant(0.5, "f32"))
+    if op == "select":  # by exact values: a last place in a function must not turn the choice
+        exact = b.apply("compare-gt", draw(st.sampled_from(loads)), draw(st.sampled_from(loads)))
+        return b.apply("select", exact, x, b.constant(0.5, "f32"))
     # sums of products of sums stay of a size that can be compared
     return b.apply("clamp", b.constant(-50.0, "f32"), b.apply(op, x, y), b.constant(50.0, "f32"))
 
@@ -318,7 +320,7 @@ def test_random_plans_on_avx2(plan):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_many_random_plans(plan):
     check(plan, tolerance=max(3e-4, plan.size * 2**-24))  # NumPy adds along leading axes one by one
