@@ -48,6 +48,9 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     Use it on a function, `named_computation(f, name="stage0")(x)`, or as a decorator with or without a
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
 
+    It may be a submodule of a flax module.  While linen initialises that submodule, it is called as it is,
+    because parameters must not be made inside of a nested jit.
+
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
     """
     if fn is None:
@@ -55,7 +58,19 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     chosen = name or getattr(fn, "__name__", "")
     if not chosen:
         raise ValueError("named_computation needs a name: the function has none\n  write name='...'")
-    return functools.wraps(fn)(carrier(fn, "comp", chosen))
+    carried = carrier(fn, "comp", chosen)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (fn if _is_initializing(fn) else carried)(*args, **kwargs)
+
+    return functools.wraps(fn)(call)
+
+
+def _is_initializing(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` is a linen module inside another, or a method of one, that is making its parameters."""
+    module = getattr(fn, "__self__", fn)
+    ask = getattr(module, "is_initializing", None)
+    return ask is not None and getattr(module, "scope", None) is not None and bool(ask())
 
 
 def named_tensor(x: Any, name: str) -> Any:

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import mpmd
+from mpmd.runtime.instructions import Send
+
+STEPS = 20
+
+
+def pipelined(step, stages: int, schedule: str = "1f1b", mesh: Any = 1, options=None, **jit_options):
+    """`step` under `mpmd.jit` with `stage0` on mesh `m0`, and so on; `mesh` is what each mesh is made of."""
+    topology = mpmd.make_topology({f"m{s}": mesh for s in range(stages)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(stages)}
+    config = mpmd.make_config(topology, assignment, schedule=schedule, **(options or {}))
+    return mpmd.jit(step, config, **jit_options)
+
+
+def training_step(loss, num_microbatches: int, update):
+    """`step(state, *batch) -> (state, loss)` with accumulated gradients; `state[0]` are the parameters."""
+
+    def step(state, *batch):
+        value, grads = mpmd.accumulate_gradients(loss, num_microbatches)(state[0], *batch)
+        return update(state, grads), value
+
+    return step
+
+
+def messages(program) -> int:
+    """How many values a step sends from mesh to mesh."""
+    return sum(isinstance(op, Send) for stream in program.streams for op in stream.instructions)
+
+
+def programs_per_mesh(program) -> dict[str, int]:
+    """How many distinct programs each mesh runs."""
+    return dict(Counter(mesh for mesh, _ in program.executables))
 
 
 def relative_difference(got, want) -> float:
@@ -35,6 +71,22 @@ def run_steps(step, state, batches):
         state, loss = step(state, *batch)
         losses.append(loss)
     return state, losses
+
+
+def check_training(step, reference, state, batch, tolerance: float = 1e-5, steps: int = STEPS) -> None:
+    """Gradients of the first step and what `steps` steps of SGD with momentum make of parameters and loss.
+
+    After the first step the velocity is the gradient.
+    """
+    want_state, want_loss = reference(state, *batch)
+    got_state, got_loss = step(copied(state), *batch)
+    assert relative_difference(got_state[1], want_state[1]) <= tolerance, "gradients of the first step"
+    rest = [batch] * (steps - 1)
+    want = run_steps(reference, want_state, rest)
+    got = run_steps(step, got_state, rest)
+    assert np.isfinite(np.asarray(want[1])).all()
+    assert relative_difference(got[0], want[0]) <= tolerance, f"state after {steps} steps"
+    assert relative_difference([got_loss, *got[1]], [want_loss, *want[1]]) <= tolerance, "loss curve"
 
 
 def sgd_momentum(learning_rate: float = 0.05, momentum: float = 0.9):

@@ -24,134 +24,142 @@ SEQ = 6
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model: `build(num_stages) -> (params, loss_fn, batch)` and how closely it must agree."""
+    """A model and what is known of it.
+
+    Attributes:
+        name: how tests call it.
+        build: `build(num_stages) -> (params, loss_fn, batch)`.
+        tolerance: the largest difference to `jax.jit` after 20 steps.
+        sent_per_microbatch: values that the dataflow sends between meshes for one microbatch, by the
+            number of stages; by default one activation and one gradient per boundary.
+        sent_per_step: values that it sends once per step.
+        programs: the most distinct programs that a stage needs: forward, backward, optimizer, and what
+            precedes the first microbatch.
+    """
 
     name: str
     build: Callable[[int], tuple[Any, Callable[..., Any], tuple[Any, ...]]]
     tolerance: float = 1e-5
-    uneven: bool = False
+    sent_per_microbatch: Callable[[int], int] = lambda stages: 2 * (stages - 1)
+    sent_per_step: Callable[[int], int] = lambda stages: 0
+    programs: int = 4
 
 
-def _normal(seed: int, *shape: int, scale: float = 0.3) -> np.ndarray:
+def normal(seed: int, *shape: int, scale: float = 0.3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * scale
 
 
-def _dense(seed: int, n: int = D, m: int = D) -> dict[str, np.ndarray]:
-    return {"w": _normal(seed, n, m), "b": _normal(seed + 1000, m, scale=0.1)}
+def dense_params(seed: int, n: int = D, m: int = D) -> dict[str, np.ndarray]:
+    return {"w": normal(seed, n, m), "b": normal(seed + 1000, m, scale=0.1)}
 
 
-def _layer(p: Any, x: jax.Array) -> jax.Array:
+def dense(p: Any, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ p["w"] + p["b"])
 
 
-def _named(fn: Callable[..., Any], s: int) -> Callable[..., Any]:
+def named(fn: Callable[..., Any], s: int) -> Callable[..., Any]:
     return mpmd.named_computation(fn, name=f"stage{s}")
 
 
-def _regression_batch() -> tuple[np.ndarray, np.ndarray]:
-    return _normal(7, ROWS, D, scale=1.0), _normal(8, ROWS, D, scale=1.0)
+def square(h: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((h - y) ** 2)
 
 
-def _token_batch() -> tuple[np.ndarray, np.ndarray]:
+def regression_batch() -> tuple[np.ndarray, np.ndarray]:
+    return normal(7, ROWS, D, scale=1.0), normal(8, ROWS, D, scale=1.0)
+
+
+def token_batch() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     return rng.integers(0, VOCAB, (ROWS, SEQ)), rng.integers(0, VOCAB, (ROWS, SEQ))
 
 
-def _square(h: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.mean((h - y) ** 2)
+def chain(
+    stages: int, layer: Callable[..., Any], around: Callable[[Any], Any] = lambda fn: fn
+) -> Callable[..., Any]:
+    """The loss of `layer(params["s0"], x)`, and so on: one layer per stage; `around` wraps each stage."""
+
+    def last(p, x, y):
+        return square(layer(p, x), y)
+
+    def loss(params, x, y):
+        for s in range(stages - 1):
+            x = around(named(layer, s))(params[f"s{s}"], x)
+        return around(named(last, stages - 1))(params[f"s{stages - 1}"], x, y)
+
+    return loss
 
 
 def mlp(stages: int) -> Any:
     """A chain of dense layers, one per stage."""
-    params = {f"s{s}": _dense(s) for s in range(stages)}
-
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(_layer, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(_layer(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    return {f"s{s}": dense_params(s) for s in range(stages)}, chain(stages, dense), regression_batch()
 
 
 def uneven(stages: int) -> Any:
     """Stage s holds s + 1 layers."""
-    params = {f"s{s}": [_dense(10 * s + i) for i in range(s + 1)] for s in range(stages)}
+    params = {f"s{s}": [dense_params(10 * s + i) for i in range(s + 1)] for s in range(stages)}
 
     def run(layers, x):
         for p in layers:
-            x = _layer(p, x)
+            x = dense(p, x)
         return x
 
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(run, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(run(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    return params, chain(stages, run), regression_batch()
 
 
 def skip(stages: int) -> Any:
     """The output of the first stage is used again by the last."""
-    params = {f"s{s}": _dense(s) for s in range(stages)}
+    params = {f"s{s}": dense_params(s) for s in range(stages)}
+
+    def last(p, x, first, y):
+        return square(dense(p, x) + first, y)
 
     def loss(params, x, y):
-        x = first = _named(_layer, 0)(params["s0"], x)
+        x = first = named(dense, 0)(params["s0"], x)
         for s in range(1, stages - 1):
-            x = _named(_layer, s)(params[f"s{s}"], x)
+            x = named(dense, s)(params[f"s{s}"], x)
+        return named(last, stages - 1)(params[f"s{stages - 1}"], x, first, y)
 
-        def last(p, x, first, y):
-            return _square(_layer(p, x) + first, y)
-
-        return _named(last, stages - 1)(params[f"s{stages - 1}"], x, first, y)
-
-    return params, loss, _regression_batch()
+    return params, loss, regression_batch()
 
 
 def shapes_change(stages: int) -> Any:
     """Every boundary has another width."""
     widths = [D, *(4 * (s % 3 + 1) for s in range(stages - 1)), D]
-    params = {f"s{s}": _dense(s, widths[s], widths[s + 1]) for s in range(stages)}
-
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(_layer, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(_layer(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    params = {f"s{s}": dense_params(s, widths[s], widths[s + 1]) for s in range(stages)}
+    return params, chain(stages, dense), regression_batch()
 
 
 def dropout(stages: int) -> Any:
     """Dropout with explicit keys, which travel with the batch."""
-    params = {f"s{s}": _dense(s) for s in range(stages)}
+    params = {f"s{s}": dense_params(s) for s in range(stages)}
 
     def layer(p, x, key):
-        return _layer(p, x) * jax.random.bernoulli(key, 0.8, x.shape) / 0.8
+        return dense(p, x) * jax.random.bernoulli(key, 0.8, x.shape) / 0.8
+
+    def last(p, x, y, key):
+        return square(layer(p, x, key), y)
 
     def loss(params, x, y, keys):
         key = jax.random.wrap_key_data(keys[0])
         for s in range(stages - 1):
-            x = _named(layer, s)(params[f"s{s}"], x, jax.random.fold_in(key, s))
-
-        def last(p, x, y, key):
-            return _square(layer(p, x, key), y)
-
-        return _named(last, stages - 1)(params[f"s{stages - 1}"], x, y, jax.random.fold_in(key, stages))
+            x = named(layer, s)(params[f"s{s}"], x, jax.random.fold_in(key, s))
+        return named(last, stages - 1)(params[f"s{stages - 1}"], x, y, jax.random.fold_in(key, stages))
 
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), ROWS)))
-    return params, loss, (*_regression_batch(), keys)
+    return params, loss, (*regression_batch(), keys)
 
 
 def checkpointed(stages: int) -> Any:
     """`jax.checkpoint` around every stage."""
-    params = {f"s{s}": _dense(s) for s in range(stages)}
+    params, _, batch = mlp(stages)
+    return params, chain(stages, dense, around=jax.checkpoint), batch
 
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = jax.checkpoint(_named(_layer, s))(params[f"s{s}"], x)
-        last = jax.checkpoint(_named(lambda p, x, y: _square(_layer(p, x), y), stages - 1))
-        return last(params[f"s{stages - 1}"], x, y)
 
-    return params, loss, _regression_batch()
+def checkpointed_whole(stages: int) -> Any:
+    """`jax.checkpoint` around the whole loss: every stage runs twice, the second time one after the other."""
+    params, loss, batch = mlp(stages)
+    return params, jax.checkpoint(loss), batch
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -173,10 +181,10 @@ def _block(p: Any, x: jax.Array) -> jax.Array:
 
 def _block_params(seed: int) -> dict[str, np.ndarray]:
     return {
-        "qkv": _normal(seed, D, 3 * D),
-        "out": _normal(seed + 1, D, D),
-        "up": _normal(seed + 2, D, 2 * D),
-        "down": _normal(seed + 3, 2 * D, D),
+        "qkv": normal(seed, D, 3 * D),
+        "out": normal(seed + 1, D, D),
+        "up": normal(seed + 2, D, 2 * D),
+        "down": normal(seed + 3, 2 * D, D),
     }
 
 
@@ -187,9 +195,9 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _transformer(stages: int, tied: bool) -> Any:
     params: dict[str, Any] = {f"s{s}": _block_params(10 * s) for s in range(stages)}
-    params["embed"] = _normal(99, VOCAB, D)
+    params["embed"] = normal(99, VOCAB, D)
     if not tied:
-        params["head"] = _normal(98, VOCAB, D)
+        params["head"] = normal(98, VOCAB, D)
 
     def first(embed, p, tokens):
         return _block(p, embed[tokens])
@@ -198,13 +206,13 @@ def _transformer(stages: int, tied: bool) -> Any:
         return _cross_entropy(_norm(_block(p, x)) @ head.T, labels)
 
     def loss(params, tokens, labels):
-        x = _named(first, 0)(params["embed"], params["s0"], tokens)
+        x = named(first, 0)(params["embed"], params["s0"], tokens)
         for s in range(1, stages - 1):
-            x = _named(_block, s)(params[f"s{s}"], x)
+            x = named(_block, s)(params[f"s{s}"], x)
         head = params["embed" if tied else "head"]
-        return _named(last, stages - 1)(head, params[f"s{stages - 1}"], x, labels)
+        return named(last, stages - 1)(head, params[f"s{stages - 1}"], x, labels)
 
-    return params, loss, _token_batch()
+    return params, loss, token_batch()
 
 
 def transformer(stages: int) -> Any:
@@ -219,32 +227,45 @@ def tied(stages: int) -> Any:
 
 def shared_by_all(stages: int) -> Any:
     """One weight used by every stage."""
-    params = {"shared": _normal(1, D, D), **{f"s{s}": _dense(s) for s in range(stages)}}
+    params = {"shared": normal(1, D, D), **{f"s{s}": dense_params(s) for s in range(stages)}}
 
     def layer(shared, p, x):
-        return _layer(p, x @ shared)
+        return dense(p, x @ shared)
+
+    def last(shared, p, x, y):
+        return square(layer(shared, p, x), y)
 
     def loss(params, x, y):
         for s in range(stages - 1):
-            x = _named(layer, s)(params["shared"], params[f"s{s}"], x)
+            x = named(layer, s)(params["shared"], params[f"s{s}"], x)
+        return named(last, stages - 1)(params["shared"], params[f"s{stages - 1}"], x, y)
 
-        def last(shared, p, x, y):
-            return _square(layer(shared, p, x), y)
+    return params, loss, regression_batch()
 
-        return _named(last, stages - 1)(params["shared"], params[f"s{stages - 1}"], x, y)
 
-    return params, loss, _regression_batch()
+def stacked(stages: int) -> Any:
+    """One stacked parameter; every stage slices its own part."""
+    params = {"w": normal(1, stages, D, D), "b": normal(2, stages, D, scale=0.1)}
+    of_parts = chain(stages, dense)
+
+    def loss(params, x, y):
+        return of_parts({f"s{s}": jax.tree.map(lambda p: p[s], params) for s in range(stages)}, x, y)
+
+    return params, loss, regression_batch()
 
 
 def frozen_first(stages: int) -> Any:
     """No gradient flows into the first stage."""
     params, _, batch = mlp(stages)
 
+    def last(p, x, y):
+        return square(dense(p, x), y)
+
     def loss(params, x, y):
-        x = jax.lax.stop_gradient(_named(_layer, 0)(params["s0"], x))
+        x = jax.lax.stop_gradient(named(dense, 0)(params["s0"], x))
         for s in range(1, stages - 1):
-            x = _named(_layer, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(_layer(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
+            x = named(dense, s)(params[f"s{s}"], x)
+        return named(last, stages - 1)(params[f"s{stages - 1}"], x, y)
 
     return params, loss, batch
 
@@ -252,12 +273,12 @@ def frozen_first(stages: int) -> Any:
 def unused_parameter(stages: int) -> Any:
     """A parameter that the loss does not use."""
     params, loss, batch = mlp(stages)
-    return {**params, "unused": _normal(5, 3)}, loss, batch
+    return {**params, "unused": normal(5, 3)}, loss, batch
 
 
 def mixture(stages: int) -> Any:
     """A layer of four experts, softly routed to the best two."""
-    params = {f"s{s}": {"router": _normal(s, D, 4), "w": _normal(s + 50, 4, D, D)} for s in range(stages)}
+    params = {f"s{s}": {"router": normal(s, D, 4), "w": normal(s + 50, 4, D, D)} for s in range(stages)}
 
     def layer(p, x):
         gates = jax.nn.softmax(x @ p["router"])
@@ -265,62 +286,45 @@ def mixture(stages: int) -> Any:
         chosen = jax.nn.one_hot(which, 4) * best[..., None]
         return jnp.tanh(jnp.einsum("nke,edf,nd->nf", chosen, p["w"], x))
 
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(layer, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(layer(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    return params, chain(stages, layer), regression_batch()
 
 
 def half_precision(stages: int) -> Any:
     """Weights and activations in bfloat16."""
-    params, loss, (x, y) = mlp(stages)
+    params, loss, batch = mlp(stages)
     half = jax.tree.map(lambda w: np.asarray(w, jnp.bfloat16), params)
 
     def in_half(params, x, y):
         return loss(params, x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).astype(jnp.float32)
 
-    return half, in_half, (x, y)
+    return half, in_half, batch
 
 
 def custom_gradient(stages: int) -> Any:
-    """A stage with a `custom_vjp` and a `cond` inside."""
+    """Stages with a `custom_vjp` and a `cond` inside."""
 
     @jax.custom_vjp
     def clipped(x):
         return x
 
     clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
-    params = {f"s{s}": _dense(s) for s in range(stages)}
+    params, _, batch = mlp(stages)
 
     def layer(p, x):
         x = jax.lax.cond(jnp.mean(x) > 0, lambda x: 2 * x, lambda x: x, x)
-        return clipped(_layer(p, x))
+        return clipped(dense(p, x))
 
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(layer, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(layer(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    return params, chain(stages, layer), batch
 
 
 def scanned_layers(stages: int) -> Any:
     """Each stage scans over its own stack of layers."""
-    params = {
-        f"s{s}": {"w": _normal(s, 3, D, D), "b": _normal(s + 9, 3, D, scale=0.1)} for s in range(stages)
-    }
+    params = {f"s{s}": {"w": normal(s, 3, D, D), "b": normal(s + 9, 3, D, scale=0.1)} for s in range(stages)}
 
     def run(stack, x):
-        return jax.lax.scan(lambda x, p: (_layer(p, x), None), x, stack)[0]
+        return jax.lax.scan(lambda x, p: (dense(p, x), None), x, stack)[0]
 
-    def loss(params, x, y):
-        for s in range(stages - 1):
-            x = _named(run, s)(params[f"s{s}"], x)
-        return _named(lambda p, x, y: _square(run(p, x), y), stages - 1)(params[f"s{stages - 1}"], x, y)
-
-    return params, loss, _regression_batch()
+    return params, chain(stages, run), regression_batch()
 
 
 MODELS = {
@@ -328,14 +332,17 @@ MODELS = {
     for m in (
         Model("mlp", mlp),
         Model("uneven", uneven),
-        Model("skip", skip),
+        Model("skip", skip, sent_per_microbatch=lambda s: 2 if s == 2 else 2 * s),
         Model("shapes_change", shapes_change),
         Model("dropout", dropout),
         Model("checkpointed", checkpointed),
+        # The second forward pass goes through the stages before the backward pass comes back.
+        Model("checkpointed_whole", checkpointed_whole, sent_per_microbatch=lambda s: 3 * (s - 1), programs=5),
         Model("transformer", transformer),
-        Model("tied", tied),
-        Model("shared_by_all", shared_by_all),
-        Model("frozen_first", frozen_first),
+        Model("tied", tied, sent_per_step=lambda s: 1),
+        Model("shared_by_all", shared_by_all, sent_per_step=lambda s: s - 1),
+        Model("stacked", stacked, sent_per_step=lambda s: 2 * (s - 1)),
+        Model("frozen_first", frozen_first, sent_per_microbatch=lambda s: 2 * (s - 1) - 1),
         Model("unused_parameter", unused_parameter),
         Model("mixture", mixture),
         Model("half_precision", half_precision, tolerance=3e-2),
