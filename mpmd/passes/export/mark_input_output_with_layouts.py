@@ -40,6 +40,8 @@ class MarkInputOutputWithLayouts(ir.FunctionPass):
         """Arguments first, then what fragments return."""
         table = _Table(f)
         for i, arg in enumerate(f.args):
+            if ir.is_unused(arg):
+                continue
             own = table.read(f, "arg_attrs", i)
             layout = _returned_layout(arg, table, own, f"Arg #{i}")
             if layout is None:
