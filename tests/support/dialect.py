@@ -71,8 +71,8 @@ def function(arguments: list[str], results: list[str], lines: list[str], values:
     types = ", ".join(mesh_tensor(m) for _, m in values)
     return (
         f'module @jit_step {{\nsdy.mesh @mesh = <["x"=2, "y"=2]>\n'
-        f"func.func public @main({', '.join(arguments)}) -> ({', '.join(results)}) attributes {{topology = {topology(meshes)}}} {{\n"
-        + "\n".join(lines)
+        f"func.func public @main({', '.join(arguments)}) -> ({', '.join(results)}) "
+        f"attributes {{topology = {topology(meshes)}}} {{\n" + "\n".join(lines)
         + f"\nreturn {names} : {types}\n}}\n}}"
     )
 
