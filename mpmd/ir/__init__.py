@@ -9,6 +9,7 @@ Passes read with what is in `query`, change with what is in `edit` and `fragment
 own mutators: those crash the process when misused, ours raise.
 """
 
+from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import (
     ArrayAttr,
     Attribute,
