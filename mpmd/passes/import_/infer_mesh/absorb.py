@@ -84,8 +84,10 @@ class Absorber:
             ir.erase(op)
 
     def _may_clone(self, op: ir.Op, copies: int) -> bool:
+        """Whether an op may be done several times: never if it has effects."""
         is_trivial = len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
-        return copies <= self._max_clones or len(op.operands) == 0 or (is_trivial and ir.is_pure(op))
+        is_cheap = copies <= self._max_clones or len(op.operands) == 0 or is_trivial
+        return is_cheap and ir.is_pure(op)
 
     def retire(self, op: ir.Op) -> None:
         """Notes that an op is not needed any more; what uses it is not either."""
