@@ -54,6 +54,7 @@ from mpmd.ir.edit import (
     move_after,
     move_before,
     move_to_start,
+    moving,
     op_behind,
     rebuild,
     reorder,

@@ -6,7 +6,8 @@ and for what is in its body must not be used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -148,6 +149,15 @@ def op_behind(op: Op) -> Any:
     """The op that stands right behind an op, which is no terminator."""
     behind = _next(op)
     return None if behind is None else behind.opview
+
+
+@contextlib.contextmanager
+def moving(f: Func) -> Iterator[None]:
+    """Around moves of a function's ops: they count for nothing if all ops stand as before afterwards."""
+    since, order = counting.edits(), ops(f)
+    yield
+    if ops(f) == order:
+        counting.forget_edits(since)
 
 
 def delay(op: Op) -> None:

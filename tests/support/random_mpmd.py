@@ -71,8 +71,10 @@ class _Imported:
                 self._call(callee, i)
             elif roll < 0.45:
                 self._crossing()
-            elif roll < 0.55:
+            elif roll < 0.52:
                 self._microbatches()
+            elif roll < 0.56:
+                self._accumulators()
             elif roll < 0.75:
                 self._fragment()
             else:
@@ -135,6 +137,28 @@ class _Imported:
             entries = f"{{call_counter = {i} : ui32}} "
             self._fragment([forward[i][0], self.rng.choice(values)], ('"f"(1)', "", entries))
 
+    def _accumulators(self) -> None:
+        """Microbatches that hand on two sums, both of which begin with one value."""
+        mesh = self.rng.choice([v.mesh for v in self.pool])
+        made = self._constant(VECTOR, mesh)
+        carried = [made, made]
+        for i in range(2):
+            args = [self.w.new(VECTOR), self.w.new(VECTOR)]
+            sums = [self.w.new(VECTOR), self.w.new(VECTOR)]
+            results = [self.w.new(VECTOR, mesh), self.w.new(VECTOR, mesh)]
+            body = "\n  ".join(
+                f"{s.name} = stablehlo.{op} {a.name}, {args[0].name} : {VECTOR}"
+                for s, a, op in zip(sums, args, ("add", "subtract"))
+            )
+            self.w.lines.append(
+                f'{names_of(results)} = mpmd.fragment<mesh="{mesh}", origin=["h"(1)]> ({names_of(carried)}) '
+                f"{{call_counter = {i} : ui32}} ({args[0].name}: {VECTOR}, {args[1].name}: {VECTOR}) {{\n"
+                f"  {body}\n  mpmd.return {names_of(sums)} : {listed(sums)}\n  }} "
+                f": ({listed(carried)}) -> {types_of(results)}"
+            )
+            carried = results
+        self.pool += carried
+
     def _marks(self) -> tuple[str, str, str]:
         """Origins, stage and attributes: of a named fragment, or of one that some pass made."""
         entries = []
@@ -185,15 +209,19 @@ class _Imported:
             value = self.rng.choice(same)
             self.w.lines.append(f"{made.name} = mpmd.transfer {value.name} : ({value.type}) -> {made.type}")
         else:
-            constant = self.w.new(arg.tensor)
-            body = (
-                f"{constant.name} = stablehlo.constant dense<2> : {arg.tensor}\n  "
-                f"mpmd.return {constant.name} : {arg.tensor}"
-            )
-            self.w.lines.append(
-                f'{made.name} = mpmd.fragment<mesh="{arg.mesh}", origin=[]> () '
-                f'{{mpmd.inferred_by = ["wrap"]}} () {{\n  {body}\n  }} : () -> {made.type}'
-            )
+            return self._constant(arg.tensor, arg.mesh)
+        self.pool.append(made)
+        return made
+
+    def _constant(self, tensor: str, mesh: str | None) -> Value:
+        """A fragment that computes a constant."""
+        constant, made = self.w.new(tensor), self.w.new(tensor, mesh)
+        self.w.lines.append(
+            f'{made.name} = mpmd.fragment<mesh="{mesh}", origin=[]> () '
+            f'{{mpmd.inferred_by = ["wrap"]}} () {{\n'
+            f"  {constant.name} = stablehlo.constant dense<2> : {tensor}\n"
+            f"  mpmd.return {constant.name} : {tensor}\n  }} : () -> {made.type}"
+        )
         self.pool.append(made)
         return made
 

@@ -84,6 +84,8 @@ class Writer:
             b = self.rng.choice(others)
             op = self.rng.choice(_BINARY)
             self.lines.append(f"{made.name} = stablehlo.{op} {a.name}, {b.name} : {a.tensor}")
+        elif roll < 0.88 and a.tensor == VECTOR:
+            self._product(a, self.rng.choice(others), made)
         elif roll < 0.92:
             self.lines.append(f"{made.name} = stablehlo.optimization_barrier {a.name} : {a.tensor}")
         else:
@@ -102,6 +104,18 @@ class Writer:
             f"  {inner.name} = stablehlo.negate {arg.name} : {a.tensor}",
             f"  mpmd.return {inner.name} : {a.tensor}",
             f"}} : ({a.tensor}) -> {a.tensor}",
+        ]
+
+    def _product(self, a: Value, b: Value, made: Value) -> None:
+        """The first column of an outer product, by way of its transpose."""
+        square, row = "tensor<4x4xi32>", "tensor<1x4xi32>"
+        outer, turned, first = self.new(square), self.new(square), self.new(row)
+        self.lines += [
+            f"{outer.name} = stablehlo.dot_general {a.name}, {b.name}, contracting_dims = [] x [] "
+            f": ({VECTOR}, {VECTOR}) -> {square}",
+            f"{turned.name} = stablehlo.transpose {outer.name}, dims = [1, 0] : ({square}) -> {square}",
+            f"{first.name} = stablehlo.slice {turned.name} [0:1, 0:4] : ({square}) -> {row}",
+            f"{made.name} = stablehlo.reshape {first.name} : ({row}) -> {VECTOR}",
         ]
 
     def _branch(self, pool: list[Value], a: Value, b: Value, made: Value) -> None:

@@ -67,7 +67,7 @@ def test_expected_findings(run) -> None:
 def test_unknown_dialects_need_a_switch(run) -> None:
     text = PLAIN.replace("return", '"other.op"() : () -> ()\n  return')
     code, _, err = run(text)
-    assert code == 1 and "FILE:5:3: error" in err and "other" in err
+    assert code == 1 and "FILE:5:13: error" in err and "unregistered dialect" in err
     assert run(text, "-allow-unregistered-dialect")[0] == 0
 
 
