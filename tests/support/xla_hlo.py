@@ -157,7 +157,9 @@ def _serve(devices: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     import jax
+    from jaxlib.cpu import _lapack
 
+    _lapack.initialize()
     jax.config.update("jax_enable_x64", True)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
