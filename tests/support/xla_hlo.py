@@ -51,6 +51,10 @@ class XlaWorker:
         """Leaves of the result."""
         return self._ask(("run", text, arguments))
 
+    def run_stablehlo(self, text: str, arguments: list) -> list[np.ndarray]:
+        """Leaves of the result of a StableHLO module."""
+        return self._ask(("run_stablehlo", text, arguments))
+
     def run_devices(self, text: str, arguments: list[list]) -> list[list[np.ndarray]]:
         """Leaves of the result of each replica."""
         return self._ask(("run_devices", text, arguments))
@@ -125,6 +129,20 @@ def _run(text: str, arguments: list) -> list[np.ndarray]:
     return [np.asarray(o[0]) for o in results.disassemble_into_single_device_arrays()]
 
 
+def _run_stablehlo(text: str, arguments: list) -> list[np.ndarray]:
+    import jax
+    from jax.extend.mlir import ir
+    from jax.interpreters import mlir
+    from jaxlib import _jax
+
+    device = jax.devices()[0]
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = str(ir.Module.parse(text))
+    loaded = device.client.compile_and_load(module, _jax.DeviceList((device,)), _jax.CompileOptions())
+    results = loaded.execute_sharded([jax.device_put(a, device) for a in arguments])
+    return [np.asarray(o[0]) for o in results.disassemble_into_single_device_arrays()]
+
+
 def _run_devices(text: str, arguments: list[list]) -> list[list[np.ndarray]]:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -157,11 +175,13 @@ def _serve(devices: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     import jax
+    from jaxlib.cpu import _lapack
 
+    _lapack.initialize()
     jax.config.update("jax_enable_x64", True)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    calls = {"run": _run, "run_devices": _run_devices, "parse": _parse}
+    calls = {"run": _run, "run_devices": _run_devices, "run_stablehlo": _run_stablehlo, "parse": _parse}
     while True:
         head = source.read(8)
         if len(head) < 8:

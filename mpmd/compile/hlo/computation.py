@@ -26,12 +26,13 @@ class HloComputation:
         execution_thread: "" for the main thread of the device.
     """
 
-    __slots__ = ("_instructions", "_root", "callers", "execution_thread", "module", "name")
+    __slots__ = ("_instructions", "_parameters", "_root", "callers", "execution_thread", "module", "name")
 
     def __init__(self, name: str, module: HloModule) -> None:
         self.name = name
         self.module = module
         self._instructions: dict[HloInstruction, None] = {}
+        self._parameters: list[HloInstruction] = []
         self._root: HloInstruction | None = None
         self.callers: dict[HloInstruction, int] = {}
         self.execution_thread = ""
@@ -79,9 +80,7 @@ class HloComputation:
     @property
     def parameters(self) -> list[HloInstruction]:
         """Parameters by number."""
-        found = [i for i in self._instructions if i.opcode == "parameter"]
-        found.sort(key=lambda i: i.parameter_number)
-        return found
+        return sorted(self._parameters, key=lambda i: i.parameter_number)
 
     @property
     def result_shape(self) -> Shape:
@@ -149,6 +148,8 @@ class HloComputation:
         if instruction.uid < 0:
             instruction.uid = self.module.take_uid()
         self._instructions[instruction] = None
+        if instruction.opcode == "parameter":
+            self._parameters.append(instruction)
         if instruction.called:
             self.count_calls(instruction, 1)
         return instruction
@@ -175,6 +176,8 @@ class HloComputation:
         if instruction.called:
             self.count_calls(instruction, -1)
         del self._instructions[instruction]
+        if instruction.opcode == "parameter":
+            self._parameters.remove(instruction)
         instruction.computation = None
 
     def replace(self, old: HloInstruction, value: HloInstruction) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from mpmd.compile.hlo.attributes import OutputAlias, Verbatim
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape, tuple_of
-from mpmd.compile.hlo.text import quote
+from mpmd.compile.hlo.text import quote, unquote
 from mpmd.compile.lowering.site import Rule, Site
 
 _VERSIONS = {
@@ -59,7 +59,8 @@ def custom_call(site: Site) -> HloInstruction | Sequence[HloInstruction]:
         listed = ", ".join(str(s) for s in _with_layouts(inputs, operand_layouts))
         constraints = Verbatim("{" + listed + "}")
     single = len(shapes) == 1
-    version = int(site.attribute("api_version", 1))
+    typed = site.attribute("mhlo.backend_config") is not None  # how JAX writes calls of the typed interface
+    version = 4 if typed else int(site.attribute("api_version", 1))
     made = site.build.add(
         "custom-call",
         *site.operands,
@@ -88,18 +89,12 @@ def _aliases(site: Site) -> tuple[OutputAlias, ...] | None:
 
 
 def _backend_config(site: Site) -> str:
-    typed = site.attribute("mhlo.backend_config")
-    plain = site.attribute("backend_config")
-    if isinstance(plain, dict) or typed:
-        return "{" + ", ".join(f"{k} = {_value(v)}" for k, v in (typed or plain).items()) + "}"
-    return quote(plain) if plain else ""
-
-
-def _value(value: Any) -> str:
-    """A typed attribute in the text of an FFI call."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return quote(value) if isinstance(value, str) else str(value)
+    """The configuration as written: a dictionary of typed values, or a string."""
+    for name in ("mhlo.backend_config", "backend_config"):
+        text = site.attribute(name, "")
+        if text.startswith("{"):
+            return text
+    return "" if text in ("", '""') else quote(unquote(text))
 
 
 RULES: dict[str, Rule] = {"stablehlo.custom_call": custom_call}

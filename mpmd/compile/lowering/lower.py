@@ -178,10 +178,21 @@ class Lowering:
             except HloError as error:
                 raise site.error(str(error)) from error
             results = [made] if isinstance(made, HloInstruction) else made
+            self._mark(operation, results)
             for number, value, shape in zip(operation.results, results, operation.shapes):
                 if value.shape.logical is not shape.logical:
                     raise site.error(f"it became {value.shape}, expected {shape}")
                 values[number] = value
+
+    def _mark(self, operation: Operation, results: Sequence[HloInstruction]) -> None:
+        """Hand on the frontend attributes that JAX or the user gave an operation."""
+        given = operation.attributes.get("mhlo.frontend_attributes")
+        if given:
+            text = ",".join(f"{key}={quote(str(value))}" for key, value in given.items())
+            for value in results:
+                source = value.operands[0] if value.opcode == "get-tuple-element" else value
+                if source.opcode != "parameter":
+                    source.frontend_attributes = "{" + text + "}"
 
 
 def _structure(block: Block) -> Any:

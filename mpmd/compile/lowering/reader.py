@@ -21,6 +21,7 @@ from mpmd.compile.lowering.program import Block, Function, Operation, Program, V
 from mpmd.errors import CompileError
 
 _IGNORED = frozenset({"sdy.mesh", "mpmd.topology"})
+_CONFIGURATIONS = frozenset({"backend_config", "mhlo.backend_config"})
 _RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _ENUM = re.compile(r"#\w+<\w+ (\w+)>$")
 _CHANNEL = re.compile(r"#stablehlo.channel_handle<handle = (\d+)")
@@ -202,7 +203,11 @@ def _split_types(text: str) -> list[str]:
 
 
 def _attributes(op: mlir.Operation) -> dict[str, Any]:
-    return {name: _attribute(op.attributes[name]) for name in op.attributes}
+    """All attributes; configurations of custom calls as text, because their element types matter."""
+    return {
+        name: str(op.attributes[name]) if name in _CONFIGURATIONS else _attribute(op.attributes[name])
+        for name in op.attributes
+    }
 
 
 def _attribute(attribute: mlir.Attribute) -> Any:

@@ -165,16 +165,16 @@ SYNCHRONOUS = {
 
 
 @pytest.fixture(scope="module")
-def xla():
+def two_devices():
     with XlaWorker(devices=2) as worker:
         yield worker
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_collectives_as_xla_runs_them(name, xla):
+def test_collectives_as_xla_runs_them(name, two_devices):
     lines = ["p = f32[4]{0} parameter(0)", *SYNCHRONOUS[name]]
     ours, text = on_devices(lines, TWO, kind="replica_count")
-    for mine, theirs in zip(ours, xla.run_devices(text, TWO)):
+    for mine, theirs in zip(ours, two_devices.run_devices(text, TWO)):
         np.testing.assert_array_equal(mine, theirs[0])
 
 

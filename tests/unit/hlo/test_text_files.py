@@ -3,15 +3,9 @@
 import pytest
 
 from mpmd.compile.hlo import parse_module, print_module, verify
-from tests.support.xla_hlo import ROOT, XlaWorker
+from tests.support.xla_hlo import ROOT
 
 FILES = sorted((ROOT / "tests" / "text" / "hlo").glob("*.hlo"))
-
-
-@pytest.fixture(scope="module")
-def xla():
-    with XlaWorker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

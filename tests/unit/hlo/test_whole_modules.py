@@ -32,12 +32,6 @@ from tests.support.xla_hlo import ROOT, XlaWorker
 DUMPS = sorted((ROOT.parent / "shared" / "conformance" / "hlo").glob("*.txt.gz"))
 
 
-@pytest.fixture(scope="module")
-def xla():
-    with XlaWorker(120) as worker:
-        yield worker
-
-
 def round_trips(text: str, xla: XlaWorker, name: str = "") -> None:
     module = parse_module(text, name)
     verify(module)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpmd.compile.hlo.evaluator import lapack
 from mpmd.compile.hlo.evaluator.sorting import top_k
 from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -37,6 +38,7 @@ def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: En
 
 
 TARGETS: dict[str, Rule] = {
+    **lapack.TARGETS,
     "AllocateBuffer": _allocate,
     "Sharding": _identity,
     "SPMDFullToShardShape": _identity,

@@ -171,13 +171,18 @@ def _power(a: Array, b: Array, dtype: str) -> Array:
 
 def _shift(kind: str) -> Callable[[Array, Array, str], Array]:
     def shift(a: Array, b: Array, dtype: str) -> Array:
-        """A shift by the width or more, or by a negative number, moves every bit out."""
+        """A shift by the width or more, or by a negative number, moves every bit out.
+
+        An arithmetic shift takes the highest bit for the sign, in unsigned integers too.
+        """
         bits = DTYPES[dtype].bits
         inside = (b >= 0) & (b < bits)
         amount = np.where(inside, b, 0)
-        if kind == "arithmetic":
-            return np.right_shift(a, np.where(inside, b, bits - 1).astype(a.dtype)).astype(a.dtype)
         raw = _unsigned(a, dtype)[0]
+        if kind == "arithmetic":
+            half = 1 << (bits - 1)
+            signed = raw.astype(np.int64) if bits == 64 else (raw.astype(np.int64) ^ half) - half
+            return np.right_shift(signed, np.where(inside, b, bits - 1).astype(np.int64))
         moved = raw << amount.astype(np.uint64) if kind == "left" else raw >> amount.astype(np.uint64)
         return np.where(inside, moved, np.uint64(0)).astype(np.uint64)
 
