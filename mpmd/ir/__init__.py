@@ -9,7 +9,7 @@ Passes read with what is in `query`, change with what is in `edit` and `fragment
 own mutators: those crash the process when misused, ours raise.
 """
 
-from jax.extend.mlir.dialects import sdy
+from jax.extend.mlir.dialects import sdy, stablehlo
 from jax.extend.mlir.ir import (
     ArrayAttr,
     Attribute,
@@ -134,9 +134,9 @@ from mpmd.ir.types import (
     MeshTensor,
     Origin,
     Topology,
-    axes_by_dim,
-    axes_of,
     axis_ref,
+    axes_of,
+    axes_by_dim,
     axis_size,
     element_count,
     local_bytes,

@@ -102,7 +102,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     sharding = kind.sharding
     shards = 1
     if sharding is not None:
-        names = [ir.axis_ref(a).name for dim in sharding.dimension_shardings for a in dim.axes]
+        names = [axis.name for dim in ir.axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
     width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
     local = math.prod(kind.shape) * width // shards
