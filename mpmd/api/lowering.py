@@ -61,8 +61,8 @@ class Partitioned:
 
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
-    place = None if diagnostic.location is None else ir.location_of(diagnostic.location)
-    return f"{place[0]}:{place[1]}: {diagnostic.message}" if place else diagnostic.message
+    frames = [] if diagnostic.location is None else ir.frames_of(diagnostic.location)
+    return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 
 class _Phases:

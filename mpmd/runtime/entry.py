@@ -68,7 +68,7 @@ def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: objec
     donated = tuple(
         i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
     )
-    place = ir.location_of(op)
+    frames = ir.frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     return FragmentCall(
         name=op.callee_name,
@@ -79,7 +79,7 @@ def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: objec
         stage=op.stage,
         microbatch=op.call_counter,
         phase=phase(op),
-        label=f"{names} ({place[0]}:{place[1]})" if place else names,
+        label=f"{names} ({frames[0]})" if frames else names,
     )
 
 
