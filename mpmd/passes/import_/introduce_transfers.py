@@ -70,25 +70,28 @@ def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | 
 
 
 def _rewrite(f: ir.Func) -> None:
-    """Assigns of sums are done where needed; assigns of unassigns become transfers, in program order.
+    """Does sums where they are needed and makes transfers, last assign first, until nothing changes.
 
-    Assigns are not erased before the end, only left unused.
+    Assigns are not erased in between, only left unused.
     """
-    for op in ir.walk(f, ir.Assign):
-        if ir.is_unused(op):
-            continue
-        source = ir.producer(op.tensor)
-        if source is not None and _is_sum_of_unassigns(source):
-            _do_sum_at_target(source, op.result.type.mesh)
-        _transfer(op)
-    assigning.remove_dead_ops(f)
+    changed = True
+    while changed:
+        assigning.remove_dead_ops(f)
+        changed = False
+        for op in reversed(ir.walk(f, ir.Assign)):
+            if ir.is_unused(op):
+                continue
+            source = ir.producer(op.tensor)
+            if source is not None and _is_sum_of_unassigns(source):
+                _do_sum_at_target(source, op.result.type.mesh)
+            changed |= _transfer(op)
 
 
-def _transfer(op: ir.Assign) -> None:
-    """Uses a transfer, or the value itself, instead of an assign of an unassign."""
+def _transfer(op: ir.Assign) -> bool:
+    """Uses a transfer, or the value itself, instead of an assign of an unassign; whether it was one."""
     source = ir.producer(op.tensor)
     if not isinstance(source, ir.Unassign):
-        return
+        return False
     value, kind = source.tensor, op.result.type
     existing = None if value.type == kind else _transfer_to(value, kind, op)
     others = assigning.cross_mesh_assigns(source)
@@ -102,6 +105,7 @@ def _transfer(op: ir.Assign) -> None:
         ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
     else:
         assigning.chain_transfers(value, others)
+    return True
 
 
 def _transfer_to(value: ir.Value, kind: ir.Type, op: ir.Op) -> ir.Transfer | None:

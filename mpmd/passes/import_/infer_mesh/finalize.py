@@ -38,29 +38,32 @@ class InferMeshFinalize(ir.ModulePass):
         if not all(fits):
             return
         for f in functions:
-            self._rewrite_block(f, f.is_public)
             assigning.remove_dead_ops(f)
+            while self._rewrite_block(f, f.is_public):
+                assigning.remove_dead_ops(f)
             ir.return_types_changed(f)
             _clear(f)
             _check(f)
 
-    def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> None:
-        """What is replaced is left unused: dead code is removed at the end."""
-        for op in ir.ops(body):
+    def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> bool:
+        """One round over a block, last op first; whether it changed.  What is replaced is left unused."""
+        changed = False
+        for op in reversed(ir.ops(body)):
             if isinstance(op, ir.For):
-                self._rewrite_block(op, is_entry)
+                changed |= self._rewrite_block(op, is_entry)
             elif isinstance(op, ir.Assign) and not ir.is_unused(op):
-                self._rewrite_assign(op, is_entry)
+                changed |= self._rewrite_assign(op, is_entry)
             elif isinstance(op, ir.Broadcast):
-                _rewrite_broadcast(op)
+                changed |= _rewrite_broadcast(op)
             elif isinstance(op, ir.Reduce):
-                _rewrite_reduce(op)
+                changed |= _rewrite_reduce(op)
+        return changed
 
-    def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> None:
-        """Uses a transfer, or the value itself, instead of an assign of an unassign, if that may be."""
+    def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> bool:
+        """Uses a transfer, or the value itself, instead of an assign of an unassign; whether that may be."""
         source = ir.producer(op.tensor)
         if not isinstance(source, ir.Unassign):
-            return
+            return False
         value, kind = source.tensor, op.result.type
         of_argument = is_entry and ir.producer(value) is None
         existing = None if value.type == kind else _transfer_around(value, kind, op)
@@ -75,6 +78,9 @@ class InferMeshFinalize(ir.ModulePass):
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
         elif (of_argument or self.infer_transfers) and _stands_in_function(op):
             assigning.chain_transfers(value, assigning.cross_mesh_assigns(source))
+        else:
+            return False
+        return True
 
 
 def _stands_in_function(op: ir.Op) -> bool:
@@ -132,36 +138,41 @@ def _name_of(f: ir.Func, index: int) -> str:
     return ir.name_of(f.args[index].location) or f"argument {index}"
 
 
-def _rewrite_broadcast(op: ir.Broadcast) -> None:
+def _rewrite_broadcast(op: ir.Broadcast) -> bool:
     """Chains transfers to all meshes that use a broadcast."""
     source = ir.producer(op.operands[0])
     assigns = assigning.used_assigns(op.result)
-    if isinstance(source, ir.Unassign) and assigns:
-        assigning.chain_transfers(source.tensor, assigns)
+    if not isinstance(source, ir.Unassign) or not assigns:
+        return False
+    assigning.chain_transfers(source.tensor, assigns)
+    return True
 
 
-def _rewrite_reduce(op: ir.Reduce) -> None:
+def _rewrite_reduce(op: ir.Reduce) -> bool:
     """Reduces on each mesh, then, on each mesh that needs it, what the others have sent there."""
+    users: dict[str, list[ir.Assign]] = {}
+    for user in assigning.used_assigns(op.result):
+        users.setdefault(user.result.type.mesh, []).append(user)
+    if not users:
+        return False
     by_mesh: dict[str, list[ir.Value]] = {}
     for value in op.operands:
         source = ir.producer(value)
         if not isinstance(source, ir.Unassign):
-            return
+            return False
         by_mesh.setdefault(source.tensor.type.mesh, []).append(source.tensor)
     where = ir.after(op)
     partial = [
         values[0] if len(values) == 1 else _reduced(values, mesh, op.kind, where)
         for mesh, values in ((mesh, by_mesh[mesh]) for mesh in ir.mesh_order(by_mesh))
     ]
-    users: dict[str, list[ir.Assign]] = {}
-    for user in assigning.used_assigns(op.result):
-        users.setdefault(user.result.type.mesh, []).append(user)
     for mesh in ir.mesh_order(users):
         kind = users[mesh][0].result.type
         sent = [v if v.type == kind else ir.make_transfer(v, kind, where).result for v in partial]
         total = _reduced(sent, mesh, op.kind, where)
         for user in users[mesh]:
             ir.replace_uses(user.result, total)
+    return True
 
 
 def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPoint) -> ir.Value:
