@@ -72,22 +72,15 @@ def result_location(f: ir.Func, index: int) -> ir.Location | None:
 
 def read_from_above(op: ir.Op, captured_first: bool = False) -> list[ir.Value]:
     """What an op reads, its operands and what its regions capture; each value once."""
-    operands = list(op.operands)
-    if not len(op.operation.regions):
-        return list(dict.fromkeys(operands))
-    captured = [v for v in ir.read_by(op) if v not in set(operands)]
-    if not captured_first:
-        return list(dict.fromkeys([*operands, *captured]))
-    inside = _captured(op)
-    return list(dict.fromkeys([*inside, *operands]))
+    operands, captured = list(op.operands), _captured(op)
+    return list(dict.fromkeys([*captured, *operands] if captured_first else [*operands, *captured]))
 
 
 def _captured(op: ir.Op) -> list[ir.Value]:
+    if not len(op.operation.regions):
+        return []
     from_above = set(ir.read_by(op))
-    found: dict[ir.Value, None] = {}
-    for inner in ir.walk(op)[1:]:
-        found.update(dict.fromkeys(v for v in inner.operands if v in from_above))
-    return list(found)
+    return [v for inner in ir.walk(op)[1:] for v in inner.operands if v in from_above]
 
 
 def wrap(
