@@ -28,6 +28,8 @@ Literal = np.ndarray | tuple["Literal", ...]
 class HloInstruction:
     """One operation.
 
+    Making one tells its operands: make it only to add it to their computation.
+
     Attributes:
         uid: number unique in the module, in order of creation.
         opcode: key of `OPCODES`.

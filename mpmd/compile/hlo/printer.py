@@ -11,6 +11,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import print_literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import OPCODES
+from mpmd.errors import HloError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,11 @@ def print_computation(computation: HloComputation, options: PrintOptions = _DEFA
 
 
 def print_instruction(instruction: HloInstruction, options: PrintOptions = _DEFAULT) -> str:
-    """One instruction as a line, without indentation and ROOT."""
+    """One instruction as a line, without indentation and ROOT.
+
+    Raises:
+        HloError: a constant has no literal.
+    """
     sign = "%" if options.percent else ""
     opcode = instruction.opcode
     if opcode == "constant":
@@ -89,7 +94,8 @@ def _constant(instruction: HloInstruction, options: PrintOptions) -> str:
         and instruction.shape.size > options.elide_constants
     ):
         return "{...}"
-    assert instruction.literal is not None, f"constant {instruction.name} has no literal"
+    if instruction.literal is None:
+        raise HloError(f"constant {instruction.name} has no literal")
     return print_literal(instruction.literal)
 
 

@@ -130,9 +130,14 @@ def _order(computation: HloComputation) -> Iterator[str]:
 def _shapes(computation: HloComputation, layouts: bool) -> Iterator[str]:
     for instruction in computation:
         for problem in _operation(instruction):
-            yield f"{_where(instruction)}: {problem}\n    {print_instruction(instruction)[:300]}"
+            shown = "" if _is_unwritable(instruction) else f"\n    {print_instruction(instruction)[:300]}"
+            yield f"{_where(instruction)}: {problem}{shown}"
         if layouts and not instruction.shape.has_layouts:
             yield f"{_where(instruction)}: {instruction.shape} has no layout"
+
+
+def _is_unwritable(instruction: HloInstruction) -> bool:
+    return instruction.opcode == "constant" and instruction.literal is None
 
 
 def _operation(instruction: HloInstruction) -> Iterator[str]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mpmd.compile.hlo import HloBuilder, HloInstruction, HloModule, array, parse_module, verify
+from mpmd.compile.hlo import HloBuilder, HloInstruction, HloModule, array, parse_module, print_module, verify
 from mpmd.errors import HloError
 
 
@@ -187,6 +187,10 @@ def test_literal_must_fit():
     module = parse_module(entry("ROOT c = f32[2]{0} constant({1,2})"))
     module.entry.root.literal = module.entry.root.literal[:1]
     assert "the literal has shape f32[1]" in problems_of(module)
+    module.entry.root.literal = None
+    assert problems_of(module) == "constant c in main: it has no literal"
+    with pytest.raises(HloError, match="constant c has no literal"):
+        print_module(module)
 
 
 # -- the builder ------------------------------------------------------------------------------------

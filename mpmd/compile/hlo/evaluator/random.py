@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -153,8 +153,7 @@ def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Engine)
 def _update_state(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
     """The program's own 128-bit counter, before it moves on by `delta`."""
     before = engine.random_state
-    delta = instruction.attributes["delta"]
-    assert isinstance(delta, int)
+    delta = cast(int, instruction.attributes["delta"])
     engine.random_state = (before + delta) % (1 << 128)
     words = np.array([before & ((1 << 64) - 1), before >> 64], np.uint64)
     return words.reshape(instruction.shape.dims)
