@@ -68,7 +68,9 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
             found.append(view)
         return ir.WalkResult.ADVANCE
 
-    where.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    # Of one class of ops MLIR shows us no others, which saves most of the time.
+    only = kind if hasattr(kind, "OPERATION_NAME") else None
+    where.operation.walk(visit, ir.WalkOrder.PRE_ORDER, op_class=only)
     return found
 
 
@@ -121,7 +123,10 @@ def stands_before(a: Op, b: Op) -> bool:
 
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
-    return not any(True for v in _values(x) for _ in v.uses)
+    for v in (x,) if isinstance(x, Value) else x.results:
+        for _ in v.uses:
+            return False
+    return True
 
 
 def _values(x: Value | Op) -> list[Value]:

@@ -23,6 +23,8 @@ class Pass(abc.ABC):
     """
 
     name: ClassVar[str]
+    tells_changes: ClassVar[bool] = True
+    """Whether what `run` returns is exact; else True may also stand for no change."""
 
     @abc.abstractmethod
     def run(self, module: Any) -> bool:

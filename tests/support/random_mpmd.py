@@ -203,15 +203,10 @@ class _Imported:
 
     def _moved_to(self, arg: Value) -> Value:
         """A value of the type of `arg`, by a transfer, or by a fragment where there is no such tensor."""
-        made = self.w.new(arg.tensor, arg.mesh, arg.kind)
         same = [v for v in self.pool if v.tensor == arg.tensor]
-        if same:
-            value = self.rng.choice(same)
-            self.w.lines.append(f"{made.name} = mpmd.transfer {value.name} : ({value.type}) -> {made.type}")
-        else:
+        if not same:
             return self._constant(arg.tensor, arg.mesh)
-        self.pool.append(made)
-        return made
+        return self._sent(self.rng.choice(same), arg.mesh, arg.kind)
 
     def _constant(self, tensor: str, mesh: str | None) -> Value:
         """A fragment that computes a constant."""
