@@ -52,7 +52,7 @@ def test_rematerialisation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_propagation_and_export(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_to_fragment_calls, "_identity", _identity_of_the_dialect)
+    monkeypatch.setattr(lower_to_fragment_calls, "program_identity", _identity_of_the_dialect)
     text = dialect.sharded(random.Random(seed))
     try:
         theirs = dialect.run_phase(text, "PARTITION")

@@ -118,8 +118,11 @@ def pipelined(rng: random.Random, staged: bool, split: bool) -> str:
     return function(arguments, [mesh_tensor(m) for _, m in values], lines, values, meshes)
 
 
-def sharded(rng: random.Random) -> str:
-    """Fragments of a few ops and transfers, with shardings and donation on arguments and results."""
+def sharded(rng: random.Random, rich: bool = False) -> str:
+    """Fragments of a few ops and transfers, with shardings and donation on arguments and results.
+
+    `rich` programs also have constants, constraints and layouts.
+    """
     meshes = rng.randint(1, 3)
     values = [(f"%a{i}", rng.randrange(meshes)) for i in range(rng.randint(1, 4))]
     arguments, lines, read = list(values), [], set()
@@ -134,7 +137,7 @@ def sharded(rng: random.Random) -> str:
         here = [v for v, m in values if m == mesh]
         inputs = list(dict.fromkeys(rng.choice(here) for _ in range(rng.randint(1, 3))))
         read.update(inputs)
-        body, inner = _body(rng, len(inputs))
+        body, inner = _body(rng, len(inputs), rich)
         returned = [rng.choice(inner) for _ in range(rng.randint(1, 2))]
         origin = rng.choice(['"f"', '"g"', '"f"(1)', '"blk_1"', '"blk_1", "blk_2"'])
         counter = f"call_counter = {n} : ui32" if rng.random() < 0.5 else ""
@@ -150,16 +153,32 @@ def sharded(rng: random.Random) -> str:
             notes.append("jax.buffer_donor = true")
         elif rng.random() < 0.3:
             notes.append(f"tf.aliasing_output = {rng.randrange(len(results))} : i32")
+        if rich and rng.random() < 0.3:
+            notes.append(f"mhlo.layout_mode = {rng.choice(LAYOUTS)}")
         given.append(f"{name}: {mesh_tensor(mesh)}{_dictionary(notes)}")
     types = [mesh_tensor(m) + _dictionary(_sharding(rng, 0.3)) for _, m in results]
     return function(given, types, lines, results, meshes)
 
 
-def _body(rng: random.Random, inputs: int) -> tuple[list[str], list[str]]:
-    """Some ops, all of which have a use or are returned, and what may be returned."""
+LAYOUTS = ('"auto"', '"{0, 1}"', '"default"')
+
+
+def _body(rng: random.Random, inputs: int, rich: bool) -> tuple[list[str], list[str]]:
+    """Some ops, and what may be returned."""
     known, body = [f"%p{i}" for i in range(inputs)], []
     for k in range(rng.randint(1, 4)):
         a, b = rng.choice(known), rng.choice(known)
+        known.append(f"%z{k}")
+        if rich and rng.random() < 0.4:
+            sharding = _sharding(rng, 1.0)[0].rpartition("#sdy.sharding")[2]
+            number = rng.randint(0, 2)
+            body += rng.choice(
+                [
+                    [f"%z{k} = stablehlo.constant dense<{number}.0> : {TENSOR}"],
+                    [f"%z{k} = sdy.sharding_constraint {a} {sharding} : {TENSOR}"],
+                ]
+            )
+            continue
         body.append(
             rng.choice(
                 [
@@ -171,7 +190,6 @@ def _body(rng: random.Random, inputs: int) -> tuple[list[str], list[str]]:
                 ]
             )
         )
-        known.append(f"%z{k}")
     return body, known[inputs:]
 
 

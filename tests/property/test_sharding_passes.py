@@ -1,0 +1,74 @@
+"""Every step of sharding propagation and export keeps what random sharded programs compute."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import numpy as np
+import pytest
+
+from mpmd import ir, pipeline
+from mpmd.errors import PassError
+from mpmd.options import PipelineOptions
+from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support import dialect
+from tests.support.evaluate_mpmd import argument_shapes, evaluate
+
+FAST, SLOW = 30, 300
+STRICT = Watch(verify=ir.verify, text=ir.to_text, verify_each=True, check_changed=True)
+OPTIONS = PipelineOptions(fail_on_inferred_fragments=False, copy_constants=True)
+
+# Passes that random programs without names, tokens, and host memory must at least once change.
+MUST_CHANGE = {
+    "mpmd-propagate-shardings",
+    "mpmd-reshards-to-constraints",
+    "mpmd-enforce-user-shardings",
+    "mpmd-extract-reshards-from-inter-mesh-transfers",
+    "mpmd-convert-sdy-shardings-to-mpmd-types",
+    "mpmd-convert-sdy-constants",
+    "mpmd-simplify-program",
+    "mpmd-mark-input-output-with-layouts",
+    "mpmd-mark-offloaded-input-output",
+    "mpmd-delay-inferred-fragments",
+    "mpmd-mark-aliasing-and-donation",
+    "mpmd-mark-fragment-reserved-memory",
+    "mpmd-lower-to-fragment-calls",
+}
+
+
+def check(seeds: range) -> None:
+    """Runs the steps one by one, evaluating after each."""
+    changed: collections.Counter[str] = collections.Counter()
+    ran = 0
+    for seed in seeds:
+        module = ir.parse(dialect.sharded(random.Random(seed), rich=True))
+        rng = np.random.default_rng(seed)
+        given = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in argument_shapes(module)]
+        expected = evaluate(module, given)
+        steps = pipeline.sharding_propagation_pipeline(OPTIONS) + pipeline.export_pipeline(OPTIONS)
+        for step in steps:
+            before = ir.to_text(module)
+            try:
+                run_pipeline(module, [step.pass_], STRICT)
+            except PassError as e:
+                assert "incompatible layouts" in str(e)  # the program asks for what cannot be
+                break
+            if ir.to_text(module) == before:
+                continue
+            changed[step.pass_.name] += 1
+            for a, b in zip(expected, evaluate(module, given), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, err_msg=f"seed {seed}, {step.pass_}\n{before}")
+        else:
+            ran += 1
+    assert ran > len(seeds) // 2
+    assert set(changed) >= MUST_CHANGE
+
+
+def test_steps_keep_the_numbers() -> None:
+    check(range(FAST))
+
+
+@pytest.mark.slow
+def test_steps_keep_the_numbers_of_many_programs() -> None:
+    check(range(FAST, FAST + SLOW))
