@@ -82,6 +82,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         infer_mesh_pipeline(o),
         _step(
+            "mpmd-combine-before-transfer",
+            "as long as every unnamed op is a fragment of its own",
+            when=o.infer_transfers and not o.heterogeneous_meshes,
+        ),
+        _step(
             "mpmd-merge-inferred-by-round",
             "what surrounds the microbatches becomes fragments of its own, while calls mark where they are",
             when=early and o.keep_microbatches_equal,
