@@ -21,6 +21,7 @@ from tests.support.models import MODELS
 STAGES = (2, 3, 4)
 MICROBATCHES = (1, 2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")
+FAST = {(4, 2, "1f1b"), (2, 8, "gpipe")}
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def expected(name, stages, microbatches):
 @pytest.mark.parametrize(
     ("stages", "microbatches", "schedule"),
     [
-        pytest.param(s, m, p, marks=[] if (s, m, p) in {(4, 2, "1f1b"), (2, 8, "gpipe")} else pytest.mark.slow)
+        pytest.param(s, m, p, marks=[] if (s, m, p) in FAST else pytest.mark.slow)
         for s in STAGES
         for m in MICROBATCHES
         for p in SCHEDULES
