@@ -5,7 +5,9 @@
 The variants run interleaved in one process.  For each: wall seconds and CPU seconds per step, median over
 the rounds.  The last line is one JSON object: `wall_ratio` and `cpu_ratio` are the pipelined step over
 `jax.jit` with `scan` accumulation on one device, `wall_ratio_spmd` over data parallel on all devices,
-`overhead_us` is the host time per instruction of the runtime.
+`overhead_us` is the time per instruction of a step of the same shape whose fragments are too small to
+matter, and `boundary_bytes` what the meshes hold for values that cross between them, at the predicted peak,
+for 4, 8 and 16 microbatches.
 """
 
 from __future__ import annotations
@@ -89,12 +91,63 @@ def variants(args: argparse.Namespace) -> list[Variant]:
         Variant("mpmd", pipelined, fresh(), batch),
         Variant("jit_one_device", jitted, fresh(), batch),
         Variant(
-            "jit_data_parallel", data_parallel, jax.device_put(fresh(), whole), jax.device_put(list(batch), split)
+            "jit_data_parallel",
+            data_parallel,
+            jax.device_put(fresh(), whole),
+            jax.device_put(list(batch), split),
         ),
     ]
     programs = pipelined.compiled(*made[0].state, *batch).executables
     print(f"{len(programs)} programs: {', '.join(programs)}")
     return made
+
+
+def compiled_step(shape: Any, schedule: str, compile_it: bool) -> Any:
+    """The reference step of some shape, lowered or compiled, with its arguments."""
+    import mpmd
+    from benchmarks import reference_gpt as gpt
+
+    step, optimizer = gpt.make_step(shape)
+    params = gpt.init(shape)
+    arguments = (params, jax.tree.map(np.asarray, optimizer.init(params)), *gpt.batch(shape))
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(shape.stages)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(shape.stages)}
+    config = mpmd.make_config(topology, assignment, schedule=schedule)
+    lowered = mpmd.jit(step, config, donate_argnums=(0, 1)).lower(*arguments)
+    return (lowered.compile() if compile_it else lowered), arguments
+
+
+def overhead_us(stages: int, schedule: str) -> float:
+    """Microseconds per instruction where the work in the fragments is next to nothing."""
+    from benchmarks import reference_gpt as gpt
+
+    tiny = gpt.Shape(
+        layers=stages, stages=stages, width=8, heads=1, sequence=4, vocabulary=8, microbatch=1,
+        microbatches=16,
+    )  # fmt: skip
+    compiled, (params, state, *rest) = compiled_step(tiny, schedule, compile_it=True)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        params, state, loss = compiled(params, state, *rest)
+        jax.block_until_ready((params, state, loss))
+        times.append(time.perf_counter() - start)
+    instructions = sum(len(stream.instructions) for stream in compiled.program.streams)
+    return 1e6 * statistics.median(times) / instructions
+
+
+def boundary_bytes(microbatches: int, stages: int, schedule: str) -> dict[str, int]:
+    """For each mesh the bytes held for received values and activations at the predicted peak."""
+    from benchmarks import reference_gpt as gpt
+    from mpmd.runtime.memory import predict_memory
+
+    small = gpt.Shape(
+        layers=stages, stages=stages, width=32, sequence=32, vocabulary=64, microbatches=microbatches
+    )
+    lowered, _ = compiled_step(small, schedule, compile_it=False)
+    kinds = ("received", "activation")
+    memory = predict_memory(lowered.program)
+    return {m.mesh: sum(m.by_category.get(kind, 0) for kind in kinds) for m in memory}
 
 
 def main() -> None:
@@ -122,6 +175,8 @@ def main() -> None:
     figures["wall_ratio"] = ours["wall_s"] / one["wall_s"]
     figures["cpu_ratio"] = ours["cpu_s"] / one["cpu_s"]
     figures["wall_ratio_spmd"] = ours["wall_s"] / spmd["wall_s"]
+    figures["overhead_us"] = overhead_us(args.stages, args.schedule)
+    figures["boundary_bytes"] = {m: boundary_bytes(m, args.stages, args.schedule) for m in (4, 8, 16)}
     print(json.dumps(figures))
 
 

@@ -284,7 +284,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "results that share a value can then have shardings of their own",
             use_transfer_instead_of_fragment=True,
         ),
-        _step("sdy-propagation-pipeline", "Shardy decides"),
+        _step("mpmd-propagate-shardings", "Shardy decides, once for all microbatches"),
         _step("mpmd-reshards-to-constraints", "fragments go through propagation once more when compiled"),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),

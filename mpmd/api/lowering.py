@@ -20,7 +20,7 @@ from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
-from mpmd.support.diagnostics import Diagnostics, Severity
+from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tracing.trace import to_module
@@ -51,12 +51,18 @@ class Partitioned:
     @property
     def warnings(self) -> list[str]:
         """What the passes warn about."""
-        return [str(d) for d in self.diagnostics.of(Severity.WARNING)]
+        return [_for_people(d) for d in self.diagnostics.of(Severity.WARNING)]
 
     @property
     def notices(self) -> list[str]:
         """What the passes noted beside that."""
-        return [str(d) for d in self.diagnostics.of(Severity.NOTICE)]
+        return [_for_people(d) for d in self.diagnostics.of(Severity.NOTICE)]
+
+
+def _for_people(diagnostic: Diagnostic) -> str:
+    """A finding behind the file and line that it is about, if they are known."""
+    frames = [] if diagnostic.location is None else ir.frames_of(diagnostic.location)
+    return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 
 class _Phases:

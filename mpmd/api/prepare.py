@@ -141,5 +141,5 @@ def _is_nested(op: Any) -> bool:
 
 
 def _where(op: Any) -> str:
-    place = ir.location_of(op)
-    return f" ({place[0]}:{place[1]})" if place else ""
+    frames = ir.frames_of(op)
+    return f" ({frames[0]})" if frames else ""

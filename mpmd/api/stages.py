@@ -23,6 +23,7 @@ from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MeshMemory, predict_memory
 from mpmd.runtime.program import Program
+from mpmd.scheduling.render import render_text
 
 DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
 
@@ -104,7 +105,7 @@ class Lowered:
         if dialect == "program":
             return self.program.as_text()
         if dialect == "schedule":
-            return self.schedule().as_text()
+            return render_text(self.schedule())
         raise ConfigError(f"there is no dialect {dialect!r}\n  there are {', '.join(map(repr, DIALECTS))}")
 
     @functools.cached_property
@@ -114,7 +115,7 @@ class Lowered:
 
     def schedule(self, costs: dict[str, float] | None = None) -> Any:
         """The predicted timeline; `costs` gives seconds per fragment by name, 1 for each if absent."""
-        return predicted_timeline(self.program, costs or {})
+        return predicted_timeline(self.program, costs or {}, list(self.config.topology))
 
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
@@ -210,7 +211,8 @@ class Compiled:
         The step waits more often than others do, so it takes longer than they.
         """
         leaves = jax.tree.leaves((args, kwargs))
-        results, timeline = measured_timeline(self._executor, self._placement, leaves)
+        meshes = list(self.lowered.config.topology)
+        results, timeline = measured_timeline(self._executor, self._placement, leaves, meshes)
         return jax.tree.unflatten(self._out_tree, results), timeline
 
     def close(self) -> None:

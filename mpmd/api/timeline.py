@@ -17,13 +17,18 @@ from mpmd.scheduling.timeline import COMPUTE, TRANSFER, Span, Timeline
 
 
 def predicted_timeline(
-    program: Program, seconds: Mapping[str, float], latency_s: float = 0.0, bytes_per_s: float = 0.0
+    program: Program,
+    seconds: Mapping[str, float],
+    meshes: Sequence[str],
+    latency_s: float = 0.0,
+    bytes_per_s: float = 0.0,
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
     Args:
         program: the streams.
         seconds: what each fragment takes, by name; those that are not named take 1.
+        meshes: the order in which to show them.
         latency_s: what every transfer takes.
         bytes_per_s: how fast a transfer is beyond that; 0 for instant.
     """
@@ -53,19 +58,19 @@ def predicted_timeline(
             spans.append(
                 Span(sender.mesh, "transfer", None, start, end, TRANSFER, peer=stream.mesh, nbytes=size)
             )
-    return Timeline(tuple(spans), tuple(device), f"{program.name}, predicted")
+    return Timeline(tuple(spans), _shown(program, meshes), f"{program.name}, predicted")
 
 
 def measured_timeline(
-    executor: Executor, placement: Placement, leaves: Sequence[Any]
+    executor: Executor, placement: Placement, leaves: Sequence[Any], meshes: Sequence[str]
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with watchers on it; its flat results and what ran when."""
     with TraceRecorder(executor.program, placement.token) as recorder:
         results = executor.run(leaves, observers=[recorder])
-    return results, timeline_of(executor.program, recorder.spans)
+    return results, timeline_of(executor.program, recorder.spans, meshes)
 
 
-def timeline_of(program: Program, measured: Sequence[MeasuredSpan]) -> Timeline:
+def timeline_of(program: Program, measured: Sequence[MeasuredSpan], meshes: Sequence[str]) -> Timeline:
     """Measured spans as a timeline that begins at 0."""
     begin = min((span.start_s for span in measured), default=0.0)
     spans = [
@@ -80,7 +85,13 @@ def timeline_of(program: Program, measured: Sequence[MeasuredSpan]) -> Timeline:
         )
         for span in measured
     ]
-    return Timeline(tuple(spans), tuple(s.mesh for s in program.streams), f"{program.name}, measured")
+    return Timeline(tuple(spans), _shown(program, meshes), f"{program.name}, measured")
+
+
+def _shown(program: Program, meshes: Sequence[str]) -> tuple[str, ...]:
+    """The meshes that the program uses, in the order of the topology."""
+    used = {stream.mesh for stream in program.streams}
+    return tuple(mesh for mesh in meshes if mesh in used)
 
 
 def _task(stage: int | None, microbatch: int | None, phase: str) -> Task | None:

@@ -106,14 +106,13 @@ def value_spec(kind: Any) -> ValueSpec:
     """
     spec: tuple[tuple[str, ...], ...] = ((),) * len(kind.shape)
     if kind.sharding is not None:
-        spec = tuple(tuple(_axis(a, kind) for a in dim.axes) for dim in kind.sharding.dimension_shardings)
+        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in ir.axes_by_dim(kind.sharding))
     return ValueSpec(
         tuple(kind.shape), str(kind.element_type), spec, kind.memory_kind if kind.on_host else None
     )
 
 
-def _axis(attribute: Any, kind: Any) -> str:
-    axis = ir.axis_ref(attribute)
+def _axis(axis: Any, kind: Any) -> str:
     if axis.sub_axis_info is not None:
         raise CompileError(f"a value of type {kind} is sharded over part of the axis {axis.name!r}")
     return str(axis.name)

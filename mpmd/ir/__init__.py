@@ -9,6 +9,7 @@ Passes read with what is in `query`, change with what is in `edit` and `fragment
 own mutators: those crash the process when misused, ours raise.
 """
 
+from jax.extend.mlir.dialects import sdy, stablehlo
 from jax.extend.mlir.ir import (
     ArrayAttr,
     Attribute,
@@ -41,6 +42,7 @@ from mpmd.ir.edit import (
     before,
     clone,
     clone_body,
+    clone_module,
     clone_with,
     create,
     delay,
@@ -52,6 +54,7 @@ from mpmd.ir.edit import (
     move_after,
     move_before,
     move_to_start,
+    moving,
     op_behind,
     rebuild,
     reorder,
@@ -61,6 +64,7 @@ from mpmd.ir.edit import (
     return_types_changed,
     set_operand,
     set_type,
+    take_sdy_meshes,
     take_uses,
 )
 from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule

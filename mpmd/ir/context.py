@@ -6,6 +6,7 @@ attributes change, and comparing an op to None raises.  Here an op is hashed and
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 from typing import Any
@@ -23,7 +24,14 @@ def context() -> ir.Context:
     # A Python diagnostic handler together with a verifier on many threads deadlocks.
     made.enable_multithreading(False)
     made.allow_unregistered_dialects = True
+    atexit.register(_leave, made)
     return made
+
+
+def _leave(entered: ir.Context) -> None:
+    """Leaves a context that somebody entered and did not leave: MLIR aborts if one is at exit."""
+    while ir.Context.current == entered:
+        entered.__exit__(None, None, None)
 
 
 def to_text(module: ir.Module, locations: bool = False) -> str:

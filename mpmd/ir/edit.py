@@ -6,17 +6,19 @@ and for what is in its body must not be used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.ops import Func
+from mpmd.ir.ops import Func, put
 from mpmd.ir.query import first_user, is_pure, is_unused, ops
 
 at_start = ir.InsertionPoint.at_block_begin
@@ -149,6 +151,15 @@ def op_behind(op: Op) -> Any:
     return None if behind is None else behind.opview
 
 
+@contextlib.contextmanager
+def moving(f: Func) -> Iterator[None]:
+    """Around moves of a function's ops: they count for nothing if all ops stand as before afterwards."""
+    since, order = counting.edits(), ops(f)
+    yield
+    if ops(f) == order:
+        counting.forget_edits(since)
+
+
 def delay(op: Op) -> None:
     """Moves an op to right before its first user; an unused one stays."""
     user = first_user(op)
@@ -258,3 +269,20 @@ def return_types_changed(f: Func) -> None:
     if f.attributes["function_type"] != attribute:
         counting.note_edit()
         f.attributes["function_type"] = attribute
+
+
+def clone_module(module: ir.Module) -> Any:
+    """A copy of a module; it lives as long as what is returned is held."""
+    return module.operation.clone().opview
+
+
+def take_sdy_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the `sdy.mesh` ops of another, attributes included, where it lacks them."""
+    known = {str(op.sym_name.value): op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+    for op in [op for op in source.body.operations if isinstance(op, sdy.MeshOp)]:
+        have = known.get(str(op.sym_name.value))
+        if have is None:
+            clone(op, at_start(module.body))
+        else:
+            for name, attribute in op.attributes.items():
+                put(have, name, attribute)

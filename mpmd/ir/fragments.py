@@ -13,7 +13,7 @@ from mpmd.errors import IRError
 from mpmd.ir import control, counting, edit
 from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put, put_attribute_dicts
-from mpmd.ir.query import is_unused, module_of, ops, producer, read_by, users
+from mpmd.ir.query import is_pure, is_unused, module_of, ops, producer, read_by, users
 from mpmd.ir.types import MeshTensor, Origin, string_array
 
 
@@ -214,16 +214,19 @@ def _move_body_before(a: Fragment, first: Op, values: Sequence[Value]) -> list[V
 def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -> tuple[Fragment, Fragment]:
     """Two fragments for one: the ops `in_first` and some results, then the rest.
 
-    What the rest reads of the first, the *residuals*, becomes results of the first and operands of the
-    second; both keep all operands of the original, and all attributes but those with one entry per
-    operand or result.  Ops without operands that the rest needs and that
-    are not `in_first` stay in the second.
+    The second half has what its results and its ops with effects need.  What it reads of the first, the
+    *residuals*, becomes results of the first and operands of the second.  Ops without operands that the
+    second needs and that are not `in_first` are in the second.  Both keep all operands of the original,
+    and all attributes but those with one entry per operand or result.
     """
     rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
-    residuals = _residuals([fragment.returned[i] for i in rest], in_first, fragment)
+    effects = [op for op in ops(fragment.body) if op not in in_first and not is_pure(op)]
+    wanted = [v for op in effects for v in read_by(op)] + [fragment.returned[i] for i in rest]
+    residuals, reached = _going_up(wanted, in_first)
+    in_second = reached | set(effects)
     second = edit.clone(fragment, edit.after(fragment))
     twin = dict(zip(_inner_values(fragment), _inner_values(second)))
-    second_ops = {t for op, t in zip(ops(fragment.body), ops(second.body)) if op not in in_first}
+    second_ops = {t for op, t in zip(ops(fragment.body), ops(second.body)) if op in in_second}
 
     def cut(
         part: Fragment, kept: Sequence[int], inputs: Sequence[Value], returned: Sequence[Value]
@@ -251,12 +254,13 @@ def split(fragment: Fragment, in_first: set[Op], first_results: Sequence[int]) -
     return first, cut_second
 
 
-def _residuals(values: Iterable[Value], boundary: set[Op], fragment: Fragment) -> list[Value]:
-    """Going up from `values`: the first values met that ops of `boundary` or block arguments make.
+def _going_up(values: Iterable[Value], boundary: set[Op]) -> tuple[list[Value], set[Op]]:
+    """From `values`: the first values met that arguments or ops of `boundary` make, and the ops between.
 
     Depth first, last pushed first.
     """
     found: dict[Value, None] = {}
+    reached: set[Op] = set()
     seen: set[Value] = set()
     todo = list(values)
     while todo:
@@ -268,8 +272,9 @@ def _residuals(values: Iterable[Value], boundary: set[Op], fragment: Fragment) -
         if op is None or op in boundary:
             found[value] = None
         else:
+            reached.add(op)
             todo += read_by(op)
-    return list(found)
+    return list(found), reached
 
 
 def _inner_values(fragment: Fragment) -> list[Value]:

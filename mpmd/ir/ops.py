@@ -93,6 +93,8 @@ class _HasBody:
     @returned.setter
     def returned(self, values: Sequence[ir.Value]) -> None:
         old = self.terminator
+        if list(values) == list(old.operands):
+            return
         counting.note_edit()
         if len(values) == len(old.operands):
             for i, value in enumerate(values):

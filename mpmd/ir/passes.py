@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from jax.extend.mlir import ir, passmanager
 
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.ops import Func
@@ -68,7 +68,11 @@ class MlirPass(Pass):
         """Runs it; True iff the text of the module is another one afterwards."""
         before = _quick_text(module)
         with context():
-            passmanager.PassManager.parse(f"builtin.module({self.pipeline})").run(module.operation)
+            manager = passmanager.PassManager.parse(f"builtin.module({self.pipeline})")
+            try:
+                manager.run(module.operation)
+            except ir.MLIRError as e:
+                raise IRError(f"{self.pipeline} failed: {e}") from e
         changed = _quick_text(module) != before
         if changed:
             counting.note_edit()

@@ -38,6 +38,7 @@ def _require_known_callees(text: str) -> None:
     name = r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)'
     known = set(re.findall(r"func\.func(?:\s+(?:public|private|nested))?\s+" + name, text))
     called = re.findall(r"mpmd\.(?:call|fragment_call<[^@]*>)\s+" + name, text)
+    called += re.findall(r'"mpmd\.(?:fragment_)?call"\(.*\bcallee = ' + name, text)
     for callee in dict.fromkeys(c for c in called if c not in known):
         raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
 
@@ -64,19 +65,20 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def frames_of(place: object) -> list[Frame]:
-    """The calls that led to an op, innermost first, without those inside of JAX and of this package."""
-    found: dict[Frame, None] = {}
-    for function, file, line in _FRAME.findall(str(getattr(place, "location", place))):
-        frame = Frame(function, file, int(line))
-        if not _is_internal(file):
-            found[frame] = None
-    return list(found)
+    """The calls that led to an op, innermost first, without those inside of JAX and of this package.
+
+    Nor those inside of other installed packages, unless there are no others.
+    """
+    found = dict.fromkeys(
+        Frame(function, file, int(line))
+        for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
+        if file != "-" and not file.startswith(_PACKAGE)
+    )
+    own = [frame for frame in found if not _INSTALLED & set(Path(frame.file).parts)]
+    return own or [frame for frame in found if not {"jax", "jaxlib"} & set(Path(frame.file).parts)]
 
 
-def _is_internal(file: str) -> bool:
-    if file == "-" or file.startswith(_PACKAGE):
-        return True
-    return any(part in ("jax", "jaxlib") for part in Path(file).parts) and "site-packages" in file
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')

@@ -54,7 +54,7 @@ class MeshTensor(ir.ShapedType):
     @property
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
-        return ir.RankedTensorType.get(self.shape, self.element_type)
+        return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
 
     @property
     def sharding(self) -> sdy.TensorShardingAttr | None:

@@ -68,7 +68,7 @@ def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: objec
     donated = tuple(
         i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
     )
-    place = ir.location_of(op)
+    frames = ir.frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     return FragmentCall(
         name=op.callee_name,
@@ -79,7 +79,7 @@ def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: objec
         stage=op.stage,
         microbatch=op.call_counter,
         phase=phase(op),
-        label=f"{names} ({place[0]}:{place[1]})" if place else names,
+        label=f"{names} ({frames[0]})" if frames else names,
     )
 
 
@@ -102,7 +102,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     sharding = kind.sharding
     shards = 1
     if sharding is not None:
-        names = [ir.axis_ref(a).name for dim in sharding.dimension_shardings for a in dim.axes]
+        names = [axis.name for dim in ir.axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
     width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
     local = math.prod(kind.shape) * width // shards

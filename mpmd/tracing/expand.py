@@ -7,8 +7,8 @@
     any other call                     -->  its body
 
 How often a name was transposed stands in the location of its call, such as
-`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass,
-`transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`, counts as backward work: that is when it runs.
+`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass counts as
+backward work, for that is when it runs: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def counted_loop(op: ir.Op, symbols: dict[str, ir.Func]) -> CountedLoop:
             start = _integer(op.operands[counter])
             if start == 0 and _steps_by_one(body, counter):
                 return CountedLoop(op, counter, trip_count)
-    place = ir.location_of(op)
-    where = f" at {place[0]}:{place[1]}" if place else ""
+    frames = ir.frames_of(op)
+    where = f" at {frames[0]}" if frames else ""
     raise PlacementError(
         f"named computations stand inside a loop whose number of iterations is not a constant{where}\n"
         "  meshes are assigned when a step is traced, so every iteration must be known then\n"

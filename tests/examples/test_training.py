@@ -84,3 +84,10 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=rf"^cannot write to --output_dir={tmp_path}/file/inside: "):
         Run(tiny(output_dir=str(tmp_path / "file" / "inside")))
+
+
+def test_a_batch_is_split_over_the_devices_of_a_mesh(tiny):
+    run = Run(tiny(steps=2, devices_per_mesh=2, check=True, check_steps=2))
+    assert run.train() is not None
+    assert 0 <= run.check.max_rel_diff < 1e-3
+    assert len(run.state.params["block_0"]["up"]["kernel"].sharding.device_set) == 2

@@ -23,7 +23,7 @@ BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
 MAY_IMPORT = {
     "jax": (
         "mpmd.api", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.runtime.channels",
-        "mpmd.compile.backends", "mpmd.tools",
+        "mpmd.compile.backends", "mpmd.compile.lowering.reader", "mpmd.tools",
     ),
     "jax._src": ("mpmd.jax_compat",),
     "jax.experimental": ("mpmd.jax_compat",),

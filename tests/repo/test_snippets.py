@@ -53,9 +53,24 @@ def test_the_readme_begins_with_the_two_commands():
 
 def test_every_make_target_that_the_docs_name_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {
-        target
+    shown = "\n".join(
+        piece
         for page in tracked(".md")
-        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text(page), re.MULTILINE)
-    }
+        for piece in re.findall(r"^```sh\n.*?^```|`make [^`]*`", text(page), re.MULTILINE | re.DOTALL)
+    )
+    named = set(re.findall(r"^`?make ([a-z-]+)", shown, re.MULTILINE))
+    assert {"train", "test"} <= named
     assert named <= targets
+
+
+FILE = re.compile(
+    r"`((?:mpmd|api|tracing|passes|scheduling|runtime|compile|tests|docs|examples)/[\w./-]*[\w/])`"
+)
+
+
+@pytest.mark.parametrize("page", tracked(".md"), ids=str)
+def test_files_that_the_docs_name_exist(page):
+    def is_there(name):
+        return any((base / name).exists() for base in (ROOT, ROOT / "mpmd", ROOT / page.parent))
+
+    assert [name for name in FILE.findall(text(page)) if not is_there(name)] == []

@@ -249,7 +249,7 @@ def stacked(stages: int) -> Any:
     of_parts = chain(stages, dense)
 
     def loss(params, x, y):
-        return of_parts({f"s{s}": {name: p[s] for name, p in params.items()} for s in range(stages)}, x, y)
+        return of_parts({f"s{s}": jax.tree.map(lambda p, s=s: p[s], params) for s in range(stages)}, x, y)
 
     return params, loss, regression_batch()
 
@@ -337,7 +337,9 @@ MODELS = {
         Model("dropout", dropout),
         Model("checkpointed", checkpointed),
         # The second forward pass goes through the stages before the backward pass comes back.
-        Model("checkpointed_whole", checkpointed_whole, 1e-5, lambda s: 3 * (s - 1), programs=5),
+        Model(
+            "checkpointed_whole", checkpointed_whole, sent_per_microbatch=lambda s: 3 * (s - 1), programs=5
+        ),
         Model("transformer", transformer),
         Model("tied", tied, sent_per_step=lambda s: 1),
         Model("shared_by_all", shared_by_all, sent_per_step=lambda s: s - 1),

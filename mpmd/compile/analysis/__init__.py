@@ -1,0 +1,1 @@
+"""Facts about HLO programs: values, aliasing, live ranges, reachability, cost."""

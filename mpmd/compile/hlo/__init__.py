@@ -1,0 +1,40 @@
+"""HLO: our own IR, with XLA's text.
+
+module = parse_module(text)        # or mpmd.compile.lowering.lower(stablehlo)
+verify(module)
+evaluate(module, [array, ...])     # mpmd.compile.hlo.evaluator: what it means
+print_module(module)               # XLA parses it
+"""
+
+from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.fingerprint import fingerprint
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.layout import Layout
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.parser import parse_module
+from mpmd.compile.hlo.printer import PrintOptions, print_module
+from mpmd.compile.hlo.serialize import deserialize, serialize
+from mpmd.compile.hlo.shape import TOKEN, Shape, array, compatible, parse_shape, tuple_of
+from mpmd.compile.hlo.verifier import verify
+
+__all__ = [
+    "TOKEN",
+    "HloBuilder",
+    "HloComputation",
+    "HloInstruction",
+    "HloModule",
+    "Layout",
+    "PrintOptions",
+    "Shape",
+    "array",
+    "compatible",
+    "deserialize",
+    "fingerprint",
+    "parse_module",
+    "parse_shape",
+    "print_module",
+    "serialize",
+    "tuple_of",
+    "verify",
+]

@@ -1,0 +1,1 @@
+"""What one kernel computes, independent of any target, and what it is expected to cost."""

@@ -25,7 +25,7 @@ class RecomputeCheapResiduals(ir.FunctionPass):
         g = m1["f"(1)] (t, d, w) { s = transpose w; z = dot d s; ret z }
 
     A residual is recomputed if cheap ops (data movement and arithmetic that a compiler fuses into its use)
-    make it from values that the backward fragment has or can have without keeping anything longer: its own
+    give it from values that the backward fragment has or can have without keeping anything longer: its own
     operands, and arguments of the function.  `t` and its operand are left unused; fragment-dce removes them.
     Fewer bytes then wait between forward and backward of each microbatch.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jax.extend.mlir.dialects import stablehlo
-
 from mpmd import ir
 
 
@@ -43,7 +41,7 @@ def _swaps(transpose: ir.Op, dot: ir.Op) -> bool:
     """Whether the transpose swaps the factors' dims of a product that nothing else reads."""
     if "algorithm" in dot.attributes or len(ir.users(dot)) > 1:
         return False
-    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    numbers = ir.stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
     batch = len(numbers.lhs_batching_dimensions)
     left = len(dot.operands[0].type.shape) - batch - len(numbers.lhs_contracting_dimensions)
     rank = len(dot.results[0].type.shape)
@@ -52,9 +50,9 @@ def _swaps(transpose: ir.Op, dot: ir.Op) -> bool:
 
 
 def _swap(transpose: ir.Op, dot: ir.Op) -> None:
-    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    numbers = ir.stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
     attributes = dict(dot.attributes.items())
-    attributes["dot_dimension_numbers"] = stablehlo.DotDimensionNumbers.get(
+    attributes["dot_dimension_numbers"] = ir.stablehlo.DotDimensionNumbers.get(
         lhs_batching_dimensions=numbers.rhs_batching_dimensions,
         rhs_batching_dimensions=numbers.lhs_batching_dimensions,
         lhs_contracting_dimensions=numbers.rhs_contracting_dimensions,

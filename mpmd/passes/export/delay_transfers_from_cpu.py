@@ -31,7 +31,8 @@ class DelayTransfersFromCpu(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order."""
-        for transfer in ir.ops(f, ir.Transfer):
-            source = transfer.tensor.type
-            if source.mesh.endswith("/cpu") or source.on_host:
-                ir.delay(transfer)
+        with ir.moving(f):
+            for transfer in ir.ops(f, ir.Transfer):
+                source = transfer.tensor.type
+                if source.mesh.endswith("/cpu") or source.on_host:
+                    ir.delay(transfer)

@@ -40,6 +40,8 @@ class MarkInputOutputWithLayouts(ir.FunctionPass):
         """Arguments first, then what fragments return."""
         table = _Table(f)
         for i, arg in enumerate(f.args):
+            if ir.is_unused(arg):
+                continue
             own = table.read(f, "arg_attrs", i)
             layout = _returned_layout(arg, table, own, f"Arg #{i}")
             if layout is None:
@@ -87,12 +89,12 @@ class _Table:
     def write(self, op: ir.Op, name: str, index: int, layout: str) -> None:
         """Sets the layout at one value; default is no attribute."""
         of_value = self._at(op, name)[index]
-        wanted = None if layout == DEFAULT else ir.StringAttr.get(layout)
-        if of_value.get(LAYOUT) != wanted:
+        if layout == DEFAULT:
+            if of_value.pop(LAYOUT, None) is not None:
+                self.changed[(op, name)] = None
+        elif self.read(op, name, index) != layout:
+            of_value[LAYOUT] = ir.StringAttr.get(layout)
             self.changed[(op, name)] = None
-            of_value.pop(LAYOUT, None)
-            if wanted is not None:
-                of_value[LAYOUT] = wanted
 
     def store(self) -> None:
         """Writes all that changed into the program."""

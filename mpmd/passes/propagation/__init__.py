@@ -10,11 +10,13 @@ from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
 )
 from mpmd.passes.propagation.forget_empty_computations import ForgetEmptyComputations
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
+from mpmd.passes.propagation.propagate_shardings import PropagateShardings
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 from mpmd.passes.propagation.simplify_program import SimplifyProgram
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
+    PropagateShardings,
     ReshardsToConstraints,
     PopulateUnreducedOutSharding,
     EnforceUserShardings,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jax.extend.mlir.dialects import sdy
-
 from mpmd import ir
 
 
@@ -28,7 +26,7 @@ class ConvertSdyConstants(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """However deep they stand."""
-        for op in ir.walk(f, sdy.ConstantOp):
+        for op in ir.walk(f, ir.sdy.ConstantOp):
             attributes = dict(op.attributes.items())
             made = ir.create(
                 "stablehlo.constant", [], [op.result.type], ir.before(op), attributes, op.location

@@ -22,8 +22,8 @@ class EnforceUserShardings(ir.FunctionPass):
 
     Requires: results are neither arguments nor returned twice (uniquify-function-inputs-outputs).
     Ensures: an argument, or a result, and all fragments that make or read it agree (a fragment for which
-        propagation found nothing says nothing); transfers of arguments are left to extract-reshards.  Warning: a sharding over part of an axis, which JAX cannot express,
-        is cut before that part.
+        propagation found nothing says nothing); transfers of arguments are left to extract-reshards.
+        Warning: a sharding over part of an axis, which JAX cannot express, is cut before that part.
     Cost: linear in operands.
     Source: openxla/shardy MPMD, `enforce_user_shardings`.
     """

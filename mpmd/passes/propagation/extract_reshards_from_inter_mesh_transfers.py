@@ -6,8 +6,6 @@ import dataclasses
 import math
 from typing import ClassVar, Literal
 
-from jax.extend.mlir.dialects import sdy
-
 from mpmd import ir
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
@@ -69,7 +67,7 @@ class ExtractReshardsFromInterMeshTransfers(ir.FunctionPass):
         reports.give()
 
 
-def _shape_of(mesh: sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
+def _shape_of(mesh: ir.sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in ir.axes_of(mesh).items() if size != 1)
 
 
@@ -131,7 +129,7 @@ def _read_as(fragment: ir.Fragment, value: ir.Value, sharding: shardings.Shardin
 
 def _replicated_like(sharding: shardings.Sharding | None, value: ir.Value) -> shardings.Sharding:
     """The replicated sharding of the mesh that the other end's sharding names."""
-    mesh = sdy.TensorShardingAttr(sharding).mesh_or_ref
+    mesh = ir.sdy.TensorShardingAttr(sharding).mesh_or_ref
     return shardings.without_axes(mesh, shardings.rank(value), is_closed=True)
 
 

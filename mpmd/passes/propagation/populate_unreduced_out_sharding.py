@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jax.extend.mlir.dialects import sdy
-
 from mpmd import ir
 from mpmd.passes.propagation import shardings
 
@@ -49,9 +47,9 @@ class PopulateUnreducedOutSharding(ir.FunctionPass):
             shardings.write(fragment, "out_shardings", found)
 
 
-def _constraint_of(value: ir.Value) -> sdy.TensorShardingAttr | None:
+def _constraint_of(value: ir.Value) -> ir.sdy.TensorShardingAttr | None:
     """The sharding that the program asks for where `value` is made."""
     op = ir.producer(value)
-    if isinstance(op, (sdy.ShardingConstraintOp, sdy.ReshardOp)):
-        return sdy.TensorShardingAttr(op.sharding)
+    if isinstance(op, (ir.sdy.ShardingConstraintOp, ir.sdy.ReshardOp)):
+        return ir.sdy.TensorShardingAttr(op.sharding)
     return None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jax.extend.mlir.dialects import sdy
-
 from mpmd import ir
 
 
@@ -28,7 +26,7 @@ class ReshardsToConstraints(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """However deep they stand."""
-        for op in ir.walk(f, sdy.ReshardOp):
+        for op in ir.walk(f, ir.sdy.ReshardOp):
             made = ir.create(
                 "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),
                 dict(op.attributes.items()), op.location,

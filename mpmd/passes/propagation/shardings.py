@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.extend.mlir.dialects import sdy
-
 from mpmd import ir
 
 ARGUMENT = "sdy.sharding"
@@ -26,12 +24,12 @@ def of_value(value: ir.Value, f: ir.Func) -> Sharding | None:
 def read(op: ir.Op, name: str) -> list[Sharding]:
     """The shardings in a per-value attribute; empty if the op does not have it."""
     attribute = op.attributes.get(name)
-    return [] if attribute is None else list(sdy.TensorShardingPerValueAttr(attribute).shardings)
+    return [] if attribute is None else list(ir.sdy.TensorShardingPerValueAttr(attribute).shardings)
 
 
 def write(op: ir.Op, name: str, shardings: Sequence[Sharding]) -> None:
     """Sets a per-value attribute."""
-    ir.put(op, name, sdy.TensorShardingPerValueAttr.get(list(shardings)))
+    ir.put(op, name, ir.sdy.TensorShardingPerValueAttr.get(list(shardings)))
 
 
 def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[int, Sharding]) -> None:
@@ -43,7 +41,7 @@ def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[in
         return
     shardings = read(op, name)
     if not shardings:
-        mesh = sdy.TensorShardingAttr(next(iter(entries.values()))).mesh_or_ref
+        mesh = ir.sdy.TensorShardingAttr(next(iter(entries.values()))).mesh_or_ref
         shardings = [without_axes(mesh, rank(v), is_closed=False) for v in values]
     for i, sharding in entries.items():
         shardings[i] = sharding
@@ -57,7 +55,7 @@ def rank(value: ir.Value) -> int:
 
 def without_axes(mesh: ir.Attribute, dims: int, is_closed: bool) -> Sharding:
     """The sharding that shards nothing."""
-    return sdy.TensorShardingAttr.get(mesh, [sdy.DimensionShardingAttr.get([], is_closed)] * dims)
+    return ir.sdy.TensorShardingAttr.get(mesh, [ir.sdy.DimensionShardingAttr.get([], is_closed)] * dims)
 
 
 def is_same(a: Sharding | None, b: Sharding | None) -> bool:
@@ -69,30 +67,30 @@ def _meaning(sharding: Sharding | None) -> tuple[tuple[tuple[str, ...], ...], tu
     if sharding is None:
         return None
     axes = tuple(tuple(map(str, dim)) for dim in ir.axes_by_dim(sharding))
-    unreduced = tuple(map(str, sdy.TensorShardingAttr(sharding).unreduced_axes))
+    unreduced = tuple(map(str, ir.sdy.TensorShardingAttr(sharding).unreduced_axes))
     return (axes, unreduced) if any(axes) or unreduced else None
 
 
 def mesh_of(sharding: Sharding) -> str:
     """The mesh that a sharding refers to, as text."""
-    return str(sdy.TensorShardingAttr(sharding).mesh_or_ref)
+    return str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref)
 
 
 def cut_at_sub_axes(sharding: Sharding) -> Sharding:
     """The sharding whose dims end before the first part of an axis; itself if there is none."""
-    old = sdy.TensorShardingAttr(sharding)
+    old = ir.sdy.TensorShardingAttr(sharding)
     dims = []
-    for dim in map(sdy.DimensionShardingAttr, old.dimension_shardings):
+    for dim in map(ir.sdy.DimensionShardingAttr, old.dimension_shardings):
         axes = list(dim.axes)
         whole = next((i for i, a in enumerate(axes) if ir.axis_ref(a).sub_axis_info is not None), len(axes))
-        cut = sdy.DimensionShardingAttr.get(axes[:whole], dim.is_closed, dim.priority)
+        cut = ir.sdy.DimensionShardingAttr.get(axes[:whole], dim.is_closed, dim.priority)
         dims.append(dim if whole == len(axes) else cut)
-    return sdy.TensorShardingAttr.get(old.mesh_or_ref, dims, old.replicated_axes, old.unreduced_axes)
+    return ir.sdy.TensorShardingAttr.get(old.mesh_or_ref, dims, old.replicated_axes, old.unreduced_axes)
 
 
 def with_unreduced_axes(sharding: Sharding, axes: Sequence[ir.Attribute]) -> Sharding:
     """The same sharding, with other unreduced axes."""
-    old = sdy.TensorShardingAttr(sharding)
-    return sdy.TensorShardingAttr.get(
+    old = ir.sdy.TensorShardingAttr(sharding)
+    return ir.sdy.TensorShardingAttr.get(
         old.mesh_or_ref, old.dimension_shardings, old.replicated_axes, list(axes)
     )

@@ -55,6 +55,24 @@ func.func @wrapped(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topo
   return %f, %g : !m1, !m2
 }
 
+// An op with effects is done once, however few operands it has.
+// CHECK-LABEL: func @effects
+func.func @effects() -> (!m1, !m1) attributes {topology = #topology} {
+  // CHECK:     mpmd.fragment<mesh="m1", origin=[]> () {{.*}} () {
+  // CHECK-NEXT:  stablehlo.custom_call @draw
+  // CHECK-NOT: custom_call
+  // CHECK: return
+  %0 = stablehlo.custom_call @draw() {has_side_effect = true} : () -> tensor<4xf32>
+  %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%x) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"]> (%x) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %g : !m1, !m1
+}
+
 // A fragment that reads another one's result grows beside it.
 // CHECK-LABEL: func @growing_together
 func.func @growing_together(%a: tensor<4xf32>) -> !m1 attributes {topology = #topology} {

@@ -18,7 +18,7 @@ from mpmd.runtime.graph import BufferType
 def two_meshes(first: int = 2, second: int = 2) -> Placement:
     devices = jax.devices()
     return Placement(
-        {"a": Mesh(np.array(devices[:first]), ("x",)), "b": Mesh(np.array(devices[4 - second :]), ("x",))}
+        {"a": Mesh(np.array(devices[:first]), ("x",)), "b": Mesh(np.array(devices[4 - second : 4]), ("x",))}
     )
 
 

@@ -62,20 +62,29 @@ class SimplifyStablehlo(ir.FunctionPass):
     runs_on: ClassVar[Literal["any"]] = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Rewrites until nothing applies; then removes what is left unused."""
-        if f.is_external:
-            return
-        facts = Facts()
-        todo = collections.deque(op for op in ir.walk(f) if op.operation.name in REWRITES)
-        waiting = set(todo)
-        while todo:
-            op = todo.popleft()
-            waiting.discard(op)
-            for new in _rewrite(op, facts):
-                if new not in waiting and new.operation.name in REWRITES:
-                    waiting.add(new)
-                    todo.append(new)
-        _remove_dead_ops(f)
+        """Removes what is unused and rewrites, until nothing applies."""
+        if not f.is_external:
+            _remove_dead_ops(f)
+            while _round(f):
+                _remove_dead_ops(f)
+
+
+def _round(f: ir.Func) -> bool:
+    """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
+    facts = Facts()
+    todo = collections.deque(op for op in ir.walk(f) if op.operation.name in REWRITES)
+    waiting = set(todo)
+    changed = False
+    while todo:
+        op = todo.popleft()
+        waiting.discard(op)
+        again = _rewrite(op, facts)
+        changed |= bool(again)
+        for other in again:
+            if other not in waiting and other.operation.name in REWRITES:
+                waiting.add(other)
+                todo.append(other)
+    return changed
 
 
 def _rewrite(op: ir.Op, facts: Facts) -> list[ir.Op]:

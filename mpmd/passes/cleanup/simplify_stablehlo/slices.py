@@ -33,7 +33,12 @@ class _Range:
 
 
 def static_slice(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`dynamic_slice` at constant indices -> `slice`; indices are clamped, as its meaning says."""
+    """`dynamic_slice` at constant indices -> `slice`; of all of a value -> the value.
+
+    Indices are clamped, as its meaning says.
+    """
+    if op.operands[0].type == op.results[0].type:
+        return op.operands[0]
     starts = facts.integers(list(op.operands)[1:])
     if starts is None:
         return None

@@ -84,10 +84,17 @@ class Absorber:
             ir.erase(op)
 
     def _may_clone(self, op: ir.Op, copies: int) -> bool:
+        """Whether an op may be done several times: never if it has effects."""
         is_trivial = len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
-        return copies <= self._max_clones or len(op.operands) == 0 or (is_trivial and ir.is_pure(op))
+        is_cheap = copies <= self._max_clones or len(op.operands) == 0 or is_trivial
+        return is_cheap and ir.is_pure(op)
 
-    def _assigns(self, op: ir.Op) -> list[ir.Assign]:
+    def retire(self, op: ir.Op) -> None:
+        """Notes that an op is not needed any more; what uses it is not either."""
+        self._dead[op] = None
+
+    def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
+        """The assigns of a value, or of the results of an op, that are still needed."""
         found = [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
         return list(dict.fromkeys(found))
 
@@ -125,7 +132,7 @@ class Absorber:
         growing = self._growing[fragment]
         values = assigning.read_from_above(op, captured_first=True)
         inside = {v: ir.append_arg(fragment.body, like=v) for v in values}
-        assigns = self._assigns(op)
+        assigns = self.assigns(op)
         stands_for = {r: r for r in op.results} | {a.result: a.tensor for a in assigns}
         results = _moved(op, fragment, inside) if move else _copied(op, fragment, inside)
         for value, result in stands_for.items():
@@ -148,7 +155,7 @@ class Absorber:
         """One fragment per mesh that the op's assigns name, in mesh order."""
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
-        meshes = ir.mesh_order([*(a.result.type.mesh for a in self._assigns(op)), *direct])
+        meshes = ir.mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
         for mesh in meshes:
             made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):

@@ -61,7 +61,7 @@ class _Bodies:
         absorber = Absorber(self._max_clones)
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Call):
-                _rewrite_call(op, self._signature(op.callee_name))
+                _rewrite_call(op, self._signature(op.callee_name), absorber)
             elif isinstance(op, ir.For):
                 loop = Loop(op, self._symbols)
                 loop.assign_returned()
@@ -160,7 +160,7 @@ def _copies(f: ir.Func, which: str, count: int) -> list[list[int]]:
     ]
 
 
-def _rewrite_call(op: ir.Call, signature: _Signature) -> None:
+def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> None:
     """Calls with operands on the meshes that the callee's arguments have; results likewise."""
     where = ir.before(op)
     operands: list[ir.Value | None] = [None] * len(signature.kinds)
@@ -177,10 +177,8 @@ def _rewrite_call(op: ir.Call, signature: _Signature) -> None:
             ir.replace_uses(old, results[i])
             continue
         by_mesh = {results[k].type.mesh: results[k] for k in reversed(signature.results(i))}
-        for use in list(old.uses):
-            # Whatever else still reads a result was cloned into fragments and is about to be erased.
-            user = use.owner
-            there = by_mesh[user.result.type.mesh] if isinstance(user, ir.Assign) else results[i]
-            plain = assigning.unassign(there, where, location=user.location)
-            ir.set_operand(user, use.operand_number, plain)
-    ir.erase(op)
+        for user in absorber.assigns(old):
+            # Where callees feed each other through other ops, a mesh may be missing: that is a transfer.
+            there = by_mesh.get(user.result.type.mesh, results[i])
+            ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
+    absorber.retire(op)

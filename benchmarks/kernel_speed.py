@@ -1,0 +1,327 @@
+"""How fast single CPU kernels are: products and fused kernels against the machine's limits and XLA:CPU.
+
+One thread, pinned to one core.  Every round runs the limit, ours and XLA's one after the other, and the best
+CPU time of all rounds counts, so a busy machine disturbs all alike.  glibc is told to keep its heap: XLA
+allocates its results in every call, and fresh pages would be charged to its kernels.
+
+    python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
+
+One line per kernel; the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty
+from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.problem import row_major
+from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.index import constant, dim
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan import KernelPlan
+
+KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+
+# label, M, N, K, A transposed, B transposed
+PRODUCTS = [
+    ("512^3", 512, 512, 512, False, False),
+    ("1024^3", 1024, 1024, 1024, False, False),
+    ("qkv", 1024, 2304, 768, False, False),
+    ("ffn2", 1024, 768, 3072, False, False),
+    ("ffn2 dX", 1024, 768, 3072, False, True),
+    ("ffn1 dW", 768, 3072, 1024, True, False),
+    ("ffn2 dW", 3072, 768, 1024, True, False),
+    ("head qk", 512, 512, 64, False, True),
+    ("head pv", 512, 64, 512, False, False),
+    ("head dV", 512, 64, 512, True, False),
+    ("128^3", 128, 128, 128, False, False),
+]
+
+
+def best_of(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) -> dict[str, float]:
+    """Best CPU seconds of each, interleaved; each measurement takes about `seconds`."""
+    best, repeat = {}, {}
+    for name, run in runs.items():
+        run()
+        start = time.process_time()
+        run()
+        best[name] = time.process_time() - start
+        repeat[name] = max(1, int(seconds / max(best[name], 1e-7)))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.process_time()
+            for _ in range(repeat[name]):
+                run()
+            best[name] = min(best[name], (time.process_time() - start) / repeat[name])
+    return best
+
+
+def products(dtypes: list[str], rounds: int) -> list[dict]:
+    """Every product: ours and XLA's GFLOP/s, and ours as a fraction of the measured peak."""
+    import jax
+
+    target, rng, found = host_target(), np.random.default_rng(0), []
+    for dtype in dtypes:
+        # products of bf16 are measured against the instruction for them, or f32 where there is none
+        peak = fma_peak(target, dtype, steps=100_000)
+        for label, m, n, k, ta, tb in PRODUCTS:
+            kind = NUMPY_DTYPE[dtype]
+            a, b = (
+                aligned_empty((k, m) if ta else (m, k), kind),
+                aligned_empty((n, k) if tb else (k, n), kind),
+            )
+            c = aligned_empty((m, n), kind)
+            a[...], b[...] = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
+            gemm = row_major(m, n, k, dtype, transpose_a=ta, transpose_b=tb)
+            kernel = DirectKernel(gemm_kernel("product", gemm, target), target)
+            dims = (((0 if ta else 1,), (1 if tb else 0,)), ((), ()))
+            x, y = jax.numpy.asarray(a), jax.numpy.asarray(b)
+            xla = jax.jit(lambda x, y, dims=dims: jax.lax.dot_general(x, y, dims)).lower(x, y).compile()
+            kernel(a, b, c)
+            expected = np.asarray(xla(x, y), np.float32)
+            error = float(np.abs(c.astype(np.float32) - expected).max() / np.abs(expected).max())
+            peaks = []
+            runs = {
+                "peak": lambda peak=peak, peaks=peaks: peaks.append(peak()),
+                "own": lambda kernel=kernel, a=a, b=b, c=c: kernel(a, b, c),
+                "xla": lambda xla=xla, x=x, y=y: xla(x, y).block_until_ready(),
+            }
+            best = best_of(runs, rounds, 0.01)
+            own, other = gemm.flops / best["own"] / 1e9, gemm.flops / best["xla"] / 1e9
+            row = {
+                "kernel": label,
+                "dtype": dtype,
+                "gflops": round(own, 1),
+                "xla_gflops": round(other, 1),
+                "of_peak": round(own * 1e9 / max(peaks), 3),
+                "ratio": round(own / other, 2),
+                "error": float(f"{error:.0e}"),
+            }
+            print(
+                f"{label:9s} {dtype:5s} own {own:6.1f} GFLOP/s ({row['of_peak']:.0%} of peak)  "
+                f"xla {other:6.1f}  ratio {row['ratio']:.2f}  error {error:.0e}",
+                flush=True,
+            )
+            found.append(row)
+    return found
+
+
+# -- fused kernels -------------------------------------------------------------------------------------------
+
+
+def layer_norm(rows: int, width: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("layer_norm", (rows, width), row_dims=1)
+    op, inverse = b.apply, b.constant(1 / width, "f32")
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    gain, shift = (b.convert(b.load_dense(b.operand(n, dtype, width), (1,)), "f32") for n in "gb")
+    centred = op("subtract", x, op("multiply", b.reduce_row("add", x), inverse))
+    variance = op("multiply", b.reduce_row("add", op("multiply", centred, centred)), inverse)
+    scale = op("rsqrt", op("add", variance, b.constant(1e-5, "f32")))
+    y = op("add", op("multiply", op("multiply", centred, scale), gain), shift)
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    return b.finish()
+
+
+def softmax(rows: int, width: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("softmax", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    e = b.apply("exponential", b.apply("subtract", x, b.reduce_row("maximum", x)))
+    y = b.apply("divide", e, b.reduce_row("add", e))
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    return b.finish()
+
+
+def gelu(size: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("gelu", (size,))
+    op = b.apply
+
+    def number(value: float) -> int:
+        return b.constant(value, "f32")
+
+    x = b.convert(b.load_dense(b.operand("x", dtype, size)), "f32")
+    cubic = op("add", op("multiply", op("multiply", x, x), number(0.044715)), number(1.0))
+    inner = op("multiply", op("multiply", x, number(math.sqrt(2 / math.pi))), cubic)
+    y = op("multiply", op("multiply", x, number(0.5)), op("add", op("tanh", inner), number(1.0)))
+    b.store_dense(b.operand("y", dtype, size), b.convert(y, dtype))
+    return b.finish()
+
+
+def adam(size: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("adam", (size,))
+    op = b.apply
+
+    def number(value: float) -> int:
+        return b.constant(value, "f32")
+
+    p, g = b.operand("p", dtype, size), b.operand("g", dtype, size)
+    mu, nu = b.operand("mu", "f32", size), b.operand("nu", "f32", size)
+    gradient = b.convert(b.load_dense(g), "f32")
+    first = op("add", op("multiply", b.load_dense(mu), number(0.9)), op("multiply", gradient, number(0.1)))
+    square = op("multiply", gradient, gradient)
+    second = op("add", op("multiply", b.load_dense(nu), number(0.999)), op("multiply", square, number(0.001)))
+    root = op("sqrt", op("multiply", second, number(1 / (1 - 0.999**10))))
+    update = op("divide", op("multiply", first, number(1 / (1 - 0.9**10))), op("add", root, number(1e-8)))
+    moved = op("subtract", b.convert(b.load_dense(p), "f32"), op("multiply", update, number(1e-3)))
+    b.store_dense(mu, first)
+    b.store_dense(nu, second)
+    b.store_dense(p, b.convert(moved, dtype))
+    return b.finish()
+
+
+def column_sums(rows: int, width: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("column_sums", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    b.store_dense(b.operand("y", dtype, width), b.convert(b.reduce_column("add", x), dtype), (1,))
+    return b.finish()
+
+
+def square_sum(rows: int, width: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("square_sum", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    total = b.reduce_column("add", b.reduce_row("add", b.apply("multiply", x, x)))
+    b.store(b.operand("y", "f32", 1), constant(0), total)
+    return b.finish()
+
+
+def transpose(rows: int, width: int, dtype: str) -> KernelPlan:
+    b = PlanBuilder("transpose", (width, rows))
+    x = b.load(b.operand("x", dtype, rows * width), dim(1) * width + dim(0))
+    b.store_dense(b.operand("y", dtype, rows * width), x)
+    return b.finish()
+
+
+def jax_functions() -> dict[str, Callable]:
+    """The same kernels as a user writes them."""
+    import jax
+    import jax.numpy as jnp
+
+    f32 = jnp.float32
+
+    def norm(x, g, b):
+        wide = x.astype(f32)
+        mean = wide.mean(-1, keepdims=True)
+        variance = ((wide - mean) ** 2).mean(-1, keepdims=True)
+        return ((wide - mean) * jax.lax.rsqrt(variance + 1e-5) * g.astype(f32) + b.astype(f32)).astype(
+            x.dtype
+        )
+
+    def step(p, g, mu, nu):
+        wide = g.astype(f32)
+        mu, nu = 0.9 * mu + 0.1 * wide, 0.999 * nu + 0.001 * wide * wide
+        update = mu / (1 - 0.9**10) / (jnp.sqrt(nu / (1 - 0.999**10)) + 1e-8)
+        return (p.astype(f32) - 1e-3 * update).astype(p.dtype), mu, nu
+
+    return {
+        "layer_norm": norm,
+        "softmax": lambda x: jax.nn.softmax(x.astype(f32), -1).astype(x.dtype),
+        "gelu": lambda x: jax.nn.gelu(x.astype(f32)).astype(x.dtype),
+        "adam": step,
+        "column_sums": lambda x: x.astype(f32).sum(0).astype(x.dtype),
+        "square_sum": lambda x: (x.astype(f32) ** 2).sum(),
+        "transpose": lambda x: x.T + 0,
+    }
+
+
+def fused(dtypes: list[str], rounds: int) -> list[dict]:
+    """Every fused kernel: ours and XLA's time, and our traffic as a fraction of copy bandwidth."""
+    import jax
+
+    target, rng, found, functions = host_target(), np.random.default_rng(0), [], jax_functions()
+    shapes = {"layer_norm": (1024, 768), "softmax": (6144, 512), "column_sums": (1024, 3072)}
+    shapes |= {
+        "square_sum": (768, 4096),
+        "transpose": (1024, 768),
+        "gelu": (1024 * 3072,),
+        "adam": (768 * 3072,),
+    }
+    plans = {"layer_norm": layer_norm, "softmax": softmax, "gelu": gelu, "adam": adam}
+    plans |= {"column_sums": column_sums, "square_sum": square_sum, "transpose": transpose}
+    for name, make in plans.items():
+        for dtype in dtypes:
+            plan = make(*shapes[name], dtype)
+            kernel = DirectSequence(plan_kernels(plan, target), target)
+            arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+            for array in arrays:
+                array[...] = np.abs(rng.standard_normal(array.shape))
+            inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
+            size = math.prod(shapes[name])
+            given = [jax.numpy.asarray(a.reshape(shapes[name]) if a.size == size else a) for a in inputs]
+            xla = jax.jit(functions[name]).lower(*given).compile()
+            traffic = sum(o.bytes for o in plan.operands)
+            traffic += sum(plan.operands[k].bytes for k in plan.results) if name == "adam" else 0
+            # a copy that moves as many bytes, so that caches hold as much of it
+            copy, rates = copy_bandwidth(target, elements=max(1, traffic // 8)), []
+            runs = {
+                "copy": lambda copy=copy, rates=rates: rates.append(copy()),
+                "own": lambda kernel=kernel, arrays=arrays: kernel(*arrays),
+                "xla": lambda xla=xla, given=given: jax.block_until_ready(xla(*given)),
+            }
+            best = best_of(runs, rounds, 0.005)
+            row = {
+                "kernel": name,
+                "dtype": dtype,
+                "microseconds": round(best["own"] * 1e6, 1),
+                "xla_microseconds": round(best["xla"] * 1e6, 1),
+                "of_copy": round(traffic / best["own"] / max(rates), 3),
+                "ratio": round(best["xla"] / best["own"], 2),
+            }
+            print(
+                f"{name:11s} {dtype:5s} own {row['microseconds']:7.0f} us ({row['of_copy']:.0%} of copy)  "
+                f"xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}",
+                flush=True,
+            )
+            found.append(row)
+    return found
+
+
+def geometric_mean(values: list[float]) -> float:
+    return round(math.exp(sum(map(math.log, values)) / len(values)), 3) if values else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="gemm,fused")
+    parser.add_argument("--dtypes", default="f32,bf16")
+    options = parser.parse_args()
+    if any(name not in os.environ for name in KEEP_HEAP):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_HEAP})
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    dtypes, wanted = options.dtypes.split(","), options.only.split(",")
+    load_before = os.getloadavg()[0]
+    gemms = products(dtypes, options.rounds) if "gemm" in wanted else []
+    kernels = fused(dtypes, options.rounds) if "fused" in wanted else []
+    large = [
+        r["of_peak"]
+        for r in gemms
+        if r["dtype"] == "f32" and r["kernel"] in ("512^3", "1024^3", "qkv", "ffn2")
+    ]
+    summary = {
+        "cpu": host_target().cpu,
+        "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+        "gemm": gemms,
+        "fused": kernels,
+        "gemm_of_peak_f32_worst_large": min(large, default=0.0),
+        "worst_ratio": min([r["ratio"] for r in gemms + kernels], default=0.0),
+    }
+    for dtype in dtypes:
+        summary[f"gemm_ratio_{dtype}"] = geometric_mean([r["ratio"] for r in gemms if r["dtype"] == dtype])
+        summary[f"fused_ratio_{dtype}"] = geometric_mean([r["ratio"] for r in kernels if r["dtype"] == dtype])
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

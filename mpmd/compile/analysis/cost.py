@@ -1,0 +1,235 @@
+"""How much work an instruction does: floating-point operations, transcendental functions, bytes moved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpmd.compile.hlo.attributes import WindowDim
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.opcodes import Category
+
+TRANSCENDENTAL = frozenset(
+    [
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan2",
+        "atanh",
+        "cbrt",
+        "cosine",
+        "cosh",
+        "erf",
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "power",
+        "rsqrt",
+        "sine",
+        "sinh",
+        "sqrt",
+        "tan",
+        "tanh",
+    ]
+)
+
+_FREE = frozenset(
+    [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "opt-barrier",
+        "after-all",
+        "add-dependency",
+        "domain",
+        "async-update",
+        "async-done",
+        "copy-done",
+        "all-reduce-done",
+        "all-gather-done",
+        "collective-permute-done",
+        "partition-id",
+        "replica-id",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of an instruction, computation or module.
+
+    Attributes:
+        flops: arithmetic operations; a multiply-add counts two.
+        transcendentals: evaluations of exp, tanh, sqrt and the like, not among the flops.
+        bytes_read: bytes of operands that are read.
+        bytes_written: bytes of results.
+    """
+
+    flops: int = 0
+    transcendentals: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All bytes moved."""
+        return self.bytes_read + self.bytes_written
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.transcendentals + other.transcendentals,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )
+
+    def times(self, count: int) -> Cost:
+        """The work done `count` times."""
+        return Cost(
+            self.flops * count,
+            self.transcendentals * count,
+            self.bytes_read * count,
+            self.bytes_written * count,
+        )
+
+
+class CostModel:
+    """Costs of instructions, remembered per computation.
+
+    Attributes:
+        unknown_trips: how often a loop runs that does not say it.
+    """
+
+    def __init__(self, unknown_trips: int = 1) -> None:
+        self.unknown_trips = unknown_trips
+        self._computations: dict[HloComputation, Cost] = {}
+
+    def module(self, module: HloModule) -> Cost:
+        """The work of a program."""
+        return self.computation(module.entry)
+
+    def computation(self, computation: HloComputation) -> Cost:
+        """The work of a computation, called once."""
+        found = self._computations.get(computation)
+        if found is None:
+            found = Cost()
+            for instruction in computation:
+                found = found + self.instruction(instruction)
+            self._computations[computation] = found
+        return found
+
+    def instruction(self, instruction: HloInstruction) -> Cost:
+        """The work of one instruction, what it calls included."""
+        opcode = instruction.opcode
+        if opcode in _FREE:
+            return Cost()
+        if opcode in ("call", "async-start"):
+            return self.computation(instruction.to_apply)
+        if opcode == "while":
+            trips = instruction.known_trip_count
+            once = self.computation(instruction.while_condition) + self.computation(instruction.while_body)
+            return once.times(self.unknown_trips if trips is None else trips)
+        if opcode == "conditional":
+            return max((self.computation(c) for c in instruction.called), key=lambda c: (c.bytes, c.flops))
+        flops, transcendentals = self._operations(instruction)
+        read, written = bytes_touched(instruction)
+        return Cost(flops, transcendentals, read, written)
+
+    def _operations(self, instruction: HloInstruction) -> tuple[int, int]:
+        opcode, size = instruction.opcode, _size(instruction)
+        if (
+            instruction.info.category in (Category.UNARY, Category.BINARY, Category.TERNARY)
+            and opcode != "map"
+        ):
+            if opcode in TRANSCENDENTAL:
+                return 0, size
+            return (0 if opcode in ("copy", "bitcast-convert") else size), 0
+        if opcode == "dot":
+            lhs = instruction.operands[0].shape
+            depth = math.prod(lhs.dims[d] for d in instruction.dot_dims.lhs_contracting)
+            return 2 * size * depth, 0
+        if opcode == "convolution":
+            return _convolution_flops(instruction), 0
+        if opcode == "fusion":
+            inner = self.computation(instruction.to_apply)
+            return inner.flops, inner.transcendentals
+        times = _applications(instruction)
+        if times:
+            inner = self.computation(instruction.called[-1])
+            return inner.flops * times, inner.transcendentals * times
+        return 0, 0
+
+
+def _size(instruction: HloInstruction) -> int:
+    return sum(shape.size for _, shape in instruction.shape.leaves() if shape.is_array)
+
+
+def _applications(instruction: HloInstruction) -> int:
+    """How often an instruction applies its computation on scalars."""
+    opcode = instruction.opcode
+    if opcode == "map":
+        return instruction.shape.size
+    if opcode in ("reduce", "reduce-window", "scatter", "select-and-scatter", "sort"):
+        first = instruction.operands[0].shape
+        if opcode == "reduce":
+            kept = math.prod(s for d, s in enumerate(first.dims) if d not in instruction.dimensions)
+            return max(first.size - kept, 0)
+        if opcode == "reduce-window":
+            positions = instruction.shape.leaves().__next__()[1].size
+            return positions * max(math.prod(instruction.window.sizes) - 1, 0)
+        if opcode == "scatter":
+            return instruction.operands[-1].shape.size
+        if opcode == "select-and-scatter":
+            return instruction.operands[1].shape.size * math.prod(instruction.window.sizes)
+        length = first.dims[instruction.dimensions[0]]
+        return first.size * max(length - 1, 0).bit_length()
+    if opcode in ("all-reduce", "all-reduce-start", "reduce-scatter"):
+        return sum(o.shape.size for o in instruction.operands)
+    return 0
+
+
+def _convolution_flops(instruction: HloInstruction) -> int:
+    """Two per product that falls inside the image."""
+    dims = instruction.conv_dims
+    image, kernel = instruction.operands[0].shape, instruction.operands[1].shape
+    products = 1
+    for side, source, result in zip(instruction.window.dims, dims.lhs_spatial, dims.out_spatial):
+        products *= _valid_products(side, image.dims[source], instruction.shape.dims[result])
+    batch, features = instruction.shape.dims[dims.out_batch], instruction.shape.dims[dims.out_feature]
+    return 2 * batch * features * kernel.dims[dims.rhs_input_feature] * products
+
+
+def _valid_products(side: WindowDim, size: int, positions: int) -> int:
+    total = 0
+    for element in range(side.size):
+        for position in range(positions):
+            place = position * side.stride - side.pad_low + element * side.rhs_dilation
+            total += 0 <= place <= (size - 1) * side.lhs_dilation and place % side.lhs_dilation == 0
+    return total
+
+
+def bytes_touched(instruction: HloInstruction) -> tuple[int, int]:
+    """(read, written): slices and gathers read what they take, updates in place write what they change."""
+    opcode, result = instruction.opcode, instruction.shape.byte_size
+    if opcode in _FREE:
+        return 0, 0
+    sizes = [o.shape.byte_size for o in instruction.operands]
+    if opcode in ("slice", "dynamic-slice", "gather"):
+        return result + sum(sizes[1:]), result
+    if opcode == "dynamic-update-slice":
+        return sizes[1] + sum(sizes[2:]), sizes[1]
+    if opcode == "scatter":
+        count = len(sizes) // 2
+        updates = sum(sizes[count + 1 :])
+        return sizes[count] + 2 * updates, updates
+    if opcode == "broadcast":
+        return sizes[0], result
+    distinct = {o: o.shape.byte_size for o in instruction.operands}
+    return sum(distinct.values()), result

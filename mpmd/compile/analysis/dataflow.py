@@ -1,0 +1,333 @@
+"""Which values a result may hold: each defined once, forwarded through tuples, calls and loops.
+
+A value is one array (or token) that some instruction defines, at one position of its result.  Tuples
+themselves are
+no values: they hold positions, not memory.  Where a loop or branch joins different values, a phi is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from mpmd.compile.analysis.call_graph import CallGraph
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import Shape, ShapeIndex
+
+Position = tuple[HloInstruction, ShapeIndex]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A value read: by which instruction, as which operand, at which position of it."""
+
+    instruction: HloInstruction
+    operand: int
+    index: ShapeIndex
+
+
+@dataclass(eq=False, slots=True)
+class HloValue:
+    """One value.
+
+    Attributes:
+        number: in order of definition.
+        instruction: what defines it.
+        index: where in the result.
+        is_phi: it stands for different values that meet there.
+        positions: everywhere it appears, the defining position first.
+        uses: reads that need its memory; tuples, get-tuple-elements and the like only forward it.
+        live_out: it is part of the program's result.
+    """
+
+    number: int
+    instruction: HloInstruction
+    index: ShapeIndex
+    is_phi: bool = False
+    positions: list[Position] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    live_out: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the array."""
+        return self.instruction.shape.subshape(self.index)
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes of the array."""
+        return self.shape.byte_size
+
+    def __repr__(self) -> str:
+        index = "{" + ",".join(map(str, self.index)) + "}"
+        return f"{self.instruction.name}{index}{' phi' if self.is_phi else ''}"
+
+
+FORWARDING = frozenset(
+    [
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "opt-barrier",
+        "domain",
+        "add-dependency",
+        "copy-done",
+        "async-done",
+        "async-update",
+        "all-reduce-done",
+        "all-gather-done",
+        "collective-permute-done",
+        "call",
+    ]
+)
+"""Opcodes whose results hold their operands' values, or those of the computation they call."""
+
+
+class Dataflow:
+    """Values of all instructions that run as part of the program.
+
+    Requires that each computation has one caller (see `CallGraph.is_flat`) for exact answers; values that
+    reach a
+    computation from several callers are joined by a phi.
+    """
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self.graph = CallGraph(module)
+        self._held: dict[Position, HloValue] = {}
+        self._defined: dict[Position, HloValue] = {}
+        self._solve()
+        self.values: list[HloValue] = []
+        self._collect()
+
+    # -- questions ----------------------------------------------------------------------------------
+
+    def value_at(self, instruction: HloInstruction, index: ShapeIndex = ()) -> HloValue:
+        """The value at a position, which must be no tuple."""
+        return self._held[instruction, index]
+
+    def values_of(self, instruction: HloInstruction) -> list[HloValue]:
+        """The values of all positions of a result, each once."""
+        return list(dict.fromkeys(self._held[instruction, i] for i, _ in instruction.shape.leaves()))
+
+    def defined_by(self, instruction: HloInstruction) -> list[HloValue]:
+        """The values that an instruction defines."""
+        found = (self._held[instruction, i] for i, _ in instruction.shape.leaves())
+        return [v for v in found if v.instruction is instruction]
+
+    # -- solution -----------------------------------------------------------------------------------
+
+    def _solve(self) -> None:
+        """Forward values until nothing changes: joins start without phi and get one when two values meet."""
+        order = self.graph.sequential()
+        changed = True
+        while changed:
+            changed = False
+            for computation in reversed(order):
+                for instruction in computation.post_order():
+                    for index, _ in instruction.shape.leaves():
+                        if self._update(instruction, index):
+                            changed = True
+
+        self._drop_idle_phis()
+
+    def _drop_idle_phis(self) -> None:
+        """Undo joins of a value with itself, made while inputs were not yet known."""
+        changed = True
+        while changed:
+            changed = False
+            for phi in [v for v in dict.fromkeys(self._held.values()) if v.is_phi]:
+                met = dict.fromkeys(v for v in self._inputs(phi.instruction, phi.index) if v is not phi)
+                if len(met) == 1:
+                    (only,) = met
+                    self._held = {
+                        p: only if v is phi else v for p, v in self._held.items() if only is not None
+                    }
+                    changed = True
+
+    def _update(self, instruction: HloInstruction, index: ShapeIndex) -> bool:
+        position = (instruction, index)
+        known = self._held.get(position)
+        if known is not None and known.is_phi and known.instruction is instruction:
+            return False
+        inputs = list(dict.fromkeys(self._inputs(instruction, index)))
+        if inputs == [None]:
+            value: HloValue | None = self._own(position, False)
+        else:
+            met = [v for v in inputs if v is not None]
+            if not met:
+                return False
+            value = met[0] if len(met) == 1 else self._own(position, True)
+        if value is known:
+            return False
+        self._held[position] = value  # type: ignore[assignment]
+        return True
+
+    def _own(self, position: Position, phi: bool) -> HloValue:
+        found = self._defined.get(position)
+        if found is None or found.is_phi != phi:
+            found = self._defined[position] = HloValue(-1, position[0], position[1], phi)
+        return found
+
+    def _inputs(self, instruction: HloInstruction, index: ShapeIndex) -> Iterator[HloValue | None]:
+        """Values that a position may hold; `None` alone: it defines its own.  Unknown ones are left out."""
+        opcode = instruction.opcode
+        if opcode == "parameter":
+            yield from self._parameter(instruction, index)
+            return
+        if opcode == "while":
+            sources = [(instruction.operands[0], index), (instruction.while_body.root, index)]
+        elif opcode == "conditional":
+            sources = [(branch.root, index) for branch in instruction.called]
+        else:
+            forward = _FORWARD.get(opcode)
+            source = forward(instruction, index) if forward is not None else None
+            if source is None:
+                yield None
+                return
+            sources = [source]
+        for position in sources:
+            found = self._held.get(position)
+            if found is not None:
+                yield found
+
+    def _parameter(self, instruction: HloInstruction, index: ShapeIndex) -> Iterator[HloValue | None]:
+        computation = instruction.parent
+        number = instruction.parameter_number
+        callers = [c for c in computation.callers if c.parent in self.graph.contexts]
+        if computation.is_entry or not callers:
+            yield None
+            return
+        for caller in callers:
+            for position in _arguments(caller, computation, number, index):
+                found = self._held.get(position)
+                if found is not None:
+                    yield found
+
+    # -- positions and uses -------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for computation in self.graph.sequential():
+            for instruction in computation.post_order():
+                for index, _ in instruction.shape.leaves():
+                    value = self._held.get((instruction, index))
+                    if value is None:
+                        continue
+                    if value.number < 0:
+                        value.number = len(self.values)
+                        self.values.append(value)
+                    value.positions.append((instruction, index))
+        for value in self.values:
+            value.positions.sort(key=lambda p: p != (value.instruction, value.index))
+        for computation in self.graph.sequential():
+            for instruction in computation:
+                self._add_uses(instruction)
+        root = self.module.entry.root
+        for index, _ in root.shape.leaves():
+            self._held[root, index].live_out = True
+
+    def _add_uses(self, instruction: HloInstruction) -> None:
+        for number, operand in enumerate(instruction.operands):
+            for index, _ in operand.shape.leaves():
+                if _reads(instruction, number):
+                    self._held[operand, index].uses.append(Use(instruction, number, index))
+
+
+def _reads(instruction: HloInstruction, operand: int) -> bool:
+    """Whether an instruction needs the memory of an operand, rather than handing it on."""
+    if instruction.opcode == "conditional":
+        return operand == 0
+    return instruction.opcode not in FORWARDING and instruction.opcode != "while"
+
+
+def _arguments(
+    caller: HloInstruction, callee: HloComputation, number: int, index: ShapeIndex
+) -> list[Position]:
+    """Where a parameter's value comes from at one caller."""
+    if caller.opcode == "while":
+        return [(caller.operands[0], index), (caller.while_body.root, index)]
+    if caller.opcode == "conditional":
+        return [(caller.operands[1 + i], index) for i, c in enumerate(caller.called) if c is callee]
+    return [(caller.operands[number], index)]
+
+
+Forward = Callable[[HloInstruction, ShapeIndex], "Position | None"]
+
+
+def _same_place(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.operands[0], index
+
+
+def _from_tuple(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.operands[index[0]], index[1:]
+
+
+def _from_element(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.operands[0], (instruction.tuple_index, *index)
+
+
+def _from_callee(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.to_apply.root, index
+
+
+def _second_element(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.operands[0], (1, *index)
+
+
+def _first_element(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    return instruction.operands[0], (0, *index)
+
+
+def _async_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    """Operands at 0, the result of the computation at 1, contexts of its own after."""
+    if index[0] == 0:
+        return instruction.operands[index[1]], index[2:]
+    return (instruction.to_apply.root, index[1:]) if index[0] == 1 else None
+
+
+def _collective_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    """Operands at 0, the result at 1."""
+    if index[:1] != (0,):
+        return None
+    rest = index[1:]
+    return (instruction.operands[rest[0]], rest[1:]) if rest else (instruction.operands[0], ())
+
+
+def _copy_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    """The copy at 0, the source at 1, a context at 2."""
+    return (instruction.operands[0], ()) if index == (1,) else None
+
+
+def _send(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    """The data at 0, a context and a token after."""
+    return (instruction.operands[0], index[1:]) if index[0] == 0 else None
+
+
+def _recv_done(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
+    """The data at 0, a token at 1."""
+    return (instruction.operands[0], index) if index[:1] == (0,) else None
+
+
+_FORWARD: dict[str, Forward] = {
+    "add-dependency": _same_place,
+    "all-gather-done": _second_element,
+    "all-gather-start": _collective_start,
+    "all-reduce-done": _same_place,
+    "async-done": _second_element,
+    "async-start": _async_start,
+    "async-update": _same_place,
+    "bitcast": _same_place,
+    "call": _from_callee,
+    "collective-permute-done": _second_element,
+    "collective-permute-start": _collective_start,
+    "copy-done": _first_element,
+    "copy-start": _copy_start,
+    "domain": _same_place,
+    "get-tuple-element": _from_element,
+    "opt-barrier": _same_place,
+    "recv-done": _recv_done,
+    "send": _send,
+    "tuple": _from_tuple,
+}

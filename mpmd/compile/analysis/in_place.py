@@ -1,0 +1,53 @@
+"""Which operations write their result into an operand's memory."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from mpmd.compile.hlo.attributes import OutputAlias
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import ShapeIndex
+
+InPlacePair = tuple[int, ShapeIndex, ShapeIndex]
+"""(operand number, position in the operand, position in the result)."""
+
+
+def in_place_pairs(instruction: HloInstruction) -> list[InPlacePair]:
+    """Operands whose memory the result must take.
+
+    dynamic-update-slice and scatter change their operand in place; a fusion does so where its root is one
+    of these
+    fed by a parameter; custom calls and fusions may say so themselves.
+    """
+    opcode = instruction.opcode
+    stated = cast("tuple[OutputAlias, ...]", instruction.attributes.get("output_to_operand_aliasing") or ())
+    pairs: list[InPlacePair] = [(a.operand, a.operand_index, a.output_index) for a in stated]
+    if opcode in ("dynamic-update-slice", "set-dimension-size"):
+        pairs.append((0, (), ()))
+    elif opcode == "scatter":
+        count = len(instruction.operands) // 2
+        pairs += [(i, (), (i,) if count > 1 else ()) for i in range(count)]
+    elif opcode == "fusion":
+        pairs += [p for p in _fused(instruction) if p not in pairs]
+    return pairs
+
+
+def _fused(fusion: HloInstruction) -> list[InPlacePair]:
+    root = fusion.to_apply.root
+    outputs = list(enumerate(root.operands)) if root.opcode == "tuple" else [(-1, root)]
+    pairs: list[InPlacePair] = []
+    for position, output in outputs:
+        output = _through(output)
+        if output.opcode not in ("dynamic-update-slice", "scatter") or output.shape.is_tuple:
+            continue
+        source = _through(output.operands[0])
+        if source.opcode == "parameter" and source.shape.byte_size == output.shape.byte_size:
+            pairs.append((source.parameter_number, (), (position,) if position >= 0 else ()))
+    return pairs
+
+
+def _through(value: HloInstruction) -> HloInstruction:
+    """What a chain of bitcasts begins with."""
+    while value.opcode == "bitcast":
+        value = value.operands[0]
+    return value

@@ -1,0 +1,157 @@
+"""When each value is alive, on one time axis for the whole program.
+
+The order of instructions in each computation is the schedule.  Callees run before their caller's own
+instant: a call's
+body, a conditional's branches one after the other, a loop's condition and then its body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.analysis.aliases import Aliases, HloBuffer
+from mpmd.compile.analysis.dataflow import Dataflow, HloValue
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """From the instant a value is defined to the last that needs it, both included."""
+
+    start: int
+    end: int
+
+    def overlaps(self, other: LiveRange) -> bool:
+        """True if there is an instant in both; touching at an end counts."""
+        return self.start <= other.end and other.start <= self.end
+
+
+class Timeline:
+    """The instant of every instruction, and when each computation begins and ends.
+
+    Attributes:
+        instants: of each instruction that runs as part of the program.
+        spans: from the first instant of each computation to the one after its last.
+        length: number of instants.
+    """
+
+    def __init__(self, entry: HloComputation) -> None:
+        self.instants: dict[HloInstruction, int] = {}
+        self.spans: dict[HloComputation, LiveRange] = {}
+        self.length = 0
+        self._walk(entry)
+
+    def _walk(self, computation: HloComputation) -> None:
+        first = self.length
+        order = list(computation) if computation.module.is_scheduled else computation.post_order()
+        for instruction in order:
+            if instruction.opcode in ("call", "while", "conditional", "async-start"):
+                for callee in instruction.called:
+                    self._walk(callee)
+            self.instants[instruction] = self.length
+            self.length += 1
+        self.spans[computation] = LiveRange(first, self.length)
+
+
+class Liveness:
+    """Live ranges of all values of a program with a flat call graph.
+
+    Attributes:
+        timeline: the time axis.
+        ranges: per value.
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.timeline = Timeline(dataflow.module.entry)
+        self.ranges: dict[HloValue, LiveRange] = {v: self._range(v) for v in dataflow.values}
+
+    def _range(self, value: HloValue) -> LiveRange:
+        timeline, entry = self.timeline, self.dataflow.module.entry
+        start = end = timeline.instants[value.instruction]
+        if value.instruction.opcode == "parameter":
+            start = timeline.spans[value.instruction.parent].start
+        for use in value.uses:
+            end = max(end, timeline.instants[use.instruction])
+        for instruction, _ in value.positions:
+            computation = instruction.parent
+            condition = any(
+                c.opcode == "while" and c.while_condition is computation for c in computation.callers
+            )
+            if instruction is computation.root or (condition and instruction.opcode == "parameter"):
+                end = max(end, timeline.spans[computation].end)
+            for user in instruction.users:
+                end = max(end, self._handed_over(instruction, user))
+        if value.live_out:
+            end = timeline.length
+        if value.instruction.opcode == "parameter" and value.instruction.computation is entry:
+            end = max(end, timeline.length if not self._aliased(value) else end)
+        return LiveRange(start, end)
+
+    def _handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
+        """The instant to which a loop or branch that takes a value keeps it: where its computation begins."""
+        instants, spans = self.timeline.instants, self.timeline.spans
+        if user.opcode == "while":
+            return spans[user.while_condition].start
+        if user.opcode == "conditional":
+            taken = [c for c, o in zip(user.called, user.operands[1:]) if o is instruction]
+            return max((spans[c].start for c in taken), default=instants[user])
+        if user.opcode == "async-start":
+            done = user
+            while done.opcode != "async-done":
+                done = next(iter(done.users))
+            return instants[done]
+        return -1
+
+    def _aliased(self, value: HloValue) -> bool:
+        """True if a result takes the parameter's memory, so that it need not last to the end."""
+        number = value.instruction.parameter_number
+        module = self.dataflow.module
+        taken = any(
+            a.parameter == number and a.parameter_index == value.index for a in module.input_output_alias
+        )
+        return taken or any(
+            d.parameter == number and d.parameter_index == value.index for d in module.buffer_donor
+        )
+
+    def buffer_ranges(self, buffer: HloBuffer) -> list[tuple[HloValue, LiveRange]]:
+        """Ranges of a buffer's values in time order, each cut where the next begins."""
+        listed = sorted(((v, self.ranges[v]) for v in buffer.values), key=lambda p: (p[1].start, p[0].number))
+        latest = max(r.end for _, r in listed)
+        out = []
+        for i, (value, live) in enumerate(listed):
+            following = listed[i + 1][1].start if i + 1 < len(listed) else latest
+            out.append(
+                (value, LiveRange(live.start, min(live.end, following) if i + 1 < len(listed) else latest))
+            )
+        return out
+
+    def peak(self, aliases: Aliases) -> tuple[int, int]:
+        """(bytes, instant) of the largest sum of live buffers, parameters and results included."""
+        change = [0] * (self.timeline.length + 2)
+        for buffer in aliases.buffers:
+            for first, last in _merged([r for _, r in self.buffer_ranges(buffer)]):
+                change[first] += buffer.byte_size
+                change[last + 1] -= buffer.byte_size
+        best, at, now = 0, 0, 0
+        for instant, step in enumerate(change):
+            now += step
+            if now > best:
+                best, at = now, instant
+        return best, at
+
+    def text(self) -> str:
+        """One line per value, `name{index}:start-end`, in order of start."""
+        lines = sorted((r.start, v.number, f"{v}:{r.start}-{r.end}") for v, r in self.ranges.items())
+        return "\n".join(line for _, _, line in lines)
+
+
+def _merged(ranges: list[LiveRange]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for live in ranges:
+        if out and live.start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], live.end))
+        else:
+            out.append((live.start, live.end))
+    return out

@@ -1,0 +1,88 @@
+"""Accumulators of reductions: several vectors at once, so that their latency overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
+from mpmd.compile.backends.native_cpu.storage import REGISTER, round_to
+from mpmd.compile.kernels.operations import REDUCTIONS
+from mpmd.compile.kernels.plan import KernelPlan, Reduce
+
+
+def sum_dtype(dtype: str) -> str:
+    """The dtype in which a reduction's partial results are kept in memory."""
+    return "f32" if dtype in ("bf16", "f16") else dtype
+
+
+def reduce_node(plan: KernelPlan, number: int) -> Reduce:
+    """A node that is known to be a reduction."""
+    node = plan.nodes[number]
+    assert isinstance(node, Reduce)
+    return node
+
+
+def identity(node: Reduce, lanes: int) -> Value:
+    """The neutral value of a reduction in every lane."""
+    return constant(REDUCTIONS[node.op].identity(node.dtype), vector(REGISTER[node.dtype], lanes))
+
+
+class Accumulators:
+    """The running values of the reductions of one pass over a row.
+
+    For each reduction `unroll` vectors, and one scalar for the tail of targets without cheap masks.
+
+    Args:
+        f: the function.
+        plan: the plan.
+        reductions: numbers of the reductions.
+        lanes: elements of a vector.
+        unroll: vectors of a round.
+    """
+
+    def __init__(
+        self, f: FunctionBuilder, plan: KernelPlan, reductions: Sequence[int], lanes: int, unroll: int
+    ) -> None:
+        self.f = f
+        self.plan = plan
+        self.reductions = list(reductions)
+        self.unroll = unroll
+        self.each = unroll + 1
+        self.start: list[Value] = []
+        for number in self.reductions:
+            node = reduce_node(plan, number)
+            self.start += [identity(node, lanes)] * unroll + [identity(node, 1)]
+
+    def add(self, scopes: Sequence[tuple[Lanes, Scope]], values: Sequence[Value]) -> list[Value]:
+        """The values after one round of vectors."""
+        f, result = self.f, list(values)
+        for k, number in enumerate(self.reductions):
+            node = reduce_node(self.plan, number)
+            for u, (part, scope) in enumerate(scopes):
+                value = scope.wide(node.arg)
+                if part.mask is not None:
+                    value = f.select(part.mask, value, identity(node, part.count))
+                at = k * self.each + (self.unroll if part.count == 1 else u)
+                result[at] = emit_combine(f, node.op, result[at], value, node.dtype)
+        return result
+
+    def finish(self, values: Sequence[Value]) -> dict[int, Value]:
+        """Each reduction's result, a scalar."""
+        f, results = self.f, {}
+        for k, number in enumerate(self.reductions):
+            node = reduce_node(self.plan, number)
+
+            def combine(a: Value, b: Value, node: Reduce = node) -> Value:
+                return emit_combine(f, node.op, a, b, node.dtype)
+
+            *vectors, scalar = values[k * self.each : (k + 1) * self.each]
+            while len(vectors) > 1:
+                vectors = [combine(vectors[0], vectors[1]), *vectors[2:]]
+            total = f.lane_fold(vectors[0], combine) if lanes_of(vectors[0].type) > 1 else vectors[0]
+            if not f.target.mask_registers:
+                total = combine(total, scalar)
+            results[number] = round_to(f, total, node.dtype)
+        return results

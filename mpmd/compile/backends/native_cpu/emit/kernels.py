@@ -1,0 +1,99 @@
+"""From a plan to the kernels that compute it: one, or two with partial sums in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
+from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
+from mpmd.compile.backends.native_cpu.emit.nest import product
+from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
+from mpmd.compile.backends.native_cpu.emit.row import RowKernel
+from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
+from mpmd.compile.backends.native_cpu.kernel import CpuKernel
+from mpmd.compile.backends.native_cpu.storage import check_dtype
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.normalise import normalise
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Reduce, store_level
+
+# Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
+_WANTED_UNITS = 16
+_FEWEST_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """Memory that the kernels of one plan share, alive from the first to the last.
+
+    Attributes:
+        name: name of the pointer argument.
+        bytes: its size.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class KernelSequence:
+    """Kernels that run one after the other, each finished before the next.
+
+    Attributes:
+        plan: the plan, normalised; its operands are the pointers `p0`, `p1` ...
+        kernels: one or two kernels; each takes the operands and then those temporaries that it names.
+        temporaries: memory for partial sums.
+    """
+
+    plan: KernelPlan
+    kernels: tuple[CpuKernel, ...]
+    temporaries: tuple[Temporary, ...] = ()
+
+
+def plan_kernels(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
+    """The kernels for a plan.
+
+    Raises:
+        CompileError: the plan has a dtype that the CPU backend lacks.
+    """
+    for operand in plan.operands:
+        check_dtype(operand.dtype)
+    plan = normalise(plan)
+    if plan.kind == "loop":
+        crossing = crossing_dim(plan)
+        if crossing is not None:
+            return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
+        return KernelSequence(plan, (LoopKernel(plan.name, plan, target),))
+    if plan.kind == "row":
+        return KernelSequence(plan, (RowKernel(plan.name, plan, target),))
+    if plan.kind == "column" and _only_elements(plan) and plan.size:
+        strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
+        strips *= product(plan.extents, range(plan.batch_dims)) * product(plan.extents, list(plan.row)[:-1])
+        parts = Partials(plan, target, _groups(plan, strips))
+        column = ColumnKernel(plan.name, plan, target, parts)
+        if parts.groups == 1:
+            return KernelSequence(plan, (column,))
+        return _two_steps(plan, column, parts)
+    batch = product(plan.extents, range(plan.batch_dims))
+    parts = Partials(plan, target, _groups(plan, batch))
+    return _two_steps(plan, RowKernel(plan.name, plan, target, parts), parts)
+
+
+def _two_steps(plan: KernelPlan, first: CpuKernel, parts: Partials) -> KernelSequence:
+    temporaries = tuple(Temporary(parts.name(n), parts.bytes_of(n)) for n in parts.reductions)
+    return KernelSequence(plan, (first, CombineKernel(f"{plan.name}_combine", parts)), temporaries)
+
+
+def _groups(plan: KernelPlan, units: int) -> int:
+    """Groups of outer indices, given how many units there are without them."""
+    rows = product(plan.extents, plan.outer)
+    wanted = -(-_WANTED_UNITS // max(units, 1))
+    return max(1, min(wanted, rows // _FEWEST_ROWS))
+
+
+def _only_elements(plan: KernelPlan) -> bool:
+    """Whether nothing happens once per row."""
+    if not plan.row_dims:
+        return False
+    sums = [n for n in plan.nodes if isinstance(n, Reduce)]
+    per_row = [s for s in plan.stores if store_level(plan, s) == ROW]
+    return not per_row and all(plan.levels[n.arg] == ELEMENT for n in sums)

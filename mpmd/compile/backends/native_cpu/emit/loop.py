@@ -1,0 +1,125 @@
+"""Kernels without reductions: every point of the space on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import Apply, KernelPlan
+
+# Enough units for load balance among many threads, each long enough that starting it costs nothing.
+_WANTED_UNITS = 64
+_SHORTEST_UNIT = 2048
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """A kernel over a plan of kind `loop`.
+
+    A unit is one index of all dims but the last, or a piece of the last one.
+    """
+
+    name: str
+    plan: KernelPlan
+    target: CpuTarget
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """One pointer per operand."""
+        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    @property
+    def _outer(self) -> int:
+        return product(self.plan.extents, range(self.plan.rank - 1))
+
+    @property
+    def _piece(self) -> int:
+        """Elements of the last dim that one unit does."""
+        plan = self.plan
+        if not plan.rank:
+            return 1
+        extent = plan.extents[-1]
+        pieces = max(1, min(_WANTED_UNITS // max(self._outer, 1), extent // _SHORTEST_UNIT))
+        block = self._unroll * self.target.lanes()
+        return max(1, -(-extent // (pieces * block)) * block)
+
+    @property
+    def _pieces(self) -> int:
+        return -(-self.plan.extents[-1] // self._piece) if self.plan.rank else 1
+
+    @property
+    def units(self) -> int:
+        """Independent parts of the work."""
+        if not self.plan.size or meets_itself(self.plan):
+            return min(self.plan.size, 1)
+        return self._outer * self._pieces
+
+    @property
+    def _unroll(self) -> int:
+        operations = sum(isinstance(n, Apply) for n in self.plan.nodes)
+        return 4 if operations <= 4 else 2 if operations <= 24 else 1
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        """Add the kernel to a module."""
+        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
+        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            begin, end = f.arguments["begin"], f.arguments["end"]
+            if self.plan.size and meets_itself(self.plan):  # one unit that does everything, in order
+                begin, end = f.index(f.imul(begin, self._all)), f.index(f.imul(end, self._all))
+            self._emit(f, begin, end)
+        return ()
+
+    @property
+    def _all(self) -> int:
+        return self._outer * self._pieces
+
+    def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
+        plan = self.plan
+        pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
+        start = Scope(f, plan, pointers)
+        if not plan.size:
+            return
+        lanes = self.target.lanes() if plan.rank else 1
+        start.hoist(range(len(plan.nodes)), lanes)
+        with f.loop(begin, end) as unit:
+            if not plan.rank:
+                store_all(start.inside())
+                return
+            last, outer_dims = plan.rank - 1, range(plan.rank - 1)
+            flat = f.idiv(unit.i, self._pieces)
+            scope = start.inside(unflatten(f, flat, outer_dims, plan.extents))
+            scope.hoist(range(len(plan.nodes)), lanes)
+            low = f.imul(f.irem(unit.i, self._pieces), self._piece)
+            high = f.imin(f.iadd(low, self._piece), plan.extents[last])
+
+            def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
+                for part in parts:
+                    store_all(scope.inside(lanes=part))
+                return values
+
+            vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
+
+
+def store_all(scope: Scope) -> None:
+    """Everything that the plan stores at a point, all values before the first store."""
+    for item in scope.plan.stores:
+        scope.value(item.node)
+    for item in scope.plan.stores:
+        scope.store(item)
+
+
+def meets_itself(plan: KernelPlan) -> bool:
+    """Whether two points may write one place: then the order counts, and one thread keeps it."""
+    return any(s.index.values() or s.combine for s in plan.stores)

@@ -1,0 +1,1 @@
+"""Matrix products: register tiles, packing, cache blocking and epilogues, generated as LLVM IR."""

@@ -1,0 +1,93 @@
+"""What happens to a finished tile of sums: conversion, masking at the edge, epilogue, store.
+
+A function per kernel, called with a tile that the micro-kernel has just left in L1.  It loops over the tile's
+rows, so the epilogue's code is written once per register of a row and not once per register of the tile.
+"""
+
+from __future__ import annotations
+
+from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
+from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of, vector, vector_constant, with_element
+from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
+
+
+class StoreSums:
+    """The epilogue of products without one: convert to C's dtype and store."""
+
+    pointers: tuple[str, ...] = ("c",)
+
+    def __init__(self, gemm: Gemm) -> None:
+        self.gemm = gemm
+
+    def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
+        """Store one vector of sums into C."""
+        c = self.gemm.c
+        offset: Index = f.imul(at.row, c.row_stride)
+        offset = f.iadd(offset, f.imul(at.column, c.column_stride))
+        for index, stride in zip(at.batch, c.batch_strides):
+            offset = f.iadd(offset, f.imul(index, stride))
+        element = REGISTER[c.dtype]
+        wider = element == "double" and self.gemm.accumulator == "f32"
+        value = f.cast("fpext" if wider else "fptrunc", sums, with_element(sums.type, element))
+        value = narrow(f, value, c.dtype)
+        address = f.offset(f.arguments["c"], f.imul(offset, BYTES[c.dtype]))
+        if c.column_stride == 1:
+            if at.mask is None:
+                f.store(value, address)
+            else:
+                f.masked_store(value, address, at.mask)
+            return
+        for lane in range(lanes_of(value.type)):
+            place = f.offset(address, lane * c.column_stride * BYTES[c.dtype])
+            if at.mask is None:
+                f.store(f.extract(value, lane), place)
+            else:
+                with f.when(f.extract(at.mask, lane)):
+                    f.store(f.extract(value, lane), place)
+
+
+class FinishTile:
+    """The functions that finish full tiles and tiles at the right edge of one kernel."""
+
+    def __init__(self, kernel: str, gemm: Gemm, tiling: Tiling, epilogue: Epilogue | None) -> None:
+        self.kernel = kernel
+        self.gemm = gemm
+        self.tiling = tiling
+        self.epilogue: Epilogue = epilogue or StoreSums(gemm)
+
+    def name(self, *, edge: bool) -> str:
+        """Symbol of the function."""
+        return f"{self.kernel}_finish{'_edge' if edge else ''}"
+
+    def emit(self, module: Module, *, edge: bool) -> None:
+        """Add `void name(ptr tile, i64 rows, i64 row, i64 column, i64 batch, ptr result...)`."""
+        t, gemm = self.tiling, self.gemm
+        element = "double" if gemm.accumulator == "f64" else "float"
+        lanes = module.target.lanes(element)
+        columns = gemm.n % t.width if edge else t.width
+        arguments = [("tile", "ptr"), ("rows", "i64"), ("row", "i64"), ("column", "i64"), ("batch", "i64")]
+        arguments += [(p, "ptr") for p in self.epilogue.pointers]
+        with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
+            batch = self._batch_indices(f, f.arguments["batch"])
+            with f.loop(0, f.arguments["rows"]) as r:
+                row = f.index(f.iadd(f.arguments["row"], r.i))
+                for first in range(0, columns, lanes):
+                    at = f.iadd(f.imul(r.i, t.width), first)
+                    sums = f.load(f.arguments["tile"], vector(element, lanes), at)
+                    column = f.index(f.iadd(f.arguments["column"], first))
+                    left = columns - first
+                    mask = None
+                    if left < lanes:
+                        mask = vector_constant([int(lane < left) for lane in range(lanes)], "i1")
+                    self.epilogue.emit(f, sums, Position(batch, row, column, mask))
+
+    def _batch_indices(self, f: FunctionBuilder, batch: Value) -> tuple[Index, ...]:
+        indices: list[Index] = []
+        rest: Index = batch
+        for size in reversed(self.gemm.batch):
+            indices.append(f.irem(rest, size))
+            rest = f.idiv(rest, size)
+        return tuple(reversed(indices))

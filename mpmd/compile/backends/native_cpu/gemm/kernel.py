@@ -1,0 +1,357 @@
+"""The kernel of one matrix product: cache blocking around shared micro-kernels, epilogue at the end.
+
+    void name(ptr a, ptr b, ptr result..., ptr workspace, i64 begin, i64 end)
+
+does units `[begin, end)` of the product.  A unit is a strip of columns, or of rows, of one batch index;
+threads take disjoint ranges and a workspace each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
+from mpmd.compile.backends.native_cpu.gemm.packing import Pack
+from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Matrix
+from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency, choose_tiling
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class GemmKernel:
+    """A matrix product, ready to be emitted.
+
+    Attributes:
+        name: its symbol.
+        gemm: what it computes.
+        tiling: how.
+        epilogue: what becomes of the sums; None stores them.
+    """
+
+    name: str
+    gemm: Gemm
+    tiling: Tiling
+    epilogue: Epilogue | None = None
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Names of the pointer arguments before the workspace."""
+        return ("a", "b", *(self.epilogue.pointers if self.epilogue else ("c",)))
+
+    @property
+    def units_per_batch(self) -> int:
+        """Units of one product."""
+        t = self.tiling
+        if self.gemm.m == 0 or self.gemm.n == 0:
+            return 0
+        return -(-self.gemm.n // t.width) if t.split == "columns" else -(-self.gemm.m // t.rows)
+
+    @property
+    def units(self) -> int:
+        """Units of all products."""
+        return self.units_per_batch * self.gemm.batch_size
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of a thread's workspace."""
+        return self.workspace.size
+
+    @property
+    def workspace(self) -> Workspace:
+        """What one thread's workspace holds."""
+        return Workspace.of(self)
+
+    def emit(self, module: Module) -> list[SharedFunction]:
+        """Add the kernel to a module; returns the shared functions that it calls."""
+        return _Driver(self, module).emit()
+
+
+def gemm_kernel(name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None) -> GemmKernel:
+    """A kernel with the tiling that suits the target."""
+    return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Byte offsets inside of a thread's workspace.
+
+    Attributes:
+        a, b: packed operands.
+        tile: one register tile, for tiles that cannot be stored as they are.
+        rest: sums between two chunks of K, when C itself cannot hold them.
+        rest_width: columns of `rest`.
+        size: bytes in all.
+    """
+
+    a: int
+    b: int
+    tile: int
+    rest: int
+    rest_width: int
+    size: int
+
+    @staticmethod
+    def of(kernel: GemmKernel) -> Workspace:
+        """The layout for a kernel."""
+        t, gemm = kernel.tiling, kernel.gemm
+        element = 2 if t.step == "bf16x2" else BYTES[t.step]
+        sums = BYTES[gemm.accumulator]
+        chunks = max(1, -(-gemm.k // t.kc))
+        sizes = [
+            t.mc * t.kc * element if t.pack_a else 0,
+            t.panels * t.width * t.kc * element,
+            t.rows * t.width * sums,
+        ]
+        plain = stores_plainly(kernel)
+        rest_width = 0
+        if chunks > 1 and (not plain or gemm.n % t.width):
+            rest_width = t.width if plain else t.panels * t.width
+        sizes.append(gemm.m * rest_width * sums)
+        offsets: list[int] = []
+        end = 0
+        for size in sizes:
+            offsets.append(end)
+            # packing writes whole registers: one beyond the end at most
+            end += -(-(size + _LINE if size else 0) // _LINE) * _LINE
+        a, b, tile, rest = offsets
+        return Workspace(a, b, tile, rest, rest_width, end)
+
+
+def stores_plainly(kernel: GemmKernel) -> bool:
+    """Whether a full tile of sums can be stored into C by the micro-kernel itself."""
+    gemm = kernel.gemm
+    return kernel.epilogue is None and gemm.c.dtype == gemm.accumulator and gemm.c.column_stride == 1
+
+
+@dataclass
+class _Block:
+    """What the loops around a tile have fixed."""
+
+    a: Value
+    b: Value
+    c: Value
+    batch: Index
+    k: Value
+    depth: Index
+    first: Value  # i64: 1 unless this is the first chunk of K
+    last: Value  # i1
+    rows: tuple[Index, Index] = (0, 0)
+    panels: tuple[Index, Index] = (0, 0)
+
+
+class _Driver:
+    """Emission of one kernel."""
+
+    def __init__(self, kernel: GemmKernel, module: Module) -> None:
+        self.kernel = kernel
+        self.module = module
+        self.gemm = kernel.gemm
+        self.tiling = kernel.tiling
+        self.space = kernel.workspace
+        self.plain = stores_plainly(kernel)
+        self.chunks = max(1, -(-self.gemm.k // self.tiling.kc))
+        self.sum_bytes = BYTES[self.gemm.accumulator]
+        self.step_bytes = 8 if self.tiling.step == "f64" else 4
+        self.shared: dict[str, SharedFunction] = {}
+        self.finish = FinishTile(kernel.name, self.gemm, kernel.tiling, kernel.epilogue)
+
+    def emit(self) -> list[SharedFunction]:
+        kernel, t = self.kernel, self.tiling
+        if self.gemm.n % t.width:
+            self.finish.emit(self.module, edge=True)
+        if not self.plain and self.gemm.n >= t.width:
+            self.finish.emit(self.module, edge=False)
+        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
+        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            self.f = f
+            per_batch = kernel.units_per_batch
+            if per_batch:
+                begin, end = f.arguments["begin"], f.arguments["end"]
+                last = f.idiv(f.iadd(end, per_batch - 1), per_batch)
+                with f.loop(f.idiv(begin, per_batch), last) as batch:
+                    base = f.imul(batch.i, per_batch)
+                    units = (
+                        f.imax(f.isub(begin, base), 0),
+                        f.imin(f.isub(end, base), per_batch),
+                    )
+                    self._product(batch.i, units)
+        return [self.shared[name] for name in sorted(self.shared)]
+
+    # -- loops -------------------------------------------------------------------------------------------
+    def _product(self, batch: Value, units: tuple[Index, Index]) -> None:
+        """The units of one batch index."""
+        f, t, gemm = self.f, self.tiling, self.gemm
+        rows: tuple[Index, Index] = (0, gemm.m)
+        panels: tuple[Index, Index] = (0, -(-gemm.n // t.width))
+        if t.split == "columns":
+            panels = units
+        else:
+            rows = (f.imul(units[0], t.rows), f.imin(f.imul(units[1], t.rows), gemm.m))
+        a, b = (
+            f.offset(f.arguments[name], f.imul(self._batch_offset(matrix, batch), BYTES[matrix.dtype]))
+            for name, matrix in (("a", gemm.a), ("b", gemm.b))
+        )
+        c = a  # where the micro-kernels do not store into C themselves, they have no use for it
+        if self.plain:
+            c = f.offset(f.arguments["c"], f.imul(self._batch_offset(gemm.c, batch), self.sum_bytes))
+        with f.loop(panels[0], panels[1], t.panels) as group:
+            group_end = f.imin(f.iadd(group.i, t.panels), panels[1])
+            with f.loop(0, max(1, gemm.k), t.kc) as chunk:
+                depth = f.imin(f.isub(gemm.k, chunk.i), t.kc)
+                later = f.cast("zext", f.compare("ne", chunk.i, constant(0, "i64")), "i64")
+                is_last = f.compare("sge", chunk.i, constant(gemm.k - t.kc, "i64"))
+                block = _Block(a, b, c, batch, chunk.i, depth, later, is_last, rows, (group.i, group_end))
+                self._pack_b(block)
+                with f.loop(rows[0], rows[1], t.mc) as rows_block:
+                    end = f.imin(f.iadd(rows_block.i, t.mc), rows[1])
+                    self._row_block(block, rows_block.i, end)
+
+    def _row_block(self, block: _Block, start: Value, end: Index) -> None:
+        f, t, gemm = self.f, self.tiling, self.gemm
+        if t.pack_a:
+            self._pack_a(block, start, end)
+        whole_panels = gemm.n // t.width
+        whole_rows = f.imin(end, gemm.m // t.rows * t.rows)
+
+        def tiles(panel: Value, edge: bool) -> None:
+            if gemm.m >= t.rows:
+                with f.loop(start, whole_rows, t.rows) as tile:
+                    self._tile(block, start, tile.i, t.rows, panel, edge)
+            if gemm.m % t.rows:
+                with f.loop(whole_rows, end, t.rows) as tile:
+                    self._tile(block, start, tile.i, gemm.m % t.rows, panel, edge)
+
+        if whole_panels:
+            with f.loop(block.panels[0], f.imin(block.panels[1], whole_panels)) as panel:
+                tiles(panel.i, False)
+        if gemm.n % t.width:
+            with f.loop(f.imax(block.panels[0], whole_panels), block.panels[1]) as panel:
+                tiles(panel.i, True)
+
+    # -- operands ----------------------------------------------------------------------------------------
+    def _batch_offset(self, matrix: Matrix, batch: Value) -> Index:
+        f, total, rest = self.f, 0, batch
+        offset: Index = total
+        for size, stride in reversed(list(zip(self.gemm.batch, matrix.batch_strides))):
+            offset = f.iadd(offset, f.imul(f.irem(rest, size), stride))
+            rest = f.index(f.idiv(rest, size))
+        return offset
+
+    def _steps(self, depth: Index) -> Index:
+        """Steps of K that so many elements take."""
+        f = self.f
+        return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
+
+    def _workspace(self, offset: int) -> Value:
+        return self.f.offset(self.f.arguments["workspace"], offset)
+
+    def _packed_b(self, block: _Block, panel: Index) -> Value:
+        f, t = self.f, self.tiling
+        before = f.imul(f.isub(panel, block.panels[0]), self._steps(block.depth))
+        return f.offset(self._workspace(self.space.b), f.imul(before, t.width * self.step_bytes))
+
+    def _packed_a(self, block: _Block, start: Value, row: Index) -> Value:
+        f = self.f
+        before = f.imul(f.isub(row, start), self._steps(block.depth))
+        return f.offset(self._workspace(self.space.a), f.imul(before, self.step_bytes))
+
+    def _call_pack(self, pack: Pack, *arguments: Index | Value) -> None:
+        self.shared[pack.name] = pack
+        values = [self.f.index(a) if isinstance(a, int) else a for a in arguments]
+        self.f.call(pack.name, *values)
+
+    def _pack_b(self, block: _Block) -> None:
+        f, t, b = self.f, self.tiling, self.gemm.b
+        if not t.pack_b and self.gemm.n % t.width == 0:
+            return
+        size = BYTES[b.dtype]
+        pack = Pack(b.dtype, t.step, t.width, adjacency(b.column_stride, b.row_stride))
+        first = block.panels[0] if t.pack_b else f.imax(block.panels[0], self.gemm.n // t.width)
+        with f.loop(first, block.panels[1]) as panel:
+            column = f.imul(panel.i, t.width)
+            source = f.iadd(f.imul(block.k, b.row_stride), f.imul(column, b.column_stride))
+            self._call_pack(
+                pack,
+                f.offset(block.b, f.imul(source, size)),
+                b.column_stride * size,
+                b.row_stride * size,
+                block.depth,
+                f.imin(f.isub(self.gemm.n, column), t.width),
+                self._packed_b(block, panel.i),
+            )
+
+    def _pack_a(self, block: _Block, start: Value, end: Index) -> None:
+        f, t, a = self.f, self.tiling, self.gemm.a
+        size = BYTES[a.dtype]
+        pack = Pack(a.dtype, t.step, t.rows, adjacency(a.row_stride, a.column_stride))
+        with f.loop(start, end, t.rows) as tile:
+            source = f.iadd(f.imul(tile.i, a.row_stride), f.imul(block.k, a.column_stride))
+            self._call_pack(
+                pack,
+                f.offset(block.a, f.imul(source, size)),
+                a.row_stride * size,
+                a.column_stride * size,
+                block.depth,
+                f.imin(f.isub(end, tile.i), t.rows),
+                self._packed_a(block, start, tile.i),
+            )
+
+    # -- one tile ----------------------------------------------------------------------------------------
+    def _tile(self, block: _Block, start: Value, row: Value, rows: int, panel: Value, edge: bool) -> None:
+        f, t, gemm = self.f, self.tiling, self.gemm
+        a_adjacent, a, a_stride = self._a_tile(block, start, row)
+        if t.pack_b or edge:
+            b, b_stride = self._packed_b(block, panel), t.width * self.step_bytes
+        else:
+            at = f.iadd(f.imul(block.k, gemm.b.row_stride), f.imul(panel, t.width))
+            b, b_stride = (
+                f.offset(block.b, f.imul(at, BYTES[gemm.b.dtype])),
+                gemm.b.row_stride * self.step_bytes,
+            )
+        micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
+        self.shared[micro.name] = micro
+        operands = [a, f.index(a_stride), b, f.index(b_stride), f.index(self._steps(block.depth))]
+
+        if self.plain and not edge:
+            at = f.iadd(f.imul(row, gemm.c.row_stride), f.imul(panel, t.width))
+            c, c_stride = (
+                f.offset(block.c, f.imul(at, self.sum_bytes)),
+                f.index(gemm.c.row_stride * self.sum_bytes),
+            )
+            f.call(micro.name, *operands, c, c_stride, c, c_stride, block.first)
+            return
+        tile, tile_stride = self._workspace(self.space.tile), f.index(t.width * self.sum_bytes)
+        finish = [tile, f.index(rows), row, f.index(f.imul(panel, t.width)), f.index(block.batch)]
+        pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
+        if self.chunks == 1:
+            f.call(micro.name, *operands, tile, tile_stride, tile, tile_stride, f.index(0))
+            f.call(self.finish.name(edge=edge), *finish, *pointers)
+            return
+        column = 0 if self.plain else f.imul(f.isub(panel, block.panels[0]), t.width)
+        at = f.iadd(f.imul(row, self.space.rest_width), column)
+        rest = f.offset(self._workspace(self.space.rest), f.imul(at, self.sum_bytes))
+        rest_stride = f.index(self.space.rest_width * self.sum_bytes)
+        d = f.select(block.last, tile, rest)
+        d_stride = f.select(block.last, tile_stride, rest_stride)
+        f.call(micro.name, *operands, rest, rest_stride, d, d_stride, block.first)
+        with f.when(block.last):
+            f.call(self.finish.name(edge=edge), *finish, *pointers)
+
+    def _a_tile(self, block: _Block, start: Value, row: Value) -> tuple[str, Value, int]:
+        """(what is adjacent, address, stride in bytes) of A's part of a tile."""
+        f, t, a = self.f, self.tiling, self.gemm.a
+        if t.pack_a:
+            return "rows", self._packed_a(block, start, row), t.rows * self.step_bytes
+        at = f.iadd(f.imul(row, a.row_stride), f.imul(block.k, a.column_stride))
+        address = f.offset(block.a, f.imul(at, BYTES[a.dtype]))
+        if a.column_stride == 1:
+            return "steps", address, a.row_stride * BYTES[a.dtype]
+        return "rows", address, a.column_stride * BYTES[a.dtype]

@@ -1,0 +1,179 @@
+"""Micro-kernels: one register tile of a matrix product, over a run of K, for any strides.
+
+    D[rows, width] = A[rows, depth] @ B[depth, width]  (+ S[rows, width] if accumulate)
+
+The tile's accumulators stay in registers; a step of the K loop loads one row of B (`vectors` registers),
+and multiplies it with each row's broadcast element of A.  Sizes and strides other than the tile's are
+arguments, so that one compiled micro-kernel serves every product of a process.
+
+bf16 comes in pairs: two neighbours along K are one 32-bit lane, and one instruction multiplies the pairs of a
+lane and adds both products to an f32 accumulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Loop
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+
+# Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
+_UNROLL = {"rows": 4, "steps": 1}
+_ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
+
+
+@dataclass(frozen=True)
+class MicroKernel:
+    """The recipe of a micro-kernel.
+
+    Attributes:
+        step: what one step along K multiplies: `f32`, `f64`, or `bf16x2` (a pair of bf16).
+        rows: rows of the tile.
+        vectors: vector registers in a row of the tile.
+        adjacent: what is adjacent in A: `rows` (packed, or stored transposed; the stride is between steps
+            of K) or `steps` (stored as is; the stride is between rows).
+    """
+
+    step: str
+    rows: int
+    vectors: int
+    adjacent: str
+
+    @property
+    def name(self) -> str:
+        """Its symbol; equal recipes have equal names."""
+        return f"mpmd_gemm_{self.step}_{self.rows}x{self.vectors}_{self.adjacent}"
+
+    @property
+    def accumulator(self) -> str:
+        """LLVM type of an accumulator's element."""
+        return "double" if self.step == "f64" else "float"
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of A that one row consumes in a step."""
+        return 8 if self.step == "f64" else 4
+
+    def width(self, target: CpuTarget) -> int:
+        """Columns of the tile."""
+        return self.vectors * target.lanes(self.accumulator)
+
+    def emit(self, module: Module) -> None:
+        """Add the function `name` with `ARGUMENTS` to a module."""
+        with FunctionBuilder(module, self.name, ARGUMENTS) as f:
+            _Tile(f, self).emit()
+
+
+ARGUMENTS = (
+    ("a", "ptr"),
+    ("a_stride", "i64"),  # bytes
+    ("b", "ptr"),
+    ("b_stride", "i64"),  # bytes between steps of K
+    ("depth", "i64"),  # steps of K
+    ("s", "ptr"),
+    ("s_stride", "i64"),  # bytes between rows
+    ("d", "ptr"),
+    ("d_stride", "i64"),  # bytes between rows
+    ("accumulate", "i64"),
+)
+
+
+class _Tile:
+    """Emission of one micro-kernel."""
+
+    def __init__(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
+        self.f = f
+        self.kernel = kernel
+        self.lanes = f.target.lanes(kernel.accumulator)
+        self.vector = vector(kernel.accumulator, self.lanes)
+        self.vector_bytes = self.lanes * kernel.step_bytes
+
+    def emit(self) -> None:
+        f, k = self.f, self.kernel
+        arguments = f.arguments
+        self._prefetch()
+        zero = constant(0.0, self.vector)
+        a_bases = self._a_bases(arguments["a"])
+        start = [*a_bases, arguments["b"], *([zero] * (k.rows * k.vectors))]
+        unroll, done = _UNROLL[k.adjacent], f.index(0)
+        if unroll > 1:
+            done = f.index(f.floor_to(arguments["depth"], unroll))
+            with f.loop(0, done, unroll, carried=start) as loop:
+                loop.carry(self._steps(loop, unroll, len(a_bases)))
+            start = loop.carried
+        with f.loop(done, arguments["depth"], 1, carried=start) as rest:
+            rest.carry(self._steps(rest, 1, len(a_bases)))
+        self._finish(rest.carried[len(a_bases) + 1 :])
+
+    def _prefetch(self) -> None:
+        """Fetch the result's lines while the K loop runs."""
+        f, k = self.f, self.kernel
+        for row in range(k.rows):
+            at = f.offset(f.arguments["d"], f.imul(row, f.arguments["d_stride"]))
+            for line in range(0, k.vectors * self.vector_bytes, 64):
+                f.prefetch(f.offset(at, line), write=True)
+
+    def _a_bases(self, a: Value) -> list[Value]:
+        if self.kernel.adjacent == "rows":
+            return [a]
+        f, stride = self.f, self.f.arguments["a_stride"]
+        return [f.offset(a, f.imul(row, stride)) for row in range(0, self.kernel.rows, _ROWS_PER_BASE)]
+
+    def _steps(self, loop: Loop, count: int, bases: int) -> list[Value]:
+        """`count` steps along K; returns the advanced pointers and the accumulators."""
+        f, k = self.f, self.kernel
+        pointers, b, accumulators = loop.carried[:bases], loop.carried[bases], loop.carried[bases + 1 :]
+        b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
+        for step in range(count):
+            b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]
+            for row in range(k.rows):
+                scalar = self._a_element(pointers, row, step)
+                for v in range(k.vectors):
+                    at = row * k.vectors + v
+                    accumulators[at] = self._multiply_add(scalar, b_row[v], accumulators[at])
+            b = f.offset(b, b_stride)
+            if k.adjacent == "rows":
+                pointers = [f.offset(pointers[0], a_stride)]
+        if k.adjacent == "steps":
+            pointers = [f.offset(p, count * k.step_bytes) for p in pointers]
+        return [*pointers, b, *accumulators]
+
+    def _a_element(self, pointers: list[Value], row: int, step: int) -> Value:
+        """A's element of a row and step in every lane."""
+        f, k = self.f, self.kernel
+        if k.adjacent == "rows":
+            at = f.offset(pointers[0], row * k.step_bytes)
+        else:
+            base, within = divmod(row, _ROWS_PER_BASE)
+            at = f.offset(pointers[base], f.imul(within, f.arguments["a_stride"]))
+            at = f.offset(at, step * k.step_bytes)
+        return f.splat(f.load(at, k.accumulator, align=2 if k.step == "bf16x2" else 0), self.lanes)
+
+    def _multiply_add(self, a: Value, b: Value, accumulator: Value) -> Value:
+        f = self.f
+        if self.kernel.step != "bf16x2":
+            return f.fma(a, b, accumulator)
+        pairs = vector("bfloat", 2 * self.lanes)
+        a, b = f.cast("bitcast", a, pairs), f.cast("bitcast", b, pairs)
+        return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, accumulator, a, b)
+
+    def _finish(self, accumulators: list[Value]) -> None:
+        """Store the tile, adding S where asked."""
+        f = self.f
+        adding = f.compare("ne", f.arguments["accumulate"], constant(0, "i64"))
+        with f.when(adding, returns=True):
+            self._store(accumulators, add=True)
+        self._store(accumulators, add=False)
+
+    def _store(self, accumulators: list[Value], *, add: bool) -> None:
+        f, k = self.f, self.kernel
+        for row in range(k.rows):
+            d = f.offset(f.arguments["d"], f.imul(row, f.arguments["d_stride"]))
+            s = f.offset(f.arguments["s"], f.imul(row, f.arguments["s_stride"])) if add else d
+            for v in range(k.vectors):
+                value = accumulators[row * k.vectors + v]
+                if add:
+                    value = f.add(value, f.load(f.offset(s, v * self.vector_bytes), self.vector))
+                f.store(value, f.offset(d, v * self.vector_bytes))

@@ -1,0 +1,231 @@
+"""Packing: a strip of a matrix copied into the order in which a micro-kernel reads it.
+
+    destination[step][lane] = source[lane·lane_stride + step·step_stride],   lane < width
+
+A strip of B is `width` columns (lanes) by some steps of K, a strip of A `width` rows.  Lanes past the
+matrix's edge are zero, so that edge tiles need no code of their own.  Narrow floats widen to f32 on the
+way, or pair up along K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
+from mpmd.compile.backends.native_cpu.storage import MEMORY, widen
+
+ARGUMENTS = (
+    ("source", "ptr"),
+    ("lane_stride", "i64"),  # bytes between lanes
+    ("step_stride", "i64"),  # bytes between elements along K
+    ("depth", "i64"),  # elements along K
+    ("valid", "i64"),  # lanes that exist
+    ("destination", "ptr"),
+)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The recipe of a packing function.
+
+    Attributes:
+        dtype: what the matrix holds.
+        step: what a micro-kernel multiplies per step (`MicroKernel.step`).
+        width: lanes of the strip.
+        adjacent: which neighbours are adjacent in memory: `lanes`, `steps`, or `none`.
+    """
+
+    dtype: str
+    step: str
+    width: int
+    adjacent: str
+
+    @property
+    def name(self) -> str:
+        """Its symbol; equal recipes have equal names."""
+        return f"mpmd_pack_{self.dtype}_{self.step}_{self.width}_{self.adjacent}"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a step takes two elements along K."""
+        return self.step == "bf16x2"
+
+    def emit(self, module: Module) -> None:
+        """Add the function `name` with `ARGUMENTS` to a module."""
+        with FunctionBuilder(module, self.name, ARGUMENTS) as f:
+            strip = _Strip(f, self)
+            if self.adjacent == "none":
+                strip.copy_one_by_one()
+                return
+            copy = strip.copy_lanes if self.adjacent == "lanes" else strip.transpose
+            whole = f.compare("eq", f.arguments["valid"], constant(self.width, "i64"))
+            with f.when(whole, returns=True):
+                copy(edge=False)
+            copy(edge=True)
+
+
+class _Strip:
+    """Emission of one packing function.
+
+    A packed lane is 32 bits (f32 or a pair of bf16) or 64 (f64); `lanes` of them fill a register.
+    """
+
+    def __init__(self, f: FunctionBuilder, pack: Pack) -> None:
+        self.f = f
+        self.pack = pack
+        self.packed = "double" if pack.step == "f64" else "float"
+        self.lanes = f.target.lanes(self.packed)
+        self.bytes = 8 if pack.step == "f64" else 4
+        self.groups = -(-pack.width // self.lanes)  # registers that hold the strip's width
+        self.args = f.arguments
+
+    # -- what is common ----------------------------------------------------------------------------------
+    def _below(self, count: Index, lanes: int) -> Value:
+        """The lanes whose number is below a count that may be negative or large."""
+        f = self.f
+        few = f.imax(f.imin(count, lanes), 0)
+        bound = f.splat(f.cast("trunc", f.index(few), "i32"), lanes)
+        return f.compare("slt", f.lane_numbers(lanes), bound)
+
+    def _widen(self, value: Value) -> Value:
+        """Loaded elements as the packed type."""
+        return widen(self.f, value, self.pack.dtype)
+
+    def _put(self, value: Value, step: Index, group: Index) -> None:
+        """Store a register of packed lanes; past the width it runs into the next step, written later."""
+        f = self.f
+        at = f.iadd(f.imul(step, self.pack.width), f.imul(group, self.lanes))
+        f.store(value, self.args["destination"], at)
+
+    # -- lanes adjacent: rows are copied -----------------------------------------------------------------
+    def copy_lanes(self, *, edge: bool) -> None:
+        """One step after the other; a pair takes two steps and interleaves them."""
+        f, args = self.f, self.args
+        masks: list[Value | None] = []
+        for group in range(self.groups):
+            left = f.isub(args["valid"] if edge else self.pack.width, group * self.lanes)
+            partial = edge or (isinstance(left, int) and left < self.lanes)
+            masks.append(self._below(left, self.lanes) if partial else None)
+        if not self.pack.pairs:
+            with f.loop(0, args["depth"]) as step:
+                row = f.offset(args["source"], f.imul(step.i, args["step_stride"]))
+                for group, mask in enumerate(masks):
+                    self._put(self._widen(self._row_part(row, group, mask)), step.i, group)
+            return
+        whole = f.idiv(args["depth"], 2)
+        with f.loop(0, whole) as pair:
+            self._pair_of_rows(pair.i, masks, second=True)
+        odd = f.compare("ne", f.index(f.irem(args["depth"], 2)), constant(0, "i64"))
+        with f.when(odd):
+            self._pair_of_rows(f.index(whole), masks, second=False)
+
+    def _row_part(self, row: Value, group: int, mask: Value | None) -> Value:
+        type_ = vector(MEMORY[self.pack.dtype], self.lanes)
+        if mask is None:
+            return self.f.load(row, type_, group * self.lanes)
+        return self.f.masked_load(row, type_, mask, group * self.lanes)
+
+    def _pair_of_rows(self, pair: Value, masks: list[Value | None], *, second: bool) -> None:
+        f, args = self.f, self.args
+        first_row = f.offset(args["source"], f.imul(f.imul(pair, 2), args["step_stride"]))
+        second_row = f.offset(first_row, args["step_stride"])
+        for group, mask in enumerate(masks):
+            low = self._row_part(first_row, group, mask)
+            high = self._row_part(second_row, group, mask) if second else constant(0, low.type)
+            order = [lane // 2 + (self.lanes if lane % 2 else 0) for lane in range(2 * self.lanes)]
+            both = f.shuffle(low, high, order)
+            self._put(f.cast("bitcast", both, vector("float", self.lanes)), pair, group)
+
+    # -- steps adjacent: squares are transposed ----------------------------------------------------------
+    def transpose(self, *, edge: bool) -> None:
+        """A square of `lanes` lanes by `lanes` packed steps at a time."""
+        f, args = self.f, self.args
+        per_step = 2 if self.pack.pairs else 1
+        steps = f.idiv(f.iadd(args["depth"], per_step - 1), per_step)
+        whole = f.floor_to(f.idiv(args["depth"], per_step), self.lanes)
+        with f.loop(0, whole, self.lanes) as square:
+            self._squares(square.i, None, edge)
+        with f.when(f.compare("slt", f.index(whole), f.index(steps))):
+            left = f.isub(args["depth"], f.imul(whole, per_step))
+            mask = self._below(left, self.lanes * per_step)
+            self._squares(f.index(whole), (mask, f.isub(steps, whole)), edge)
+
+    def _squares(self, step: Value, tail: tuple[Value, Index] | None, edge: bool) -> None:
+        squares = []
+        for group in range(self.groups):
+            columns = min(self.lanes, self.pack.width - group * self.lanes)
+            rows = [self._lane_run(step, group * self.lanes + c, tail, edge) for c in range(columns)]
+            rows += [rows[-1]] * (self.lanes - columns)  # land past the width
+            squares.append(transpose(self.f, rows))
+        for k, values in enumerate(zip(*squares)):
+            if tail is None:
+                self._put_step(values, self.f.iadd(step, k))
+                continue
+            with self.f.when(self.f.compare("sgt", self.f.index(tail[1]), constant(k, "i64"))):
+                self._put_step(values, self.f.iadd(step, k))
+
+    def _put_step(self, values: Sequence[Value], step: Index) -> None:
+        """All registers of one step, in order, so that what runs over is overwritten by the next step."""
+        for group, value in enumerate(values):
+            self._put(value, step, group)
+
+    def _lane_run(self, step: Value, lane: int, tail: tuple[Value, Index] | None, edge: bool) -> Value:
+        """`lanes` packed steps of one lane, zero past the depth; lanes past the edge repeat the last one."""
+        f, args, pack = self.f, self.args, self.pack
+        number: Index = lane
+        if edge:
+            number = f.imin(lane, f.isub(args["valid"], 1))
+        run = f.offset(args["source"], f.imul(number, args["lane_stride"]))
+        per_step = 2 if pack.pairs else 1
+        type_ = vector(MEMORY[pack.dtype], self.lanes * per_step)
+        at = f.imul(step, per_step)
+        value = f.load(run, type_, at) if tail is None else f.masked_load(run, type_, tail[0], at)
+        if pack.pairs:
+            value = f.cast("bitcast", value, vector("float", self.lanes))
+        else:
+            value = self._widen(value)
+        if not edge:
+            return value
+        exists = f.compare("slt", constant(lane, "i64"), args["valid"])
+        return f.select(exists, value, constant(0, value.type))
+
+    # -- nothing adjacent --------------------------------------------------------------------------------
+    def copy_one_by_one(self) -> None:
+        """Element by element; for operands that a copy should have prepared."""
+        f, args, pack = self.f, self.args, self.pack
+        per_step = 2 if pack.pairs else 1
+        steps = f.idiv(f.iadd(args["depth"], per_step - 1), per_step)
+        out = "i16" if pack.pairs else self.packed
+        with f.loop(0, steps) as step, f.loop(0, pack.width) as lane:
+            for part in range(per_step):
+                k = f.iadd(f.imul(step.i, per_step), part)
+                inside = f.and_(
+                    f.compare("slt", lane.i, args["valid"]), f.compare("slt", f.index(k), args["depth"])
+                )
+                with f.branch_value(inside, constant(0, out)) as branch:
+                    at = f.iadd(f.imul(lane.i, args["lane_stride"]), f.imul(k, args["step_stride"]))
+                    element = f.load(f.offset(args["source"], at), MEMORY[pack.dtype])
+                    branch.value = element if pack.pairs else self._widen(element)
+                place = f.iadd(f.imul(step.i, pack.width), lane.i)
+                place = f.iadd(f.imul(place, per_step), part)
+                f.store(branch.result(), args["destination"], place)
+
+
+def transpose(f: FunctionBuilder, rows: list[Value]) -> list[Value]:
+    """Transpose as many vectors as each has lanes, a power of two: a round of shuffles per bit."""
+    size = len(rows)
+    stage = 1
+    while stage < size:
+        swapped = list(rows)
+        for i in range(size):
+            if i & stage:
+                continue
+            low = [c if not c & stage else size + (c ^ stage) for c in range(size)]
+            high = [(c | stage) if not c & stage else size + c for c in range(size)]
+            swapped[i] = f.shuffle(rows[i], rows[i | stage], low)
+            swapped[i | stage] = f.shuffle(rows[i], rows[i | stage], high)
+        rows, stage = swapped, stage * 2
+    return rows

@@ -1,0 +1,162 @@
+"""What a matrix product computes: sizes, element types and strides, and what happens to the result.
+
+    C[..., m, n] = epilogue(sum over k of A[..., m, k] · B[..., k, n])
+
+Any strides are allowed, so transposed and sliced operands, and heads inside a fused projection, need no
+copies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.errors import CompileError
+
+DTYPES = ("f32", "bf16", "f16", "f64")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix, or one per batch index, in memory.
+
+    Attributes:
+        dtype: `f32`, `bf16`, `f16` or `f64`.
+        row_stride, column_stride: distances in elements.
+        batch_strides: distance in elements for each batch dim, outermost first.
+    """
+
+    dtype: str
+    row_stride: int
+    column_stride: int
+    batch_strides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A batch of matrix products.
+
+    Attributes:
+        m, n, k: rows and columns of the result, and the length of the sums.
+        a: `[m, k]`.
+        b: `[k, n]`.
+        c: `[m, n]`.
+        batch: sizes of the batch dims, outermost first.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    batch: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, matrix in (("a", self.a), ("b", self.b), ("c", self.c)):
+            if matrix.dtype not in DTYPES:
+                raise CompileError(
+                    f"matrix product of {matrix.dtype}: operand {name} must be one of {', '.join(DTYPES)}"
+                )
+            if len(matrix.batch_strides) != len(self.batch):
+                raise CompileError(
+                    f"matrix product with {len(self.batch)} batch dims: "
+                    f"operand {name} has {len(matrix.batch_strides)} batch strides"
+                )
+        wide = [m.dtype == "f64" for m in (self.a, self.b)]
+        if any(wide) and not all(wide):
+            raise CompileError(
+                f"matrix product of {self.a.dtype} and {self.b.dtype}: convert one of them first"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """How many products there are."""
+        return math.prod(self.batch)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k * self.batch_size
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype that sums are kept in."""
+        return "f64" if self.a.dtype == "f64" else "f32"
+
+    def key(self) -> str:
+        """Text that says everything about the product."""
+        sizes = "x".join(str(s) for s in (*self.batch, self.m, self.n, self.k))
+        operands = ",".join(
+            f"{x.dtype}[{':'.join(str(s) for s in (*x.batch_strides, x.row_stride, x.column_stride))}]"
+            for x in (self.a, self.b, self.c)
+        )
+        return f"gemm {sizes} {operands}"
+
+
+def row_major(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "f32",
+    *,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    batch: tuple[int, ...] = (),
+) -> Gemm:
+    """A product of dense row-major arrays.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: length of the sums.
+        dtype: of both operands.
+        out_dtype: of the result; the operands' if not given.
+        transpose_a: A is stored `[k, m]`.
+        transpose_b: B is stored `[n, k]`.
+        batch: leading dims that all three arrays have.
+    """
+
+    def dense(rows: int, columns: int, kind: str, transposed: bool) -> Matrix:
+        strides = [rows * columns * math.prod(batch[i + 1 :]) for i in range(len(batch))]
+        steps = (1, rows) if transposed else (columns, 1)
+        return Matrix(kind, *steps, tuple(strides))
+
+    a, b = dense(m, k, dtype, transpose_a), dense(k, n, dtype, transpose_b)
+    return Gemm(m, n, k, a, b, dense(m, n, out_dtype or dtype, False), batch)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the result a vector of sums belongs.
+
+    Attributes:
+        batch: one index per batch dim.
+        row: its row.
+        column: column of its first lane.
+        mask: lanes that exist, or None if all do.
+    """
+
+    batch: tuple[Value | int, ...]
+    row: Value
+    column: Value
+    mask: Value | None
+
+
+class Epilogue(Protocol):
+    """What is done with finished sums instead of storing them as they are.
+
+    Attributes:
+        pointers: names of the pointer arguments that it reads or writes, C's among them if it is stored.
+    """
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Names of the pointer arguments after those of A and B."""
+
+    def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
+        """Write code that consumes one vector of sums; `f.arguments` has the pointers."""

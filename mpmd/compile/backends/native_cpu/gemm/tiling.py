@@ -1,0 +1,114 @@
+"""How a product is cut: register tile, cache blocks, what is packed, what threads share.
+
+From the outside in:
+
+for columns by nc:                     packed B, kc · nc, stays in the last cache level
+  for k by kc:
+    pack B[kc, nc]
+    for rows by mc:                    packed A, mc · kc, stays in L2
+      pack A[mc, kc]
+      for each strip of B, for each tile of A: micro-kernel
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+
+# Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
+# then larger than L1 costs nothing that was measurable, as its lines come in order.
+_LONGEST_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The numbers of one loop nest.
+
+    Attributes:
+        step: what micro-kernels multiply per step of K: `f32`, `f64` or `bf16x2`.
+        rows: rows of the register tile.
+        vectors: vector registers in a row of it.
+        width: columns of it.
+        kc: elements of K per chunk, even.
+        mc: rows per block, a multiple of `rows`.
+        panels: strips of B that are packed together.
+        pack_a, pack_b: whether the operand is copied first; a strip of B at the edge always is.
+        split: what threads divide between them: `columns` or `rows`.
+    """
+
+    step: str
+    rows: int
+    vectors: int
+    width: int
+    kc: int
+    mc: int
+    panels: int
+    pack_a: bool
+    pack_b: bool
+    split: str
+
+
+def register_tile(target: CpuTarget) -> tuple[int, int]:
+    """(rows, vectors) that leave room for a row of B and one broadcast: 12x2 of 32 registers, 6x2 of 16."""
+    if target.vector_registers >= 32:
+        return (12, 2) if target.vector_bytes > 16 else (8, 3)
+    return 6, 2
+
+
+def adjacency(lanes: int, steps: int) -> str:
+    """Which neighbours are adjacent, given the strides along the strip and along K."""
+    return "lanes" if lanes == 1 else "steps" if steps == 1 else "none"
+
+
+def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
+    """The loop nest for a product on a target."""
+    paired = gemm.a.dtype == gemm.b.dtype == "bf16" and target.bf16_dot
+    step = "f64" if gemm.accumulator == "f64" else "bf16x2" if paired else "f32"
+    rows, vectors = register_tile(target)
+    lanes = target.lanes("double" if step == "f64" else "float")
+    if gemm.n <= lanes:
+        vectors = 1
+    width = vectors * lanes
+    element = {"f32": 4, "f64": 8, "bf16x2": 2}[step]
+    kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
+    mc = max(rows, min(40, target.l2_bytes // 2 // (kc * element) // rows) * rows)
+    columns = -(-gemm.n // width)
+    panels = max(1, min(columns, target.l3_bytes // 4 // (kc * width * element)))
+    split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
+    return Tiling(
+        step,
+        rows,
+        vectors,
+        width,
+        kc,
+        mc,
+        panels,
+        _packs_a(gemm, step, columns * width),
+        _packs_b(gemm.b, step, gemm.m, rows),
+        split,
+    )
+
+
+def _even_chunk(k: int, longest: int) -> int:
+    """The chunk length, a multiple of 16, that cuts K into as few and as equal chunks as can be."""
+    chunks = max(1, -(-k // longest))
+    each = -(-max(k, 1) // chunks)
+    return -(-each // 16) * 16
+
+
+def _packs_a(gemm: Gemm, step: str, columns: int) -> bool:
+    a = gemm.a
+    holds_steps = a.dtype == {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]
+    if not holds_steps:
+        return True
+    if a.row_stride == 1 and step != "bf16x2":
+        return columns > 64
+    in_place = a.column_stride == 1 and (step != "bf16x2" or gemm.k % 2 == 0)
+    return not in_place or columns > 96
+
+
+def _packs_b(b: Matrix, step: str, m: int, rows: int) -> bool:
+    in_place = b.column_stride == 1 and b.dtype == step
+    return not in_place or m > 2 * rows

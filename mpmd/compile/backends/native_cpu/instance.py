@@ -1,0 +1,131 @@
+"""A loaded program with memory of its own: what runs, directly or inside of a custom call.
+
+program ── compile_program ──▶ object file + names of shared functions   (what a cache keeps)
+        ── ProgramInstance ──▶ code in memory, arena, workspaces, threads
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpmd.compile.backends.native_cpu.direct import aligned_empty
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, emit_object, load_object
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.recipes import shared_function
+from mpmd.compile.backends.native_cpu.shared import shared_code
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.backends.native_cpu.waiting import BARRIER_BYTES
+from mpmd.errors import CompileError
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A program as machine code, ready to be kept on disk.
+
+    Attributes:
+        name: symbol of the entry.
+        pointers: pointers that a caller gives.
+        workspace_bytes: size of a thread's workspace.
+        code: the object file.
+        imports: names of the shared functions that it calls.
+        exports: symbols that are looked up in it.
+    """
+
+    name: str
+    pointers: int
+    workspace_bytes: int
+    code: bytes
+    imports: tuple[str, ...]
+    exports: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the content: equal for equal code."""
+        digest = hashlib.sha256(self.code)
+        digest.update(repr((self.name, self.pointers, self.workspace_bytes, self.imports)).encode())
+        return digest.hexdigest()[:16]
+
+    def load(self, target: CpuTarget) -> LoadedCode:
+        """Bring the code into this process.
+
+        Raises:
+            CompileError: the object file is damaged, or names a function that this version does not have.
+        """
+        functions = [shared_function(name) for name in self.imports]
+        return load_object(self.code, self.exports, shared_code(functions, target))
+
+
+def compile_program(program: Program, target: CpuTarget, module: Module | None = None) -> CompiledProgram:
+    """Machine code of a program.
+
+    Args:
+        program: what to compile.
+        target: for which CPU.
+        module: a module that has further functions, exported too; the program is added to it.
+    """
+    module = module or Module(target)
+    further = module.names()
+    shared = program.emit(module)
+    imports = sorted({s.name for s in shared} | module.imports())
+    return CompiledProgram(
+        program.name,
+        program.pointers,
+        program.workspace_bytes,
+        emit_object(module),
+        tuple(imports),
+        (program.name, *further),
+    )
+
+
+class ProgramInstance:
+    """A compiled program in memory, with workspaces and threads.
+
+    Args:
+        compiled: the program.
+        target: the CPU, which must be this one or a subset of it.
+        pool: threads that run it; the caller's thread alone if None.
+    """
+
+    def __init__(self, compiled: CompiledProgram, target: CpuTarget, pool: WorkerPool | None = None) -> None:
+        if not target.runs_here():
+            raise CompileError(f"code for {target.cpu} ({target.triple}) does not run on this machine")
+        self.compiled = compiled
+        self.pool = pool
+        self.code = compiled.load(target)
+        threads = pool.threads if pool else 1
+        self.workspaces = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
+        self.barrier = np.zeros(BARRIER_BYTES + 64, np.uint8)
+        self.entry = self.code.address(compiled.name)
+        integer, pointer = ctypes.c_int64, ctypes.c_void_p
+        self._run = self.code.function(compiled.name, integer, integer, pointer)
+
+    @property
+    def barrier_address(self) -> int:
+        """Address of the barrier, at the start of a cache line."""
+        start = self.barrier.ctypes.data
+        return start + -start % 64
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Run on the caller's pointers.
+
+        Raises:
+            TypeError: not as many pointers as the program takes.
+        """
+        if len(addresses) != self.compiled.pointers:
+            raise TypeError(
+                f"program {self.compiled.name} takes {self.compiled.pointers} pointers, got {len(addresses)}"
+            )
+        table = (ctypes.c_void_p * (len(addresses) + 2))(
+            *addresses, self.workspaces.ctypes.data, self.barrier_address
+        )
+        if self.pool is None or self.pool.threads == 1:
+            self._run(0, 1, ctypes.addressof(table))
+        else:
+            self.pool.run(self.entry, ctypes.addressof(table))

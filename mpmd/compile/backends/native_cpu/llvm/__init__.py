@@ -1,0 +1,1 @@
+"""LLVM IR as text: types, a builder, modules, and the engine that turns them into running code."""

@@ -1,0 +1,353 @@
+"""One LLVM function under construction: integers, pointers and memory, calls and control flow.
+
+Values are typed; plain Python integers stand for `i64` constants and are folded, so that index arithmetic
+with static shapes costs nothing.  `arithmetic.py` adds what works on the lanes of vectors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element_of, lanes_of, suffix, vector
+from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES
+
+Index = Value | int
+
+
+class Loop:
+    """A loop being filled in.
+
+    Attributes:
+        i: the induction variable, `i64`.
+        carried: inside the loop, the values carried into this iteration; after it, the final ones.
+    """
+
+    def __init__(self, i: Value, carried: list[Value]) -> None:
+        self.i = i
+        self.carried = carried
+        self.following: list[Value] | None = None
+
+    def carry(self, values: Sequence[Value]) -> None:
+        """Say what the next iteration gets."""
+        self.following = list(values)
+
+
+class FunctionBuilder(Arithmetic):
+    """Writes one function into a module; leaving the `with` block (or `finish`) adds it.
+
+    Args:
+        module: where the function goes.
+        name: its symbol.
+        arguments: (name, LLVM type) of each argument, read back as `self.arguments[name]`.
+        result: LLVM type of the result.
+        internal: invisible outside of the module.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        arguments: Sequence[tuple[str, str]],
+        *,
+        result: str = "void",
+        internal: bool = False,
+    ) -> None:
+        self.module = module
+        self.target = module.target
+        self.name = name
+        self.result = result
+        self.internal = internal
+        self.arguments = {arg: Value(f"%{arg}", type_) for arg, type_ in arguments}
+        self._lines: list[str] = []
+        self._entry: list[str] = []
+        self._block = ".entry"  # a name that no argument has
+        self._count = 0
+
+    def __enter__(self) -> FunctionBuilder:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """End with `ret void` if nothing else ended the last block, and add the function to the module."""
+        if not self._lines or not self._lines[-1].lstrip().startswith(("ret ", "unreachable", "br ")):
+            self.emit("ret void")
+        signature = ", ".join(value.typed for value in self.arguments.values())
+        linkage = "internal " if self.internal else ""
+        head = f"define {linkage}{self.result} @{self.name}({signature}) #0 {{\n.entry:"
+        body = "\n".join(self._entry + self._lines)
+        self.module.add_function(self.name, f"{head}\n{body}\n}}")
+
+    # -- instructions -------------------------------------------------------------------------------------
+    def emit(self, text: str) -> None:
+        """An instruction without a result."""
+        self._lines.append("  " + text)
+
+    def op(self, text: str, type_: str) -> Value:
+        """An instruction with a result of the given type."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self._lines.append(f"  {name} = {text}")
+        return Value(name, type_)
+
+    def ret(self, value: Value | None = None) -> None:
+        """Return from the function."""
+        self.emit("ret void" if value is None else f"ret {value.typed}")
+
+    # -- index arithmetic ---------------------------------------------------------------------------------
+    def index(self, value: Index) -> Value:
+        """An `i64` value of a Python integer or of a value."""
+        return constant(value, "i64") if isinstance(value, int) else value
+
+    def iadd(self, a: Index, b: Index) -> Index:
+        """A + b on indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 or b == 0:
+            return b if a == 0 else a
+        return self.op(f"add nsw i64 {a}, {b}", "i64")
+
+    def isub(self, a: Index, b: Index) -> Index:
+        """A - b on indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        return a if b == 0 else self.op(f"sub nsw i64 {a}, {b}", "i64")
+
+    def imul(self, a: Index, b: Index) -> Index:
+        """A * b on indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if a == 0 or b == 0:
+            return 0
+        if a == 1 or b == 1:
+            return b if a == 1 else a
+        return self.op(f"mul nsw i64 {a}, {b}", "i64")
+
+    def idiv(self, a: Index, b: Index) -> Index:
+        """A // b on indices that are not negative."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b
+        return a if b == 1 else self.op(f"udiv i64 {a}, {b}", "i64")
+
+    def irem(self, a: Index, b: Index) -> Index:
+        """A % b on indices that are not negative."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a % b
+        return 0 if b == 1 else self.op(f"urem i64 {a}, {b}", "i64")
+
+    def imin(self, a: Index, b: Index) -> Index:
+        """The smaller of two indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        return self.select(self.op(f"icmp slt i64 {a}, {b}", "i1"), self.index(a), self.index(b))
+
+    def imax(self, a: Index, b: Index) -> Index:
+        """The larger of two indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
+        return self.select(self.op(f"icmp sgt i64 {a}, {b}", "i1"), self.index(a), self.index(b))
+
+    def floor_to(self, a: Index, multiple: int) -> Index:
+        """The largest multiple of `multiple` that is not above `a`."""
+        return self.imul(self.idiv(a, multiple), multiple)
+
+    def round_up(self, a: Index, multiple: int) -> Index:
+        """The smallest multiple of `multiple` that is not below `a`."""
+        return self.floor_to(self.iadd(a, multiple - 1), multiple)
+
+    # -- memory -------------------------------------------------------------------------------------------
+    def offset(self, pointer: Value, index: Index, element: str = "i8") -> Value:
+        """The address of element `index` of an array that starts at `pointer`."""
+        if isinstance(index, int) and index == 0:
+            return pointer
+        return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}", "ptr")
+
+    def load(self, pointer: Value, type_: str, index: Index = 0, *, align: int = 0) -> Value:
+        """Load a scalar or vector whose first element is element `index` of the array at `pointer`."""
+        element = element_of(type_)
+        at = self.offset(pointer, index, element)
+        return self.op(f"load {type_}, ptr {at}, align {align or natural_align(element)}", type_)
+
+    def store(self, value: Value, pointer: Value, index: Index = 0, *, align: int = 0) -> None:
+        """Store a scalar or vector at element `index` of the array at `pointer`."""
+        element = element_of(value.type)
+        at = self.offset(pointer, index, element)
+        self.emit(f"store {value.typed}, ptr {at}, align {align or natural_align(element)}")
+
+    def masked_load(self, pointer: Value, type_: str, mask: Value, index: Index = 0) -> Value:
+        """Load the lanes where `mask` is set, zero in the others; memory of the others is not touched."""
+        if lanes_of(type_) == 1:
+            with self.branch_value(mask, constant(0, type_)) as branch:
+                branch.value = self.load(pointer, type_, index)
+            return branch.result()
+        name, mask_type = f"llvm.masked.load.{suffix(type_)}.p0", vector("i1", lanes_of(type_))
+        self.module.declare(name, type_, ("ptr", "i32", mask_type, type_))
+        element = element_of(type_)
+        at = self.offset(pointer, index, element)
+        arguments = f"ptr {at}, i32 {natural_align(element)}, {mask.typed}, {constant(0, type_).typed}"
+        return self.op(f"call {type_} @{name}({arguments})", type_)
+
+    def masked_store(self, value: Value, pointer: Value, mask: Value, index: Index = 0) -> None:
+        """Store the lanes where `mask` is set; memory of the others is not touched."""
+        if lanes_of(value.type) == 1:
+            with self.when(mask):
+                self.store(value, pointer, index)
+            return
+        type_ = value.type
+        name, mask_type = f"llvm.masked.store.{suffix(type_)}.p0", vector("i1", lanes_of(type_))
+        self.module.declare(name, "void", (type_, "ptr", "i32", mask_type))
+        element = element_of(type_)
+        at = self.offset(pointer, index, element)
+        self.emit(f"call void @{name}({value.typed}, ptr {at}, i32 {natural_align(element)}, {mask.typed})")
+
+    def stack(self, type_: str, count: int = 1, *, align: int = 64) -> Value:
+        """Memory of the function's frame, taken once however often the code that uses it runs."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self._entry.append(f"  {name} = alloca {type_}, i64 {count}, align {align}")
+        return Value(name, "ptr")
+
+    def prefetch(self, pointer: Value, *, write: bool = False, locality: int = 3) -> None:
+        """Ask for a cache line."""
+        self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
+
+    # -- calls --------------------------------------------------------------------------------------------
+    def intrinsic(self, name: str, result: str, *arguments: Value, flags: str = "") -> Value:
+        """Call an intrinsic or outside function by its full name."""
+        self.module.declare(name, result, tuple(a.type for a in arguments))
+        listed = ", ".join(a.typed for a in arguments)
+        return self.op(f"call {flags}{result} @{name}({listed})", result)
+
+    def call(self, name: str, *arguments: Value, result: str = "void") -> Value | None:
+        """Call a function of this module or, once it is linked, of another one."""
+        if not self.module.defines(name):
+            self.module.declare(name, result, tuple(a.type for a in arguments))
+        listed = ", ".join(a.typed for a in arguments)
+        if result == "void":
+            self.emit(f"call void @{name}({listed})")
+            return None
+        return self.op(f"call {result} @{name}({listed})", result)
+
+    # -- control flow -------------------------------------------------------------------------------------
+    def _label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def _fresh(self) -> int:
+        self._count += 1
+        return self._count
+
+    @contextlib.contextmanager
+    def loop(self, lo: Index, hi: Index, step: Index = 1, carried: Sequence[Value] = ()) -> Iterator[Loop]:
+        """`for i in range(lo, hi, step)`; `carried` are the initial values of what goes round the loop."""
+        k, before = self._fresh(), self._block
+        head, body, after = f"L{k}", f"B{k}", f"X{k}"
+        loop = Loop(Value(f"%i{k}", "i64"), [Value(f"%c{k}_{j}", v.type) for j, v in enumerate(carried)])
+        self.emit(f"br label %{head}")
+        self._label(head)
+        position = len(self._lines)
+        self._lines.append("")  # the phis, known once the body is written
+        test = self.op(f"icmp slt i64 {loop.i}, {hi}", "i1")
+        self.emit(f"br i1 {test}, label %{body}, label %{after}")
+        self._label(body)
+        yield loop
+        advanced, last = self.op(f"add nsw i64 {loop.i}, {step}", "i64"), self._block
+        self.emit(f"br label %{head}")
+        phis = [f"  {loop.i} = phi i64 [ {lo}, %{before} ], [ {advanced}, %{last} ]"]
+        following = loop.carried if loop.following is None else loop.following
+        for name, start, value in zip(loop.carried, carried, following, strict=True):
+            phis.append(f"  {name} = phi {start.type} [ {start}, %{before} ], [ {value}, %{last} ]")
+        self._lines[position] = "\n".join(phis)
+        self._label(after)
+
+    @contextlib.contextmanager
+    def when(self, condition: Value, *, returns: bool = False, value: Value | None = None) -> Iterator[None]:
+        """Run the body only if an `i1` is set; with `returns` the function ends after it, with a value."""
+        k = self._fresh()
+        self.emit(f"br i1 {condition}, label %T{k}, label %E{k}")
+        self._label(f"T{k}")
+        yield
+        if returns:
+            self.ret(value)
+        else:
+            self.emit(f"br label %E{k}")
+        self._label(f"E{k}")
+
+    @contextlib.contextmanager
+    def branch_value(self, condition: Value, otherwise: Value) -> Iterator[_Branch]:
+        """Compute a value only if an `i1` is set: the body sets `.value`, `.result()` is read after it."""
+        k, before = self._fresh(), self._block
+        branch = _Branch()
+        self.emit(f"br i1 {condition}, label %T{k}, label %E{k}")
+        self._label(f"T{k}")
+        yield branch
+        last = self._block
+        self.emit(f"br label %E{k}")
+        self._label(f"E{k}")
+        text = f"phi {otherwise.type} [ {otherwise}, %{before} ], [ {branch.value}, %{last} ]"
+        branch.value = self.op(text, otherwise.type)
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[Callable[[Value], None]]:
+        """Run the body again and again; calling what is yielded leaves the loop if an `i1` is set."""
+        k, exits = self._fresh(), 0
+        self.emit(f"br label %L{k}")
+        self._label(f"L{k}")
+
+        def leave_if(condition: Value) -> None:
+            nonlocal exits
+            exits += 1
+            self.emit(f"br i1 {condition}, label %X{k}, label %C{k}_{exits}")
+            self._label(f"C{k}_{exits}")
+
+        yield leave_if
+        self.emit(f"br label %L{k}")
+        self._label(f"X{k}")
+
+    # -- memory that threads share -------------------------------------------------------------------------
+    def atomic_load(self, pointer: Value) -> Value:
+        """Load an `i64`; everything the storing thread did before is visible."""
+        return self.op(f"load atomic i64, ptr {pointer} acquire, align 8", "i64")
+
+    def atomic_store(self, value: Value, pointer: Value) -> None:
+        """Store an `i64` after everything done before."""
+        self.emit(f"store atomic {value.typed}, ptr {pointer} release, align 8")
+
+    def atomic_add(self, pointer: Value, value: int) -> Value:
+        """Add to an `i64`; returns what was there."""
+        return self.op(f"atomicrmw add ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
+
+    def atomic_exchange(self, pointer: Value, value: int) -> Value:
+        """Put an `i64` in place; returns what was there."""
+        return self.op(f"atomicrmw xchg ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
+
+    def pause(self) -> None:
+        """Tell the core that this is a waiting loop."""
+        if self.target.is_x86:
+            self.module.declare("llvm.x86.sse2.pause", "void", ())
+            self.emit("call void @llvm.x86.sse2.pause()")
+        else:
+            self.module.declare("llvm.aarch64.hint", "void", ("i32",))
+            self.emit("call void @llvm.aarch64.hint(i32 1)")
+
+
+class _Branch:
+    """What `branch_value` computes."""
+
+    value: Value | None = None
+
+    def result(self) -> Value:
+        """The joined value."""
+        assert self.value is not None
+        return self.value
+
+
+def natural_align(element: str) -> int:
+    """Alignment that any array of this element type has, in bytes."""
+    return 8 if element == "ptr" else ELEMENT_BYTES[element]

@@ -1,0 +1,157 @@
+"""From LLVM assembly to an object file, and from an object file to functions in this process.
+
+Compiling and loading are apart, so that a compile cache can keep the object file and skip the first half.
+No LLVM optimisation pipeline runs: the emitters write vectors and loops as they should be, and code
+    generation
+does instruction selection, scheduling and registers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import llvmlite.binding as binding
+
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.errors import CompileError
+
+_LIBRARY_NUMBERS = itertools.count()
+
+
+@cache
+def _initialize(triple: str) -> None:
+    if triple.split("-")[0] == binding.get_process_triple().split("-")[0]:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+    else:
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+
+
+@lru_cache(maxsize=16)
+def _machine(target: CpuTarget, opt: int) -> Any:
+    _initialize(target.triple)
+    return binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=opt, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def _parse(module: Module) -> Any:
+    _initialize(module.target.triple)
+    text = module.text()
+    try:
+        parsed = binding.parse_assembly(text)
+        parsed.verify()
+    except RuntimeError as error:
+        raise CompileError(f"LLVM refused the generated code: {str(error).strip()}") from error
+    return parsed
+
+
+def emit_object(module: Module, *, opt: int = 2) -> bytes:
+    """Machine code of a module as an object file.
+
+    Args:
+        module: what to compile.
+        opt: effort of LLVM's code generation, 0 to 3.
+
+    Raises:
+        CompileError: LLVM does not accept the module.
+    """
+    parsed = _parse(module)
+    return bytes(_machine(module.target, opt).emit_object(parsed))
+
+
+def emit_assembly(module: Module, *, opt: int = 2) -> str:
+    """Machine code of a module as assembly text, for reading and for tests."""
+    parsed = _parse(module)
+    return str(_machine(module.target, opt).emit_assembly(parsed))
+
+
+@lru_cache(maxsize=1)
+def _jit() -> Any:
+    _initialize(binding.get_process_triple())
+    target = binding.Target.from_default_triple()
+    machine = target.create_target_machine(
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        codemodel="small",
+        jit=True,
+    )
+    return binding.create_lljit_compiler(machine, suppress_errors=True)
+
+
+class LoadedCode:
+    """Functions of one object file, in memory for as long as this object lives.
+
+    Whoever hands out an address keeps the `LoadedCode` alive; a function that another runtime may call at any
+    time (a registered custom call) keeps it for the life of the process.
+    """
+
+    def __init__(self, tracker: Any, imports: Sequence[LoadedCode]) -> None:
+        self._tracker = tracker
+        self._imports = tuple(imports)  # code that this code calls into
+
+    def address(self, name: str) -> int:
+        """Address of an exported function."""
+        return int(self._tracker[name])
+
+    def function(self, name: str, *arguments: Any, result: Any = None) -> Any:
+        """A callable for an exported function; the GIL is released during the call.
+
+        Args:
+            name: exported function.
+            *arguments: ctypes types of its arguments.
+            result: ctypes type of its result, or None.
+        """
+        callable_: Any = ctypes.CFUNCTYPE(result, *arguments)(self.address(name))
+        callable_.code = self  # the code lives as long as the callable
+        return callable_
+
+
+def load_object(
+    data: bytes,
+    exports: Sequence[str],
+    imports: Mapping[str, LoadedCode] | None = None,
+) -> LoadedCode:
+    """Load an object file into this process.
+
+    Args:
+        data: what `emit_object` returned, for a target that runs here.
+        exports: functions whose addresses are wanted.
+        imports: for each function that the object calls in other loaded code, that code.
+
+    Raises:
+        CompileError: the object is damaged or names a function that nobody provides.
+    """
+    builder = binding.JITLibraryBuilder()
+    builder.add_object_img(data).add_current_process()
+    for name in exports:
+        builder.export_symbol(name)
+    imports = dict(sorted((imports or {}).items()))
+    for name, code in imports.items():
+        builder.import_symbol(name, code.address(name))
+    try:
+        tracker = builder.link(_jit(), f"mpmd.{next(_LIBRARY_NUMBERS)}")
+    except RuntimeError as error:
+        raise CompileError(
+            f"cannot load compiled code: {str(error).strip()}\n"
+            f"The file is damaged, does not define all of {', '.join(exports)}, or calls a function that is "
+            f"in neither this process nor the imports ({', '.join(imports) or 'none given'})."
+        ) from error
+    return LoadedCode(tracker, list(imports.values()))
+
+
+def compile_module(
+    module: Module,
+    exports: Sequence[str],
+    imports: Mapping[str, LoadedCode] | None = None,
+    *,
+    opt: int = 2,
+) -> LoadedCode:
+    """Compile and load in one step."""
+    return load_object(emit_object(module, opt=opt), exports, imports)

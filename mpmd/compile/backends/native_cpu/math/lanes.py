@@ -1,0 +1,104 @@
+"""What the elementary functions share: polynomials, powers of two, rounding, calls of libm lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import (
+    Value,
+    bits_of,
+    constant,
+    element_of,
+    integer_type,
+    lanes_of,
+)
+
+MANTISSA_BITS = {"float": 23, "double": 52}
+EXPONENT_BIAS = {"float": 127, "double": 1023}
+
+
+def like(x: Value, value: float) -> Value:
+    """A constant in every lane of x's type."""
+    return constant(value, x.type)
+
+
+def polynomial(b: FunctionBuilder, x: Value, coefficients: Sequence[float]) -> Value:
+    """c[0] + c[1] x + c[2] x² ..., by Horner's rule with one fused multiply-add per step."""
+    result = like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = b.fma(result, x, like(x, coefficient))
+    return result
+
+
+def clamp_keeping_nan(b: FunctionBuilder, x: Value, low: float, high: float) -> Value:
+    """Limit x to [low, high]; NaN stays NaN."""
+    return b.larger_number(like(x, low), b.smaller_number(like(x, high), x))
+
+
+def nearest_integer(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
+    """The nearest integer as a float and as an integer of the same width, for |x| < 2^(mantissa bits - 2).
+
+    Adding 1.5·2^m pushes the fraction out of the mantissa and leaves the integer in its low bits.
+    """
+    shift = like(x, 1.5 * 2.0 ** MANTISSA_BITS[element_of(x.type)])
+    moved = b.add(x, shift)
+    return b.sub(moved, shift), b.sub(b.as_bits(moved), b.as_bits(shift))
+
+
+def power_of_two(b: FunctionBuilder, n: Value, element: str) -> Value:
+    """2^n for an integer n whose power is a normal number."""
+    biased = b.add(n, constant(EXPONENT_BIAS[element], n.type))
+    return b.from_bits(b.shl(biased, MANTISSA_BITS[element]), element)
+
+
+def scale_by_power_of_two(b: FunctionBuilder, x: Value, n: Value, n_float: Value) -> Value:
+    """Times 2^n, rounded once even if the result is denormal or overflows; n_float is n as a float."""
+    element = element_of(x.type)
+    if b.target.vector_bytes == 64 and x.type == "<16 x float>":
+        name, mask = "llvm.x86.avx512.mask.scalef.ps.512", Value("-1", "i16")
+        current_rounding = Value("4", "i32")
+        return b.intrinsic(name, x.type, x, n_float, x, mask, current_rounding)
+    half = b.ashr(n, 1)
+    first = power_of_two(b, half, element)
+    return b.mul(b.mul(x, first), power_of_two(b, b.sub(n, half), element))
+
+
+def split_exponent(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
+    """(n, m) with x = 2^n · m and m in [sqrt(1/2), sqrt(2)), n a float; for normal positive x."""
+    element = element_of(x.type)
+    mantissa = MANTISSA_BITS[element]
+    root_half = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}[element]
+    offset = constant(root_half, integer_type(x.type))
+    distance = b.sub(b.as_bits(x), offset)
+    kept = b.and_(distance, constant((1 << mantissa) - 1, offset.type))
+    number = b.cast("sitofp", b.ashr(distance, mantissa), x.type)
+    return number, b.from_bits(b.add(kept, offset), element)
+
+
+def divide_bounded(b: FunctionBuilder, top: Value, bottom: Value) -> Value:
+    """Top / bottom within an ulp, where `bottom` and its reciprocal are normal and `top` is finite or NaN.
+
+    AVX-512 has a fast estimate of the reciprocal to 14 bits; one step of Newton's method makes it a quotient.
+    """
+    if b.target.vector_bytes != 64 or top.type != "<16 x float>":
+        return b.div(top, bottom)
+    every_lane = Value("-1", "i16")
+    inverse = b.intrinsic("llvm.x86.avx512.rcp14.ps.512", top.type, bottom, bottom, every_lane)
+    quotient = b.mul(top, inverse)
+    excess = b.fma(quotient, bottom, b.neg(top))
+    return b.fma(b.neg(excess), inverse, quotient)  # in this form the quotient of -0 is -0
+
+
+def call_each_lane(b: FunctionBuilder, name: str, *arguments: Value) -> Value:
+    """A libm function on every lane; `name` is the double's, the float's has an f at its end."""
+    type_ = arguments[0].type
+    element = element_of(type_)
+    symbol = name if bits_of(type_) == 64 else name + "f"
+    results = []
+    for lane in range(lanes_of(type_)):
+        scalars = [b.extract(a, lane) for a in arguments]
+        result = b.call(symbol, *scalars, result=element)
+        assert result is not None
+        results.append(result)
+    return b.assemble(results) if lanes_of(type_) > 1 else results[0]

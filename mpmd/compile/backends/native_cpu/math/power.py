@@ -1,0 +1,87 @@
+"""pow, and the roots.
+
+pow of floats is 2^(y·log2|x|) in double precision, so that one rounding remains: to the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element_of, with_element
+from mpmd.compile.backends.native_cpu.math.lanes import (
+    call_each_lane,
+    clamp_keeping_nan,
+    like,
+    nearest_integer,
+    polynomial,
+    power_of_two,
+    split_exponent,
+)
+
+# log2(m) = s·P(s²) with s = (m - 1)/(m + 1): the series of 2·artanh(s)/log(2), next term 2^-44 of the first
+_LOG2 = tuple(2 / math.log(2) / (2 * k + 1) for k in range(8))
+# 2^r on |r| ≤ 1/2: the series of e^(r·log(2)), next term 2^-41
+_EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(11))
+
+
+def sqrt(b: FunctionBuilder, x: Value) -> Value:
+    """The square root, correctly rounded; NaN below -0."""
+    return b.sqrt(x)
+
+
+def rsqrt(b: FunctionBuilder, x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return b.div(like(x, 1.0), b.sqrt(x))
+
+
+def pow(b: FunctionBuilder, x: Value, y: Value) -> Value:
+    """The power x^y with the edges of C99: x^0 and 1^y are 1 even for NaN."""
+    if element_of(x.type) == "double":
+        return call_each_lane(b, "pow", x, y)
+    one, zero, infinity = like(x, 1.0), like(x, 0.0), like(x, math.inf)
+    size = b.fabs(x)
+    wide = with_element(x.type, "double")
+    logarithm = _log2(b, b.cast("fpext", size, wide))
+    logarithm = b.select(b.compare("oeq", size, zero), like(logarithm, -math.inf), logarithm)
+    logarithm = b.select(b.compare("oeq", size, infinity), like(logarithm, math.inf), logarithm)
+    logarithm = b.select(b.compare("uno", x, x), like(logarithm, math.nan), logarithm)
+    exponent = b.mul(b.cast("fpext", y, wide), logarithm)
+    result = b.cast("fptrunc", _exp2(b, exponent), x.type)
+
+    whole = b.compare("oeq", b.float_intrinsic("trunc", y), y)  # infinities count as even integers
+    negative = b.compare("slt", b.as_bits(x), constant(0, b.as_bits(x).type))
+    flipped = b.select(b.and_(negative, _is_odd(b, y)), b.neg(result), result)
+    undefined = b.and_(b.compare("olt", x, zero), b.not_(whole))
+    undefined = b.and_(undefined, b.compare("olt", size, infinity))
+    result = b.select(undefined, like(x, math.nan), flipped)
+    # |x| = 1 and y infinite: 0·∞ above, one by definition
+    far = b.and_(b.compare("oeq", size, one), b.compare("oeq", b.fabs(y), infinity))
+    always = b.or_(b.or_(b.compare("oeq", x, one), b.compare("oeq", y, zero)), far)
+    return b.select(always, one, result)
+
+
+def cbrt(b: FunctionBuilder, x: Value) -> Value:
+    """The cube root, by libm."""
+    return call_each_lane(b, "cbrt", x)
+
+
+def _is_odd(b: FunctionBuilder, y: Value) -> Value:
+    """Whether a float is an odd integer: half of it is not an integer, itself is."""
+    half = b.mul(y, like(y, 0.5))
+    whole = b.compare("oeq", b.float_intrinsic("trunc", y), y)
+    return b.and_(whole, b.compare("une", b.float_intrinsic("trunc", half), half))
+
+
+def _log2(b: FunctionBuilder, x: Value) -> Value:
+    """log2 of doubles that came from floats: never denormal."""
+    n, m = split_exponent(b, x)
+    s = b.div(b.sub(m, like(x, 1.0)), b.add(m, like(x, 1.0)))
+    return b.fma(s, polynomial(b, b.mul(s, s), _LOG2), n)
+
+
+def _exp2(b: FunctionBuilder, x: Value) -> Value:
+    """2^x of doubles, limited to powers that a float tells from zero and infinity."""
+    x = clamp_keeping_nan(b, x, -200.0, 200.0)
+    n_float, n = nearest_integer(b, x)
+    return b.mul(polynomial(b, b.sub(x, n_float), _EXP2), power_of_two(b, n, "double"))

@@ -1,0 +1,129 @@
+"""Measuring: the limits of this CPU, and what kernels take on it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
+from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.cost.device import Device, cpu_device
+from mpmd.compile.kernels.cost.profiled import ProfiledCosts
+from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
+from mpmd.compile.kernels.plan import KernelPlan
+
+_CHAINS = 12  # independent sums: more than latency times units of any core
+_COPY_ELEMENTS = 8 << 20
+
+
+def best_seconds(run: Callable[[], object], *, rounds: int = 5, at_least: float = 1e-3) -> float:
+    """Seconds of one call: the best of some rounds, each long enough to be timed."""
+    run()
+    start = time.perf_counter()
+    run()
+    once = time.perf_counter() - start
+    repeat = max(1, int(at_least / max(once, 1e-9)))
+    best = once
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        best = min(best, (time.perf_counter() - start) / repeat)
+    return best
+
+
+def fma_peak(target: CpuTarget, dtype: str = "f32", *, steps: int = 200_000) -> Callable[[], float]:
+    """A function that measures the peak rate of multiply-adds of one core, in FLOP/s.
+
+    Args:
+        target: the CPU.
+        dtype: `f32`, or `bf16` for products of bf16 pairs.
+        steps: length of the measured loop.
+    """
+    lanes = target.lanes()
+    type_, module = vector("float", lanes), Module(target)
+    pairs = dtype == "bf16" and target.bf16_dot
+    factor = constant(0.001 if pairs else 0.999, vector("bfloat", 2 * lanes) if pairs else type_)
+
+    with FunctionBuilder(module, "peak", [("steps", "i64"), ("out", "ptr")]) as f:
+
+        def step(x: Value) -> Value:
+            if pairs:
+                return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", type_, x, factor, factor)
+            return f.fma(x, factor, x)
+
+        start = [f.load(f.arguments["out"], type_, lanes * k) for k in range(_CHAINS)]
+        with f.loop(0, f.arguments["steps"], carried=start) as loop:
+            loop.carry([step(step(x)) for x in loop.carried])
+        for k, value in enumerate(loop.carried):
+            f.store(value, f.arguments["out"], lanes * k)
+    function = compile_module(module, ["peak"]).function("peak", ctypes.c_int64, ctypes.c_void_p)
+    out = np.ones(_CHAINS * lanes, np.float32)
+    flops = steps * 2 * _CHAINS * lanes * (4 if pairs else 2)
+
+    def measure() -> float:
+        start = time.perf_counter()
+        function(steps, out.ctypes.data)
+        return flops / (time.perf_counter() - start)
+
+    return measure
+
+
+def copy_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Callable[[], float]:
+    """A function that measures how fast one core copies memory, in bytes read and written per second."""
+    b = PlanBuilder("copy", (elements,))
+    b.store_dense(b.operand("y", "f32", elements), b.load_dense(b.operand("x", "f32", elements)))
+    copy = DirectSequence(plan_kernels(b.finish(), target), target)
+    source, destination = aligned_empty((elements,), np.float32), aligned_empty((elements,), np.float32)
+    source[:] = destination[:] = 1
+
+    def measure() -> float:
+        start = time.perf_counter()
+        copy(destination, source)
+        return 8.0 * elements / (time.perf_counter() - start)
+
+    return measure
+
+
+@lru_cache(maxsize=4)
+def measured_device(target: CpuTarget, cores: int) -> Device:
+    """This CPU as the cost models see it, its peaks measured once per process in some 50 ms."""
+    f32, bf16, copy = fma_peak(target), fma_peak(target, "bf16"), copy_bandwidth(target, elements=1 << 21)
+    peaks = [max(measure() for _ in range(3)) for measure in (f32, bf16, copy)]
+    return cpu_device(
+        f"{target.cpu}x{cores}",
+        cores=cores,
+        vector_bytes=target.vector_bytes,
+        registers=target.vector_registers,
+        f32_flops=peaks[0],
+        bf16_flops=peaks[1],
+        memory_bandwidth=peaks[2],
+        caches=(target.l1_bytes, target.l2_bytes, target.l3_bytes),
+    )
+
+
+def profile_plan(plan: KernelPlan, target: CpuTarget, device: Device, costs: ProfiledCosts) -> float:
+    """Seconds that a plan takes on one core, measured unless the costs know it."""
+
+    def run() -> float:
+        sequence = DirectSequence(plan_kernels(plan, target), target)
+        rng = np.random.default_rng(0)
+        arrays = []
+        for operand in plan.operands:
+            array = aligned_empty((operand.size,), NUMPY_DTYPE[operand.dtype])
+            array[:] = rng.uniform(0.1, 1, operand.size) if operand.dtype in FLOATS else 0
+            arrays.append(array)
+        return best_seconds(lambda: sequence(*arrays))
+
+    return costs.measure(device, f"{target.key()}\n{plan.text()}", plan_workload(plan), run)

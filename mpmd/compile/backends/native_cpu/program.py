@@ -1,0 +1,252 @@
+"""A native program: kernels in order, loops and branches around them, one entry for all threads.
+
+    void run(i64 thread, i64 threads, ptr table)
+
+Every thread walks the same steps, takes its share of each kernel's units and meets the others at barriers.
+The table holds the caller's pointers, then the workspaces and the barrier.  Nothing here knows of XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.kernel import CpuKernel
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.waiting import Barrier
+from mpmd.errors import CompileError
+
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in memory.
+
+    Attributes:
+        entry: number of the pointer in the table.
+        offset: bytes after it.
+    """
+
+    entry: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kernel on some buffers.
+
+    Attributes:
+        kernel: the kernel; kernels of one program that share a name are one function.
+        addresses: where each of its pointers points.
+        waits: whether all earlier steps must be finished first.
+    """
+
+    kernel: CpuKernel
+    addresses: Mapping[str, Address]
+    waits: bool = True
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Steps done a number of times.
+
+    Attributes:
+        times: how often.
+        body: what is repeated; its first step waits for its last.
+    """
+
+    times: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class While:
+    """Steps done while a flag is set.
+
+    Attributes:
+        test: steps that compute the flag.
+        flag: a byte, 0 or 1.
+        body: what is repeated.
+    """
+
+    test: tuple[Step, ...]
+    flag: Address
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Choose:
+    """One of several lists of steps.
+
+    Attributes:
+        selector: an `s32`; a number outside of the list means its last entry.
+        branches: the lists.
+    """
+
+    selector: Address
+    branches: tuple[tuple[Step, ...], ...]
+
+
+Step = Run | Repeat | While | Choose
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps over a table of pointers.
+
+    Attributes:
+        name: symbol of the entry.
+        pointers: how many pointers the caller gives.
+        steps: what is done.
+    """
+
+    name: str
+    pointers: int
+    steps: tuple[Step, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of one thread's workspace, in whole cache lines."""
+        most = max((r.kernel.workspace_bytes for r in runs(self.steps)), default=0)
+        return -(-most // _LINE) * _LINE
+
+    def emit(self, module: Module) -> list[SharedFunction]:
+        """Add all kernels and the entry to a module; returns the shared functions that they call.
+
+        Raises:
+            CompileError: a step lacks an address for one of its kernel's pointers, or has one outside of the
+                table.
+        """
+        shared: dict[str, SharedFunction] = {Barrier().name: Barrier()}
+        for run in runs(self.steps):
+            self._check(run)
+            if not module.defines(run.kernel.name):
+                shared.update({s.name: s for s in run.kernel.emit(module)})
+        arguments = [("thread", "i64"), ("threads", "i64"), ("table", "ptr")]
+        with FunctionBuilder(module, self.name, arguments) as f:
+            _Entry(self, f).emit()
+        return [shared[name] for name in sorted(shared)]
+
+    def _check(self, run: Run) -> None:
+        missing = [p for p in run.kernel.pointers if p not in run.addresses]
+        if missing:
+            raise CompileError(f"kernel {run.kernel.name} has no address for {', '.join(missing)}")
+        for name, address in run.addresses.items():
+            if not 0 <= address.entry < self.pointers:
+                raise CompileError(
+                    f"kernel {run.kernel.name}: {name} is at pointer {address.entry} of {self.pointers}"
+                )
+
+
+def runs(steps: Sequence[Step]) -> list[Run]:
+    """All kernel runs inside of steps, in order."""
+    found: list[Run] = []
+    for step in steps:
+        if isinstance(step, Run):
+            found.append(step)
+        elif isinstance(step, Choose):
+            found += [r for branch in step.branches for r in runs(branch)]
+        else:
+            found += runs(step.test) + runs(step.body) if isinstance(step, While) else runs(step.body)
+    return found
+
+
+class _Entry:
+    """Emission of the entry."""
+
+    def __init__(self, program: Program, f: FunctionBuilder) -> None:
+        self.program = program
+        self.f = f
+        self.thread, self.threads = f.arguments["thread"], f.arguments["threads"]
+        table = f.arguments["table"]
+        self.table = [f.load(table, "ptr", k) for k in range(program.pointers)]
+        workspaces = f.load(table, "ptr", program.pointers)
+        self.workspace = f.offset(workspaces, f.imul(self.thread, program.workspace_bytes))
+        self.barrier = f.load(table, "ptr", program.pointers + 1)
+
+    def emit(self) -> None:
+        self._steps(self.program.steps)
+
+    def _wait(self) -> None:
+        self.f.call(Barrier().name, self.barrier, self.threads)
+
+    def _address(self, address: Address) -> Value:
+        return self.f.offset(self.table[address.entry], address.offset)
+
+    def _steps(self, steps: Sequence[Step], *, first_waits: bool = False) -> None:
+        f = self.f
+        for number, step in enumerate(steps):
+            if isinstance(step, Run):
+                if (step.waits and number) or (first_waits and not number):
+                    self._wait()
+                self._run(step)
+                continue
+            if number or first_waits:
+                self._wait()
+            if isinstance(step, Repeat):
+                with f.loop(0, step.times) as loop:
+                    with f.when(f.compare("ne", loop.i, constant(0, "i64"))):
+                        self._wait()
+                    self._steps(step.body)
+            elif isinstance(step, While):
+                self._while(step)
+            else:
+                self._choose(step)
+
+    def _run(self, run: Run) -> None:
+        """This thread's share of a kernel."""
+        f, units = self.f, run.kernel.units
+        pointers = [self._address(run.addresses[p]) for p in run.kernel.pointers]
+        begin = f.index(f.idiv(f.imul(self.thread, units), self.threads))
+        end = f.index(f.idiv(f.imul(f.iadd(self.thread, 1), units), self.threads))
+        with f.when(f.compare("slt", begin, end)):
+            f.call(run.kernel.name, *pointers, self.workspace, begin, end)
+
+    def _while(self, step: While) -> None:
+        f = self.f
+        with f.repeat() as leave_if:
+            self._steps(step.test)
+            self._wait()
+            flag = f.load(self._address(step.flag), "i8")
+            leave_if(f.compare("eq", flag, constant(0, "i8")))
+            self._steps(step.body, first_waits=True)
+            self._wait()
+
+    def _choose(self, step: Choose) -> None:
+        f = self.f
+        last = len(step.branches) - 1
+        selector = f.load(self._address(step.selector), "i32")
+        legal = f.compare("ult", selector, constant(last, "i32"))
+        chosen = f.select(legal, selector, constant(last, "i32"))
+        self._wait()  # a branch may overwrite its own selector
+        for number, branch in enumerate(step.branches):
+            with f.when(f.compare("eq", chosen, constant(number, "i32"))):
+                self._steps(branch)
+
+
+def sequence_steps(
+    sequence: KernelSequence,
+    operands: Sequence[Address],
+    temporaries: Sequence[Address],
+    *,
+    waits: bool = True,
+) -> list[Run]:
+    """The steps of a plan's kernels.
+
+    Args:
+        sequence: kernels and their temporaries.
+        operands: where each operand of the plan is.
+        temporaries: where each temporary of the sequence is.
+        waits: whether the first kernel waits for earlier steps.
+    """
+    places = {f"p{k}": address for k, address in enumerate(operands)}
+    places.update({t.name: a for t, a in zip(sequence.temporaries, temporaries, strict=True)})
+    return [
+        Run(kernel, {p: places[p] for p in kernel.pointers}, waits or number > 0)
+        for number, kernel in enumerate(sequence.kernels)
+    ]

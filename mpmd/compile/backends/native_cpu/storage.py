@@ -1,0 +1,126 @@
+"""How arrays hold values, and how kernels compute with them.
+
+| dtype | in memory | in registers |
+|---|---|---|
+| pred | one byte, 0 or 1 | `i1` |
+| s8 … s64, u8 … u64 | `i8` … `i64` | the same; signedness is the operation's |
+| bf16 | 16 bits | `float` |
+| f16 | `half` | `float` |
+| f32, f64 | `float`, `double` | the same |
+"""
+
+from __future__ import annotations
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.types import (
+    Value,
+    constant,
+    element_of,
+    lanes_of,
+    vector,
+    with_element,
+)
+from mpmd.errors import CompileError
+
+MEMORY = {
+    "pred": "i8",
+    "s8": "i8",
+    "u8": "i8",
+    "s16": "i16",
+    "u16": "i16",
+    "s32": "i32",
+    "u32": "i32",
+    "s64": "i64",
+    "u64": "i64",
+    "bf16": "i16",
+    "f16": "half",
+    "f32": "float",
+    "f64": "double",
+}
+REGISTER = {**MEMORY, "pred": "i1", "bf16": "float", "f16": "float"}
+BYTES = {
+    dtype: {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}[element]
+    for dtype, element in MEMORY.items()
+}
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse what the CPU backend cannot hold.
+
+    Raises:
+        CompileError: a dtype outside of the table above.
+    """
+    if dtype not in MEMORY:
+        raise CompileError(f"the native CPU backend has no {dtype}; it has {', '.join(MEMORY)}")
+
+
+def load(
+    f: FunctionBuilder, pointer: Value, dtype: str, lanes: int, index: Index = 0, mask: Value | None = None
+) -> Value:
+    """Load adjacent elements as register values; masked lanes are zero and not touched.
+
+    Args:
+        f: where the code goes.
+        pointer: start of an array.
+        dtype: of its elements.
+        lanes: how many.
+        index: number of the first.
+        mask: lanes to load, or None for all.
+    """
+    type_ = vector(MEMORY[dtype], lanes)
+    raw = f.load(pointer, type_, index) if mask is None else f.masked_load(pointer, type_, mask, index)
+    return widen(f, raw, dtype)
+
+
+def store(
+    f: FunctionBuilder, value: Value, pointer: Value, dtype: str, index: Index = 0, mask: Value | None = None
+) -> None:
+    """Store register values as adjacent elements; see `load`."""
+    raw = narrow(f, value, dtype)
+    if mask is None:
+        f.store(raw, pointer, index)
+    else:
+        f.masked_store(raw, pointer, mask, index)
+
+
+def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
+    """Elements as loaded from memory, as register values."""
+    if dtype == "pred":
+        return f.compare("ne", raw, constant(0, raw.type))
+    if dtype == "bf16":
+        bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)
+        return f.from_bits(bits, "float")
+    return f.cast("fpext", raw, with_element(raw.type, "float")) if dtype == "f16" else raw
+
+
+def narrow(f: FunctionBuilder, value: Value, dtype: str) -> Value:
+    """Register values as elements to be stored."""
+    if dtype == "pred":
+        return f.cast("zext", value, with_element(value.type, "i8"))
+    if dtype == "bf16":
+        return _bf16_bits(f, value)
+    return f.cast("fptrunc", value, with_element(value.type, "half")) if dtype == "f16" else value
+
+
+def _bf16_bits(f: FunctionBuilder, value: Value) -> Value:
+    """The nearest bf16 of floats, ties to even, as 16-bit integers; NaN stays NaN.
+
+    The instruction for it flushes denormals; so does every thread of XLA that calls native code.
+    """
+    short = with_element(value.type, "i16")
+    if f.target.bf16_dot and lanes_of(value.type) > 1:
+        rounded = f.cast("fptrunc", value, with_element(value.type, "bfloat"))
+        return f.cast("bitcast", rounded, short)
+    bits = f.as_bits(value)
+    odd = f.and_(f.lshr(bits, 16), constant(1, bits.type))
+    rounded = f.add(f.add(bits, constant(0x7FFF, bits.type)), odd)
+    quiet = f.or_(bits, constant(0x400000, bits.type))
+    kept = f.select(f.compare("uno", value, value), quiet, rounded)
+    return f.cast("trunc", f.lshr(kept, 16), short)
+
+
+def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
+    """A register value rounded to what `dtype` can hold, still in the register type."""
+    if dtype in ("bf16", "f16") and element_of(value.type) == "float":
+        return widen(f, narrow(f, value, dtype), dtype)
+    return value

@@ -1,0 +1,148 @@
+"""The CPU that code is generated for: its instruction set, vector width, registers and caches.
+
+A target is data.  Everything that emits code asks it for widths and counts and never asks the machine, so
+that one process can emit for AVX2, AVX-512 and NEON alike, and so that a target can be part of a cache key.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as binding
+
+from mpmd.errors import ConfigError
+
+ELEMENT_BYTES = {
+    "i1": 1,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "half": 2,
+    "bfloat": 2,
+    "float": 4,
+    "double": 8,
+}
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """What code generation knows of a CPU.
+
+    Attributes:
+        triple: LLVM's target triple.
+        cpu: LLVM's name of the processor.
+        features: LLVM's feature string, `+avx2,-avx512f,...`.
+        vector_bytes: width of one vector register in bytes.
+        vector_registers: number of vector registers.
+        mask_registers: whether vector masks have registers of their own (AVX-512), so that a masked load or
+            store costs what a plain one costs.
+        bf16_dot: whether two bf16 products are added to an f32 accumulator by one instruction.
+        l1_bytes, l2_bytes, l3_bytes: data cache sizes; the first two per core, the last shared.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    vector_registers: int
+    mask_registers: bool = False
+    bf16_dot: bool = False
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 1 << 20
+    l3_bytes: int = 16 << 20
+
+    def lanes(self, element: str = "float") -> int:
+        """How many elements of an LLVM element type fill one vector register."""
+        return max(1, self.vector_bytes // ELEMENT_BYTES[element])
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether x86 intrinsics may be used."""
+        return self.triple.startswith(("x86_64", "i686"))
+
+    def runs_here(self) -> bool:
+        """Whether code for this target can run on this machine."""
+        if self.triple.split("-")[0] != binding.get_process_triple().split("-")[0]:
+            return False
+        have = dict(binding.get_host_cpu_features())
+        wanted = {f[1:] for f in self.features.split(",") if f.startswith("+")}
+        return all(have.get(name, False) for name in wanted)
+
+    def key(self) -> str:
+        """Text that differs whenever code for two targets may differ; part of cache keys."""
+        caches = f"{self.l1_bytes}/{self.l2_bytes}/{self.l3_bytes}"
+        vectors = f"v{self.vector_bytes}x{self.vector_registers}"
+        return f"{self.triple}|{self.cpu}|{self.features}|{vectors}|{caches}"
+
+
+_AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2,+cx16,+sahf"
+_AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+_NEON = "+neon,+fp-armv8"
+
+
+def named_target(name: str) -> CpuTarget:
+    """A generic target by the name of its vector extension, for tests and for compiling ahead of time.
+
+    Args:
+        name: `avx2`, `avx512`, `avx512_bf16` or `neon`.
+
+    Raises:
+        ConfigError: no such name.
+    """
+    system = "apple-darwin" if os.uname().sysname == "Darwin" else "unknown-linux-gnu"
+    x86, arm = f"x86_64-{system}", f"aarch64-{system}"
+    targets = {
+        "avx2": CpuTarget(x86, "x86-64-v3", _AVX2, 32, 16),
+        "avx512": CpuTarget(x86, "x86-64-v4", _AVX512, 64, 32, mask_registers=True),
+        "avx512_bf16": CpuTarget(
+            x86, "x86-64-v4", _AVX512 + ",+avx512bf16", 64, 32, mask_registers=True, bf16_dot=True
+        ),
+        "neon": CpuTarget(arm, "generic", _NEON, 16, 32),
+    }
+    if name not in targets:
+        raise ConfigError(f"no CPU target is named {name!r}; the names are {', '.join(targets)}")
+    return targets[name]
+
+
+@lru_cache(maxsize=1)
+def host_target() -> CpuTarget:
+    """The CPU of this process, with everything LLVM can use of it.
+
+    Raises:
+        ConfigError: the machine has no vector extension that code generation knows.
+    """
+    triple = binding.get_process_triple()
+    have = dict(binding.get_host_cpu_features())
+    features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(have.items()))
+    cpu = binding.get_host_cpu_name()
+    l1, l2, l3 = _cache_bytes()
+    base = CpuTarget(triple, cpu, features, 16, 32, l1_bytes=l1, l2_bytes=l2, l3_bytes=l3)
+    if triple.startswith(("aarch64", "arm64")):
+        return base
+    wide = all(have.get(f, False) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"))
+    if wide:
+        bf16 = have.get("avx512bf16", False)
+        return replace(base, vector_bytes=64, mask_registers=True, bf16_dot=bf16)
+    if have.get("avx2", False) and have.get("fma", False):
+        return replace(base, vector_bytes=32, vector_registers=16)
+    raise ConfigError(
+        f"the native backend needs AVX2 with FMA, AVX-512 or NEON; this machine is {cpu} ({triple}).\n"
+        "Use the `xla` backend on it."
+    )
+
+
+def _cache_bytes() -> tuple[int, int, int]:
+    """Sizes of the first core's data caches as Linux tells them, or usual sizes where it does not."""
+    sizes = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
+        try:
+            kind, level, size = ((index / part).read_text().strip() for part in ("type", "level", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size[:-1].isdigit():
+            sizes[int(level)] = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]]
+    return sizes[1], sizes[2], sizes[3]

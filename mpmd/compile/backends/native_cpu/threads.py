@@ -1,0 +1,207 @@
+"""Worker threads for native programs: they live in native code and need neither the GIL nor XLA's pool.
+
+The threads are Python threads that enter one native function and stay there; ctypes has released the GIL.  A
+job is an entry `void run(i64 thread, i64 threads, ptr table)`; the caller is thread 0.  All threads of a job
+are certain to run, so a job may use barriers.  Between jobs the workers spin for a short while and then
+sleep.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.shared import shared_code
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.waiting import wait_until
+from mpmd.errors import ConfigError
+
+# Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
+_MUTEX, _CONDITION, _JOB_MUTEX = 0, 64, 128
+_JOBS, _UNFINISHED = 192, 256
+_ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
+_POOL_BYTES = 384
+
+_SPINS = 4000  # rounds that a worker waits for the next job before it sleeps
+
+
+def _field(f: FunctionBuilder, offset: int) -> Value:
+    return f.offset(f.arguments["pool"], offset)
+
+
+def _lock(f: FunctionBuilder, offset: int) -> None:
+    f.call("pthread_mutex_lock", _field(f, offset), result="i32")
+
+
+def _unlock(f: FunctionBuilder, offset: int) -> None:
+    f.call("pthread_mutex_unlock", _field(f, offset), result="i32")
+
+
+@dataclass(frozen=True)
+class PoolRun:
+    """`void name(ptr pool, ptr entry, ptr table)`: run a job on all threads of a pool, one job at a time."""
+
+    @property
+    def name(self) -> str:
+        """Its symbol."""
+        return "mpmd_pool_run"
+
+    def emit(self, module: Module) -> None:
+        """Add the function to a module."""
+        arguments = [("pool", "ptr"), ("entry", "ptr"), ("table", "ptr")]
+        with FunctionBuilder(module, self.name, arguments) as f:
+            _lock(f, _JOB_MUTEX)
+            threads = f.load(_field(f, _THREADS), "i64")
+            f.store(f.arguments["entry"], _field(f, _ENTRY))
+            f.store(f.arguments["table"], _field(f, _TABLE))
+            _save_float_mode(f)
+            f.atomic_store(f.sub(threads, constant(1, "i64")), _field(f, _UNFINISHED))
+            _lock(f, _MUTEX)
+            f.atomic_add(_field(f, _JOBS), 1)
+            f.call("pthread_cond_broadcast", _field(f, _CONDITION), result="i32")
+            _unlock(f, _MUTEX)
+            entry, table = f.arguments["entry"], f.arguments["table"]
+            f.emit(f"call void {entry}(i64 0, {threads.typed}, {table.typed})")
+            wait_until(f, _field(f, _UNFINISHED), "eq", constant(0, "i64"))
+            _unlock(f, _JOB_MUTEX)
+
+
+@dataclass(frozen=True)
+class PoolWorker:
+    """`void name(ptr pool, i64 thread)`: what a worker does until the pool is closed."""
+
+    @property
+    def name(self) -> str:
+        """Its symbol."""
+        return "mpmd_pool_worker"
+
+    def emit(self, module: Module) -> None:
+        """Add the function to a module."""
+        with FunctionBuilder(module, self.name, [("pool", "ptr"), ("thread", "i64")]) as f:
+            done, spins = f.stack("i64"), f.stack("i64")
+            f.store(constant(0, "i64"), done)
+            with f.repeat() as leave_if:
+                self._wait_for_job(f, done, spins)
+                f.store(f.atomic_load(_field(f, _JOBS)), done)
+                leave_if(f.compare("ne", f.load(_field(f, _STOP), "i64"), constant(0, "i64")))
+                _load_float_mode(f)
+                entry, table = f.load(_field(f, _ENTRY), "ptr"), f.load(_field(f, _TABLE), "ptr")
+                threads, thread = f.load(_field(f, _THREADS), "i64"), f.arguments["thread"]
+                f.emit(f"call void {entry}({thread.typed}, {threads.typed}, {table.typed})")
+                f.atomic_add(_field(f, _UNFINISHED), -1)
+
+    def _wait_for_job(self, f: FunctionBuilder, done: Value, spins: Value) -> None:
+        f.store(constant(0, "i64"), spins)
+        with f.repeat() as leave_if:
+            leave_if(f.compare("ne", f.atomic_load(_field(f, _JOBS)), f.load(done, "i64")))
+            count = f.add(f.load(spins, "i64"), constant(1, "i64"))
+            f.store(count, spins)
+            leave_if(f.compare("ugt", count, constant(_SPINS, "i64")))
+            f.pause()
+        _lock(f, _MUTEX)
+        with f.repeat() as leave_if:
+            leave_if(f.compare("ne", f.atomic_load(_field(f, _JOBS)), f.load(done, "i64")))
+            f.call("pthread_cond_wait", _field(f, _CONDITION), _field(f, _MUTEX), result="i32")
+        _unlock(f, _MUTEX)
+
+
+def _save_float_mode(f: FunctionBuilder) -> None:
+    """Note how the caller rounds and whether it flushes denormals: its workers must do the same."""
+    if f.target.is_x86:
+        f.module.declare("llvm.x86.sse.stmxcsr", "void", ("ptr",))
+        f.emit(f"call void @llvm.x86.sse.stmxcsr(ptr {_field(f, _FLOAT_MODE)})")
+    else:
+        mode = f.intrinsic("llvm.aarch64.get.fpcr", "i64")
+        f.store(mode, _field(f, _FLOAT_MODE))
+
+
+def _load_float_mode(f: FunctionBuilder) -> None:
+    if f.target.is_x86:
+        f.module.declare("llvm.x86.sse.ldmxcsr", "void", ("ptr",))
+        f.emit(f"call void @llvm.x86.sse.ldmxcsr(ptr {_field(f, _FLOAT_MODE)})")
+    else:
+        f.module.declare("llvm.aarch64.set.fpcr", "void", ("i64",))
+        mode = f.load(_field(f, _FLOAT_MODE), "i64")
+        f.emit(f"call void @llvm.aarch64.set.fpcr({mode.typed})")
+
+
+@lru_cache(maxsize=1)
+def _pool_code() -> dict[str, LoadedCode]:
+    return shared_code([PoolRun(), PoolWorker()], host_target())
+
+
+class WorkerPool:
+    """Threads that run native jobs together with whoever asks.
+
+    Args:
+        threads: how many take part in a job, the caller included.
+
+    Raises:
+        ConfigError: fewer than one thread.
+    """
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ConfigError(f"a pool needs at least one thread, got {threads}")
+        self.threads = threads
+        self._memory = np.zeros(_POOL_BYTES + 64, np.uint8)
+        self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64
+        libc = ctypes.CDLL(None)
+        for mutex in (_MUTEX, _JOB_MUTEX):
+            libc.pthread_mutex_init(ctypes.c_void_p(self.address + mutex), None)
+        libc.pthread_cond_init(ctypes.c_void_p(self.address + _CONDITION), None)
+        self._word(_THREADS).value = threads
+        code = _pool_code()
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        self._run = code[PoolRun().name].function(PoolRun().name, pointer, pointer, pointer)
+        worker = code[PoolWorker().name].function(PoolWorker().name, pointer, integer)
+        self._workers = [
+            threading.Thread(target=worker, args=(self.address, k), daemon=True, name=f"native-{k}")
+            for k in range(1, threads)
+        ]
+        for thread in self._workers:
+            thread.start()
+        self._closed = False
+        atexit.register(self.close)
+
+    def _word(self, offset: int) -> ctypes.c_int64:
+        return ctypes.c_int64.from_address(self.address + offset)
+
+    def run(self, entry: int, table: int) -> None:
+        """Run the entry at an address on all threads, and return when all have returned.
+
+        Args:
+            entry: address of `void run(i64 thread, i64 threads, ptr table)`.
+            table: address handed to it.
+
+        Raises:
+            ConfigError: the pool is closed.
+        """
+        if self._closed:
+            raise ConfigError("the pool of native threads is closed; nothing can run on it")
+        self._run(self.address, entry, table)
+
+    def close(self) -> None:
+        """Let the workers return; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._word(_STOP).value = 1
+        libc = ctypes.CDLL(None)
+        mutex, condition = ctypes.c_void_p(self.address + _MUTEX), ctypes.c_void_p(self.address + _CONDITION)
+        libc.pthread_mutex_lock(mutex)
+        self._word(_JOBS).value += 1
+        libc.pthread_cond_broadcast(condition)
+        libc.pthread_mutex_unlock(mutex)
+        for thread in self._workers:
+            thread.join()
+        atexit.unregister(self.close)

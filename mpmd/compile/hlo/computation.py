@@ -1,0 +1,260 @@
+"""HLO computations: functions made of instructions, one of which is the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
+from mpmd.errors import HloError
+
+if TYPE_CHECKING:
+    from mpmd.compile.hlo.module import HloModule
+
+
+class HloComputation:
+    """A function: parameters in, the root's value out.
+
+    In a scheduled module the order of `instructions` is the order of execution; elsewhere it is the order of
+    creation and `post_order` gives one in which operands precede users.
+
+    Attributes:
+        name: unique in the module.
+        module: the module it belongs to.
+        callers: instructions that call it → how often they name it.
+        execution_thread: "" for the main thread of the device.
+    """
+
+    __slots__ = ("_instructions", "_parameters", "_root", "callers", "execution_thread", "module", "name")
+
+    def __init__(self, name: str, module: HloModule) -> None:
+        self.name = name
+        self.module = module
+        self._instructions: dict[HloInstruction, None] = {}
+        self._parameters: list[HloInstruction] = []
+        self._root: HloInstruction | None = None
+        self.callers: dict[HloInstruction, int] = {}
+        self.execution_thread = ""
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[HloInstruction]:
+        return iter(self._instructions)
+
+    def __len__(self) -> int:
+        return len(self._instructions)
+
+    def __contains__(self, instruction: object) -> bool:
+        return instruction in self._instructions
+
+    def __repr__(self) -> str:
+        return f"HloComputation({self.name}, {len(self)} instructions)"
+
+    @property
+    def instructions(self) -> list[HloInstruction]:
+        """A snapshot of the instructions, in order."""
+        return list(self._instructions)
+
+    @property
+    def root(self) -> HloInstruction:
+        """The instruction whose value is the result.
+
+        Raises:
+            HloError: none was set yet.
+        """
+        if self._root is None:
+            raise HloError(f"computation {self.name} has no root")
+        return self._root
+
+    @property
+    def has_root(self) -> bool:
+        """True once a root was set."""
+        return self._root is not None
+
+    @property
+    def is_entry(self) -> bool:
+        """True for the computation where the program starts."""
+        return self.module.has_entry and self.module.entry is self
+
+    @property
+    def parameters(self) -> list[HloInstruction]:
+        """Parameters by number."""
+        return sorted(self._parameters, key=lambda i: i.parameter_number)
+
+    @property
+    def result_shape(self) -> Shape:
+        """Shape of the root."""
+        return self.root.shape
+
+    def signature(self) -> str:
+        """`(f32[2], s32[]) -> pred[]`, layouts left out."""
+        parameters = ", ".join(str(p.shape.logical) for p in self.parameters)
+        return f"({parameters}) -> {self.root.shape.logical}"
+
+    def post_order(self) -> list[HloInstruction]:
+        """All instructions, operands and control predecessors before users.
+
+        Walks start at instructions nobody uses, in program order, so the order is deterministic.
+
+        Raises:
+            HloError: instructions depend on each other in a circle.
+        """
+        done: dict[HloInstruction, bool] = {}
+        out: list[HloInstruction] = []
+        for start in self._instructions:
+            if not start.users and not start.control_successors and start not in done:
+                self._visit(start, done, out)
+        if len(out) != len(self._instructions):
+            raise self._circle(next(i for i in self._instructions if i not in done))
+        return out
+
+    def _visit(
+        self, start: HloInstruction, done: dict[HloInstruction, bool], out: list[HloInstruction]
+    ) -> None:
+        """Append what an instruction needs, then itself.  `done` maps instructions under way to False."""
+        done[start] = False
+        stack = [(start, iter((*start.control_predecessors, *start.operands)))]
+        while stack:
+            node, waiting = stack[-1]
+            for operand in waiting:
+                known = done.get(operand)
+                if known is None:
+                    done[operand] = False
+                    before = operand.control_predecessors
+                    stack.append(
+                        (operand, iter((*before, *operand.operands) if before else operand.operands))
+                    )
+                    break
+                if not known:
+                    raise self._circle(operand)
+            else:
+                stack.pop()
+                done[node] = True
+                out.append(node)
+
+    def _circle(self, member: HloInstruction) -> HloError:
+        return HloError(
+            f"computation {self.name}: instructions depend on each other in a circle through {member.name}"
+        )
+
+    # -- change -------------------------------------------------------------------------------------
+
+    def add(self, instruction: HloInstruction) -> HloInstruction:
+        """Append an instruction whose operands stand here; returns it."""
+        if instruction.computation is not None:
+            raise HloError(f"instruction {instruction.name} already stands in {instruction.computation.name}")
+        instruction.computation = self
+        if instruction.uid < 0:
+            instruction.uid = self.module.take_uid()
+        self._instructions[instruction] = None
+        if instruction.opcode == "parameter":
+            self._parameters.append(instruction)
+        if instruction.called:
+            self.count_calls(instruction, 1)
+        return instruction
+
+    def set_root(self, instruction: HloInstruction) -> None:
+        """Make the value of an instruction the result."""
+        if instruction.computation is not self:
+            raise HloError(f"{instruction.name} cannot be the root of {self.name}: it does not stand there")
+        self._root = instruction
+
+    def remove(self, instruction: HloInstruction) -> None:
+        """Take out an instruction that nobody uses.
+
+        Raises:
+            HloError: it has users, or is the root.
+        """
+        if instruction.users:
+            user = next(iter(instruction.users))
+            raise HloError(f"cannot remove {instruction.name} from {self.name}: {user.name} uses it")
+        if instruction is self._root:
+            raise HloError(f"cannot remove {instruction.name} from {self.name}: it is the root")
+        instruction.replace_operands(())
+        instruction.drop_control_edges()
+        if instruction.called:
+            self.count_calls(instruction, -1)
+        del self._instructions[instruction]
+        if instruction.opcode == "parameter":
+            self._parameters.remove(instruction)
+        instruction.computation = None
+
+    def replace(self, old: HloInstruction, value: HloInstruction) -> None:
+        """Let all users of `old` take `value`, then remove `old`; its control edges move to `value`."""
+        if value.computation is None:
+            self.add(value)
+        old.replace_all_uses_with(value)
+        for before in old.control_predecessors:
+            if before is not value:
+                value.add_control_predecessor(before)
+        for after in old.control_successors:
+            if after is not value:
+                after.add_control_predecessor(value)
+        self.remove(old)
+
+    def remove_parameter(self, number: int) -> None:
+        """Take out an unused parameter and renumber those after it."""
+        parameters = self.parameters
+        self.remove(parameters[number])
+        for parameter in parameters[number + 1 :]:
+            parameter.attributes["parameter_number"] = parameter.parameter_number - 1
+
+    def reorder(self, order: Sequence[HloInstruction]) -> None:
+        """Put the instructions in this order, e.g. that of a schedule.
+
+        Raises:
+            HloError: the order leaves out or adds an instruction.
+        """
+        arranged = dict.fromkeys(order)
+        if len(order) != len(self._instructions) or arranged.keys() != self._instructions.keys():
+            raise HloError(
+                f"an order of computation {self.name} must name its {len(self)} instructions once each; "
+                f"got {len(order)}"
+            )
+        self._instructions = arranged
+
+    def count_calls(self, instruction: HloInstruction, sign: int) -> None:
+        """Note (+1) or forget (-1) that an instruction calls its computations."""
+        for callee in instruction.called:
+            count = callee.callers.get(instruction, 0) + sign
+            if count:
+                callee.callers[instruction] = count
+            else:
+                callee.callers.pop(instruction, None)
+
+    # -- copies -------------------------------------------------------------------------------------
+
+    def clone(
+        self, name: str = "", module: HloModule | None = None, keep_names: bool = False
+    ) -> HloComputation:
+        """A copy in a module (this one by default); called computations are shared."""
+        target = module or self.module
+        made = target.create_computation(name or self.name)
+        made.execution_thread = self.execution_thread
+        copies = self.copy_into(made, {}, keep_names)
+        made.set_root(copies[self.root])
+        return made
+
+    def copy_into(
+        self,
+        target: HloComputation,
+        known: Mapping[HloInstruction, HloInstruction],
+        keep_names: bool = False,
+    ) -> dict[HloInstruction, HloInstruction]:
+        """Append copies of all instructions but those in `known` to `target`; returns old → copy.
+
+        `known` says what stands for an instruction already: arguments for parameters, when inlining.
+        """
+        copies = dict(known)
+        order = list(self._instructions) if self.module.is_scheduled else self.post_order()
+        for instruction in order:
+            if instruction in copies:
+                continue
+            copy = instruction.clone(
+                [copies[o] for o in instruction.operands], name=instruction.given_name if keep_names else ""
+            )
+            copies[instruction] = target.add(copy)
+            for before in instruction.control_predecessors:
+                copy.add_control_predecessor(copies[before])
+        return copies

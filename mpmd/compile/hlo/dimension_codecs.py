@@ -1,0 +1,275 @@
+"""Codecs of dimension numbers, windows, slices, padding and device groups."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from mpmd.compile.hlo import attributes as attrs
+from mpmd.compile.hlo.attributes import Ints, braces
+from mpmd.compile.hlo.codecs import Codec, Texts, read_int, single
+from mpmd.compile.hlo.text import TextError, integers, split_top
+
+# -- groups of keys ---------------------------------------------------------------------------------
+
+
+def _opt(text: str | None) -> Ints:
+    return integers(text) if text is not None else ()
+
+
+def _read_dot(texts: Texts) -> attrs.DotDims:
+    lhs_batch, lhs_contracting, rhs_batch, rhs_contracting = map(_opt, texts)
+    return attrs.DotDims(lhs_contracting, rhs_contracting, lhs_batch, rhs_batch)
+
+
+def _write_dot(value: attrs.DotDims) -> list[tuple[str, str]]:
+    out = []
+    if value.lhs_batch or value.rhs_batch:
+        out.append(("lhs_batch_dims", braces(value.lhs_batch)))
+    out.append(("lhs_contracting_dims", braces(value.lhs_contracting)))
+    if value.lhs_batch or value.rhs_batch:
+        out.append(("rhs_batch_dims", braces(value.rhs_batch)))
+    out.append(("rhs_contracting_dims", braces(value.rhs_contracting)))
+    return out
+
+
+DOT = Codec(
+    ("lhs_batch_dims", "lhs_contracting_dims", "rhs_batch_dims", "rhs_contracting_dims"),
+    _read_dot,
+    _write_dot,
+)
+
+
+def _read_gather(texts: Texts) -> attrs.GatherDims:
+    offset, collapsed, index_map, operand_batch, start_batch, vector = texts
+    return attrs.GatherDims(
+        _opt(offset),
+        _opt(collapsed),
+        _opt(index_map),
+        read_int(vector or ""),
+        _opt(operand_batch),
+        _opt(start_batch),
+    )
+
+
+def _write_gather(value: attrs.GatherDims) -> list[tuple[str, str]]:
+    out = [
+        ("offset_dims", braces(value.offset_dims)),
+        ("collapsed_slice_dims", braces(value.collapsed_slice_dims)),
+        ("start_index_map", braces(value.start_index_map)),
+    ]
+    if value.operand_batching_dims:
+        out.append(("operand_batching_dims", braces(value.operand_batching_dims)))
+    if value.start_indices_batching_dims:
+        out.append(("start_indices_batching_dims", braces(value.start_indices_batching_dims)))
+    return [*out, ("index_vector_dim", str(value.index_vector_dim))]
+
+
+GATHER = Codec(
+    (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "start_index_map",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "index_vector_dim",
+    ),
+    _read_gather,
+    _write_gather,
+)
+
+
+def _read_scatter(texts: Texts) -> attrs.ScatterDims:
+    window, inserted, dims, input_batch, index_batch, vector = texts
+    return attrs.ScatterDims(
+        _opt(window),
+        _opt(inserted),
+        _opt(dims),
+        read_int(vector or ""),
+        _opt(input_batch),
+        _opt(index_batch),
+    )
+
+
+def _write_scatter(value: attrs.ScatterDims) -> list[tuple[str, str]]:
+    out = [
+        ("update_window_dims", braces(value.update_window_dims)),
+        ("inserted_window_dims", braces(value.inserted_window_dims)),
+        ("scatter_dims_to_operand_dims", braces(value.scatter_dims_to_operand_dims)),
+    ]
+    if value.input_batching_dims:
+        out.append(("input_batching_dims", braces(value.input_batching_dims)))
+    if value.scatter_indices_batching_dims:
+        out.append(("scatter_indices_batching_dims", braces(value.scatter_indices_batching_dims)))
+    return [*out, ("index_vector_dim", str(value.index_vector_dim))]
+
+
+SCATTER = Codec(
+    (
+        "update_window_dims",
+        "inserted_window_dims",
+        "scatter_dims_to_operand_dims",
+        "input_batching_dims",
+        "scatter_indices_batching_dims",
+        "index_vector_dim",
+    ),
+    _read_scatter,
+    _write_scatter,
+)
+
+# -- windows, slices, padding -----------------------------------------------------------------------
+
+_WINDOW_FIELDS = ("size", "stride", "pad", "lhs_dilate", "rhs_dilate", "rhs_reversal")
+
+
+def _read_window(text: str) -> attrs.Window:
+    fields: dict[str, list[str]] = {}
+    for part in text.strip("{} ").split():
+        key, _, value = part.partition("=")
+        if key not in _WINDOW_FIELDS:
+            raise TextError(
+                f"unknown window field {key!r}; known: {', '.join(_WINDOW_FIELDS)}", text.find(part)
+            )
+        fields[key] = value.split("x")
+    rank = len(fields.get("size", []))
+    short = next((k for k, v in fields.items() if len(v) != rank), None)
+    if short is not None:
+        raise TextError(
+            f"window field {short} has {len(fields[short])} dims, size has {rank}", text.find(short)
+        )
+    dims = []
+    for d in range(rank):
+        low, _, high = fields["pad"][d].partition("_") if "pad" in fields else ("0", "", "0")
+        stride, lhs, rhs = (
+            read_int(fields[k][d]) if k in fields else 1 for k in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        flipped = "rhs_reversal" in fields and fields["rhs_reversal"][d] == "1"
+        dims.append(
+            attrs.WindowDim(
+                read_int(fields["size"][d]), stride, read_int(low), read_int(high), lhs, rhs, flipped
+            )
+        )
+    return attrs.Window(tuple(dims))
+
+
+WINDOW = single("window", _read_window, str)
+
+
+def _read_padding(text: str) -> attrs.Padding:
+    dims = []
+    for part in text.split("x") if text else []:
+        numbers = [read_int(n) for n in part.split("_")]
+        if len(numbers) not in (2, 3):
+            raise TextError(f"expected low_high or low_high_interior, got {part!r}", text.find(part))
+        dims.append(attrs.PadDim(*numbers))
+    return tuple(dims)
+
+
+def _write_padding(value: attrs.Padding) -> str:
+    interior = any(d.interior for d in value)
+    return "x".join(f"{d.low}_{d.high}" + (f"_{d.interior}" if interior else "") for d in value)
+
+
+PADDING = single("padding", _read_padding, _write_padding)
+
+
+def _read_slice(text: str) -> attrs.SliceDims:
+    triples = []
+    for part in split_top(text.strip()[1:-1]):
+        numbers = [read_int(n) for n in part.strip("[] ").split(":")]
+        if len(numbers) not in (2, 3):
+            raise TextError(f"expected [start:limit] or [start:limit:stride], got {part!r}", text.find(part))
+        triples.append((numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else 1))
+    return attrs.SliceDims(
+        tuple(t[0] for t in triples), tuple(t[1] for t in triples), tuple(t[2] for t in triples)
+    )
+
+
+def _write_slice(value: attrs.SliceDims) -> str:
+    omit = all(s == 1 for s in value.strides)
+    parts = [
+        f"[{a}:{b}]" if omit else f"[{a}:{b}:{s}]"
+        for a, b, s in zip(value.starts, value.limits, value.strides)
+    ]
+    return "{" + ", ".join(parts) + "}"
+
+
+SLICE = single("slice", _read_slice, _write_slice)
+
+_LABELS = re.compile(r"([bf\d?]+)_([io\d?]+)->([bf\d?]+)$")
+
+
+def _read_conv(text: str) -> attrs.ConvDims:
+    found = _LABELS.match(text)
+    if found is None:
+        raise TextError(f"expected dim labels such as b01f_01io->b01f, got {text!r}", 0)
+    lhs, rhs, out = found.groups()
+    spatial = len(lhs) - 2
+    digits = [str(i) for i in range(spatial)]
+    for side, letters in ((lhs, "bf"), (rhs, "io"), (out, "bf")):
+        if sorted(side) != sorted([*digits, *letters]):
+            raise TextError(
+                f"dim labels {side!r} must be {letters[0]}, {letters[1]} and {' '.join(digits)}",
+                text.find(side),
+            )
+    return attrs.ConvDims(
+        lhs.index("b"),
+        lhs.index("f"),
+        tuple(lhs.index(d) for d in digits),
+        rhs.index("i"),
+        rhs.index("o"),
+        tuple(rhs.index(d) for d in digits),
+        out.index("b"),
+        out.index("f"),
+        tuple(out.index(d) for d in digits),
+    )
+
+
+CONV = single("dim_labels", _read_conv, str)
+
+# -- collectives ------------------------------------------------------------------------------------
+
+_IOTA = re.compile(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_MESH = re.compile(r"mesh\[(.*?)\](?:\s*,?\s*device_ids=(\S+?))?\s*\{(.*)\}$")
+_AXIS = re.compile(r"'?([\w.\-]+)'?\s*=\s*(\d+)")
+
+
+def _read_groups(text: str) -> attrs.ReplicaGroups:
+    iota = _IOTA.match(text)
+    if iota is not None:
+        dims = integers(iota.group(3))
+        transpose = integers(iota.group(4)) if iota.group(4) else tuple(range(len(dims)))
+        return attrs.ReplicaGroups((), (int(iota.group(1)), int(iota.group(2)), dims, transpose))
+    if text.lstrip("@").startswith("mesh"):
+        return attrs.ReplicaGroups(mesh=text, mesh_groups=_mesh_groups(text))
+    return attrs.ReplicaGroups(tuple(integers(part) for part in split_top(text.strip()[1:-1])))
+
+
+def _mesh_groups(text: str) -> tuple[Ints, ...]:
+    found = _MESH.match(text.lstrip("@"))
+    if found is None or found.group(2):
+        raise TextError(f"expected groups such as mesh['a'=2,'b'=4] {{'a'}}, got {text!r}", 0)
+    sizes = {name: int(size) for name, size in _AXIS.findall(found.group(1))}
+    chosen = [part.strip().strip("'") for part in split_top(found.group(3))]
+    unknown = [name for name in chosen if name not in sizes]
+    if unknown:
+        raise TextError(f"mesh axis {unknown[0]!r} is not among {', '.join(sizes)}", text.find(unknown[0]))
+    names = list(sizes)
+    ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+    order = [names.index(n) for n in names if n not in chosen] + [names.index(n) for n in chosen]
+    rows = ids.transpose(order).reshape(-1, math.prod(sizes[n] for n in chosen))
+    return tuple(tuple(int(i) for i in row) for row in rows)
+
+
+GROUPS = single("replica_groups", _read_groups, str)
+
+
+def _read_pairs(text: str) -> tuple[Ints, ...]:
+    return tuple(integers(part) for part in split_top(text.strip()[1:-1]))
+
+
+PAIRS = single(
+    "source_target_pairs", _read_pairs, lambda value: "{" + ",".join(braces(p) for p in value) + "}"
+)

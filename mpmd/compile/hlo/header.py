@@ -1,0 +1,63 @@
+"""The first line of HLO text: name, schedule flag, aliasing, layouts at the border, further attributes."""
+
+from __future__ import annotations
+
+from mpmd.compile.hlo import codecs
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import Shape, shape_at
+from mpmd.compile.hlo.text import TextError, blank_comments, closing, split_top
+
+
+def read_header(module: HloModule, key: str, value: str) -> None:
+    """Take over one attribute of the header; unknown ones are kept as text.
+
+    Raises:
+        TextError: the value is malformed; offsets count from its beginning.
+    """
+    if key == "is_scheduled":
+        module.is_scheduled = value == "true"
+    elif key == "input_output_alias":
+        module.input_output_alias = codecs.read_io_aliases(value)
+    elif key == "buffer_donor":
+        module.buffer_donor = codecs.read_donors(value)
+    elif key == "entry_computation_layout":
+        module.parameter_layouts, module.result_layout = _program_shape(value)
+    elif key in ("replica_count", "num_partitions"):
+        if not value.isdigit() or not int(value):
+            raise TextError(f"expected a positive number, got {value!r}", 0)
+        setattr(module, key, int(value))
+    else:
+        module.header[key] = value
+
+
+def _program_shape(text: str) -> tuple[tuple[Shape, ...], Shape]:
+    """`{(f32[2]{0}, s32[])->pred[]}` as parameter shapes and result shape."""
+    body = blank_comments(text.strip()[1:-1])
+    close = closing(body, 0)
+    parameters = tuple(shape_at(part, 0)[0] for part in split_top(body[1:close]))
+    arrow = body.find("->", close)
+    if arrow < 0:
+        raise TextError("expected `->` and the shape of the result", close + 1)
+    result, _ = shape_at(body, arrow + 2 + len(body[arrow + 2 :]) - len(body[arrow + 2 :].lstrip()))
+    return parameters, result
+
+
+def print_header(module: HloModule, layouts: bool = True) -> str:
+    """The header as one line."""
+    parts = [f"HloModule {module.name}"]
+    if module.is_scheduled:
+        parts.append("is_scheduled=true")
+    if module.input_output_alias:
+        parts.append("input_output_alias={ " + ", ".join(map(str, module.input_output_alias)) + " }")
+    if module.buffer_donor:
+        parts.append("buffer_donor={ " + ", ".join(map(str, module.buffer_donor)) + " }")
+    parameters, result = module.entry_shapes()
+    if not layouts:
+        parameters, result = tuple(p.logical for p in parameters), result.logical
+    parts.append(f"entry_computation_layout={{({', '.join(map(str, parameters))})->{result}}}")
+    if module.replica_count != 1:
+        parts.append(f"replica_count={module.replica_count}")
+    if module.num_partitions != 1:
+        parts.append(f"num_partitions={module.num_partitions}")
+    parts += [f"{key}={value}" for key, value in module.header.items()]
+    return ", ".join(parts)

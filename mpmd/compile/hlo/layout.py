@@ -1,0 +1,136 @@
+"""Layouts: in which order the dims of an array lie in memory.
+
+`{2,0,1}` lists dims from minor to major: in `f32[10,20,30]{2,0,1}` dim 2 (30 long) is contiguous, then comes
+dim 0, and dim 1 is outermost.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from mpmd.compile.hlo.text import TextError, integers
+
+_PART = re.compile(r"\s*([TESLD#*PCM]+)?(\((?:[^()]|\([^()]*\))*\))")
+
+
+class Layout:
+    """An interned layout: equal layouts are the same object.
+
+    Attributes:
+        minor_to_major: dims from the contiguous one outwards.
+        memory_space: 0 is the device's default memory.
+        element_bits: bits per packed element; 0 means whole bytes.
+        tiles: each a tuple of tile dims, applied in turn.
+        extra: further parts in XLA's text form, kept as they were read.
+    """
+
+    __slots__ = ("element_bits", "extra", "memory_space", "minor_to_major", "tiles")
+    minor_to_major: tuple[int, ...]
+    memory_space: int
+    element_bits: int
+    tiles: tuple[tuple[int, ...], ...]
+    extra: str
+    _pool: ClassVar[dict[tuple[object, ...], Layout]] = {}
+
+    def __new__(
+        cls,
+        minor_to_major: tuple[int, ...],
+        memory_space: int = 0,
+        element_bits: int = 0,
+        tiles: tuple[tuple[int, ...], ...] = (),
+        extra: str = "",
+    ) -> Layout:
+        """The one object for these values."""
+        key = (minor_to_major, memory_space, element_bits, tiles, extra)
+        found = cls._pool.get(key)
+        if found is not None:
+            return found
+        self = object.__new__(cls)
+        self.minor_to_major, self.memory_space = minor_to_major, memory_space
+        self.element_bits, self.tiles, self.extra = element_bits, tiles, extra
+        return cls._pool.setdefault(key, self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Layout, (self.minor_to_major, self.memory_space, self.element_bits, self.tiles, self.extra)
+
+    def __copy__(self) -> Layout:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Layout:
+        return self
+
+    @staticmethod
+    def row_major(rank: int) -> Layout:
+        """`{rank-1, ..., 0}`: the last dim is contiguous."""
+        return Layout(tuple(range(rank - 1, -1, -1)))
+
+    @property
+    def is_row_major(self) -> bool:
+        """True if the dims lie in their logical order, nothing tiled or packed."""
+        order = self.minor_to_major
+        plain = not (self.tiles or self.element_bits or self.extra)
+        return plain and order == tuple(range(len(order) - 1, -1, -1))
+
+    @property
+    def major_to_minor(self) -> tuple[int, ...]:
+        """Dims from the outermost inwards: the permutation that makes the array row-major."""
+        return self.minor_to_major[::-1]
+
+    def with_memory_space(self, memory_space: int) -> Layout:
+        """The same order in another memory."""
+        return Layout(self.minor_to_major, memory_space, self.element_bits, self.tiles, self.extra)
+
+    def __str__(self) -> str:
+        return "{" + self.inner_text() + "}"
+
+    __repr__ = __str__
+
+    def inner_text(self) -> str:
+        """The text between the braces."""
+        text = ",".join(map(str, self.minor_to_major))
+        parts = ""
+        if self.tiles:
+            parts += "T" + "".join(
+                "(" + ",".join("*" if d < 0 else str(d) for d in t) + ")" for t in self.tiles
+            )
+        parts += self.extra
+        if self.element_bits:
+            parts += f"E({self.element_bits})"
+        if self.memory_space:
+            parts += f"S({self.memory_space})"
+        return f"{text}:{parts}" if parts else text
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout between the braces, e.g. `1,0:T(8,128)S(5)`.
+
+    Raises:
+        TextError: the text is not a layout.
+    """
+    order, colon, rest = text.partition(":")
+    minor_to_major = integers(order)
+    if sorted(minor_to_major) != list(range(len(minor_to_major))):
+        raise TextError(f"layout {{{order}}} is not a permutation of its dims", 0)
+    if not colon:
+        return Layout(minor_to_major)
+    tiles: list[tuple[int, ...]] = []
+    memory_space = element_bits = 0
+    extra, last, position = "", "", 0
+    while position < len(rest):
+        part = _PART.match(rest, position)
+        if part is None:
+            raise TextError(
+                f"expected a layout part such as T(8,128) or S(1), got {rest[position:]!r}", len(order) + 1
+            )
+        letter, body = part.group(1) or last, part.group(2)
+        if letter == "T":
+            tiles.append(tuple(-1 if d.strip() == "*" else int(d) for d in body[1:-1].split(",")))
+        elif letter == "E":
+            element_bits = int(body[1:-1])
+        elif letter == "S":
+            memory_space = int(body[1:-1])
+        else:
+            extra += (part.group(1) or "") + body
+        last, position = letter, part.end()
+    return Layout(minor_to_major, memory_space, element_bits, tuple(tiles), extra)

@@ -1,0 +1,233 @@
+"""Literals: values of constants as NumPy arrays, and their HLO text.
+
+Text is exact: printing and reading a literal gives the same bits, NaN payloads included.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
+from mpmd.compile.hlo.instruction import Literal
+from mpmd.compile.hlo.shape import Shape, array, tuple_of
+from mpmd.compile.hlo.text import TextError, blank_comments, split_top
+from mpmd.errors import HloError
+
+_PAYLOAD = re.compile(r"(-?)nan(?:\(0x([0-9a-fA-F]+)\))?$")
+_BITS = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+_MANTISSA = {"bf16": 7, "f16": 10, "f32": 23, "f64": 52}
+
+_scalars: dict[tuple[Shape, str], np.ndarray] = {}
+
+
+def literal_shape(literal: Literal) -> Shape:
+    """Shape of a literal, row-major."""
+    if isinstance(literal, tuple):
+        return tuple_of([literal_shape(element) for element in literal])
+    return array(dtype_of(literal), literal.shape)
+
+
+def freeze(value: object, dtype: str | None = None) -> np.ndarray:
+    """A read-only array for a literal.
+
+    Raises:
+        HloError: HLO has no such element type.
+    """
+    made = np.array(value, dtype=DTYPES[dtype].numpy if dtype else None)
+    dtype_of(made)
+    made.flags.writeable = False
+    return made
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def parse_literal(text: str, shape: Shape) -> Literal:
+    """The value that `constant(text)` of this shape denotes.
+
+    Raises:
+        TextError: the text does not fit the shape.
+    """
+    if shape.is_scalar and len(text) < 40:
+        found = _scalars.get((shape, text))
+        if found is None:
+            found = _scalars[shape, text] = _parse_array(text, shape)
+        return found
+    if shape.is_tuple:
+        body = blank_comments(text).strip()
+        if body[:1] not in "({" or not body:
+            raise TextError(f"expected a tuple such as (1, 2) of shape {shape}", 0)
+        parts = split_top(body[1:-1])
+        if len(parts) != len(shape.elements):
+            raise TextError(
+                f"the tuple has {len(parts)} elements, its shape {shape} has {len(shape.elements)}", 0
+            )
+        return tuple(parse_literal(part, element) for part, element in zip(parts, shape.elements))
+    if not shape.is_array:
+        raise TextError(f"a constant cannot have the shape {shape}", 0)
+    return _parse_array(text, shape)
+
+
+def _parse_array(text: str, shape: Shape) -> np.ndarray:
+    body = blank_comments(text)
+    if "..." in body:
+        raise TextError(
+            f"the constant of shape {shape} was left out of the text; print the module with large constants",
+            0,
+        )
+    if shape.dims:
+        _check_braces(body, shape)
+        body = body.replace("{", " ").replace("}", " ")
+    kind = shape.info.kind
+    if kind == "complex":
+        tokens = re.findall(r"\([^()]*\)|[^\s,()]+", body)
+    else:
+        tokens = body.replace(",", " ").split()
+    if len(tokens) != shape.size:
+        raise TextError(f"the constant has {len(tokens)} values, its shape {shape} has {shape.size}", 0)
+    try:
+        values = _values(tokens, shape)
+    except (ValueError, OverflowError) as error:
+        raise TextError(f"a value of the constant is no {shape.dtype}: {error}", 0) from None
+    made = values.reshape(shape.dims)
+    made.flags.writeable = False
+    return made
+
+
+def _check_braces(text: str, shape: Shape) -> None:
+    """The braces must nest as the dims do."""
+    found = "".join(re.findall(r"[{}]+", text))
+    expected = ""
+    for size in reversed(shape.dims):
+        expected = "{" + expected * (size if expected else 1) + "}"
+    empty = "{}" if 0 in shape.dims else expected
+    if found not in (expected, empty):
+        raise TextError(f"the braces of the constant do not nest as its shape {shape} does", 0)
+
+
+def _values(tokens: list[str], shape: Shape) -> np.ndarray:
+    info = shape.info
+    if info.kind == "pred":
+        known = {"true": True, "false": False, "1": True, "0": False}
+        wrong = next((t for t in tokens if t not in known), None)
+        if wrong is not None:
+            raise ValueError(f"expected true or false, got {wrong!r}")
+        return np.array([known[t] for t in tokens], dtype=np.bool_)
+    if info.kind in ("signed", "unsigned"):
+        numbers = [int(t) for t in tokens]
+        low, high = integer_range(shape.dtype)
+        wide = next((n for n in numbers if not low <= n <= high), None)
+        if wide is not None:
+            raise ValueError(f"{wide} is outside {low}..{high}")
+        wider = np.uint64 if info.kind == "unsigned" else np.int64
+        return np.array(numbers, dtype=wider).astype(info.numpy)
+    if info.kind == "complex":
+        return np.array([_complex(t) for t in tokens], dtype=np.complex128).astype(info.numpy)
+    made = np.array([math.nan if "nan" in t else float(t) for t in tokens], dtype=np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        out = made.astype(info.numpy)
+    for position, token in enumerate(tokens):
+        if "nan" in token:
+            _set_nan(out, position, token, shape.dtype)
+    return out
+
+
+def _complex(token: str) -> complex:
+    parts = token.strip("()").split(",")
+    numbers = [float(p.strip()) for p in parts]
+    return complex(numbers[0], numbers[1] if len(numbers) > 1 else 0.0)
+
+
+def _set_nan(out: np.ndarray, position: int, token: str, dtype: str) -> None:
+    found = _PAYLOAD.match(token)
+    if found is None:
+        raise ValueError(f"expected nan or nan(0x...), got {token!r}")
+    mantissa = _MANTISSA.get(dtype)
+    if mantissa is None:
+        return
+    bits = DTYPES[dtype].bits
+    payload = int(found.group(2), 16) if found.group(2) else 1 << (mantissa - 1)
+    exponent = ((1 << (bits - 1 - mantissa)) - 1) << mantissa
+    sign = (1 << (bits - 1)) if found.group(1) else 0
+    out.view(_BITS[bits])[position] = sign | exponent | payload
+
+
+def integer_range(dtype: str) -> tuple[int, int]:
+    """Smallest and largest value of an integer type."""
+    info = DTYPES[dtype]
+    if info.kind == "signed":
+        return -(1 << (info.bits - 1)), (1 << (info.bits - 1)) - 1
+    return 0, (1 << info.bits) - 1
+
+
+# -- printing ---------------------------------------------------------------------------------------
+
+
+def print_literal(literal: Literal) -> str:
+    """The text between the parentheses of `constant(...)`."""
+    if isinstance(literal, tuple):
+        return "(" + ", ".join(print_literal(element) for element in literal) + ")"
+    tokens = _tokens(literal)
+    if not literal.ndim:
+        return tokens[0]
+    return _nested(tokens, literal.shape)
+
+
+def _nested(tokens: list[str], dims: tuple[int, ...]) -> str:
+    if 0 in dims:
+        return "{" + "".join(_empty(dims[1:], dims[0])) + "}"
+    parts = tokens
+    for depth, size in enumerate(reversed(dims)):
+        opened, closed = ("{", "}") if depth == 0 else ("{ ", " }")
+        parts = [opened + ", ".join(parts[i : i + size]) + closed for i in range(0, len(parts), size)]
+    return parts[0]
+
+
+def _empty(dims: tuple[int, ...], count: int) -> str:
+    inner = "{" + _empty(dims[1:], dims[0]) + "}" if dims else ""
+    return ", ".join([inner] * count) if inner else ""
+
+
+def _tokens(values: np.ndarray) -> list[str]:
+    info = DTYPES[dtype_of(values)]
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if info.kind == "pred":
+        return ["true" if v else "false" for v in flat.tolist()]
+    if info.kind in ("signed", "unsigned"):
+        return [str(int(v)) for v in flat.tolist()]
+    if info.kind == "complex":
+        parts = flat.view(np.float32 if info.bits == 64 else np.float64)
+        texts = [_number(v) for v in parts]
+        return [f"({re}, {im})" for re, im in zip(texts[::2], texts[1::2])]
+    wide = flat if info.bits == 64 else flat.astype(np.float32)
+    texts = [_number(v) for v in wide]
+    for position in np.flatnonzero(np.isnan(wide)):
+        texts[position] = _nan_text(flat[position : position + 1], info.name)
+    return texts
+
+
+def _number(value: object) -> str:
+    text = str(value)
+    return text[:-2] if text.endswith(".0") else text
+
+
+def _nan_text(value: np.ndarray, dtype: str) -> str:
+    mantissa = _MANTISSA.get(dtype)
+    if mantissa is None:
+        return "nan"
+    bits = int(value.view(_BITS[DTYPES[dtype].bits])[0])
+    sign = "-" if bits >> (DTYPES[dtype].bits - 1) else ""
+    payload = bits & ((1 << mantissa) - 1)
+    return f"{sign}nan" if payload == 1 << (mantissa - 1) else f"{sign}nan(0x{payload:x})"
+
+
+def check_literal(literal: Literal, shape: Shape) -> str:
+    """What is wrong between a literal and its shape; "" if nothing."""
+    try:
+        found = literal_shape(literal)
+    except HloError as error:
+        return str(error)
+    return "" if found.logical is shape.logical else f"the literal has shape {found.logical}"

@@ -1,0 +1,233 @@
+"""HLO modules: a program, made of computations, one of which is the entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
+from mpmd.errors import HloError
+
+
+class HloModule:
+    """A program.
+
+    Attributes:
+        name: of the program.
+        is_scheduled: the order of instructions is the order of execution.
+        input_output_alias: results that may or must take a parameter's memory.
+        buffer_donor: parameters whose memory may be reused for anything.
+        parameter_layouts: shapes with layouts that the caller passes, or None: those of the parameters.
+        result_layout: shape with layout that the caller gets, or None: that of the root.
+        replica_count: number of replicas.
+        num_partitions: number of partitions.
+        header: further header attributes by key, as text.
+        tables: text of the source tables (FileNames, StackFrames, ...) that metadata refers to, or "".
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_scheduled = False
+        self.input_output_alias: tuple[InputOutputAlias, ...] = ()
+        self.buffer_donor: tuple[BufferDonor, ...] = ()
+        self.parameter_layouts: tuple[Shape, ...] | None = None
+        self.result_layout: Shape | None = None
+        self.replica_count = 1
+        self.num_partitions = 1
+        self.header: dict[str, str] = {}
+        self.tables = ""
+        self._computations: dict[str, HloComputation] = {}
+        self._entry: HloComputation | None = None
+        self._next_uid = 0
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    @property
+    def computations(self) -> list[HloComputation]:
+        """All computations, in order of creation."""
+        return list(self._computations.values())
+
+    @property
+    def entry(self) -> HloComputation:
+        """Where the program starts.
+
+        Raises:
+            HloError: none was set yet.
+        """
+        if self._entry is None:
+            raise HloError(f"module {self.name} has no entry computation")
+        return self._entry
+
+    @property
+    def has_entry(self) -> bool:
+        """True once an entry was set."""
+        return self._entry is not None
+
+    def computation(self, name: str) -> HloComputation:
+        """The computation of that name.
+
+        Raises:
+            HloError: there is none.
+        """
+        found = self._computations.get(name)
+        if found is None:
+            raise HloError(
+                f"module {self.name} has no computation {name!r}; it has {', '.join(self._computations)}"
+            )
+        return found
+
+    def instructions(self) -> Iterator[HloInstruction]:
+        """All instructions of all computations."""
+        for computation in self.computations:
+            yield from computation.instructions
+
+    def __len__(self) -> int:
+        return sum(len(c) for c in self._computations.values())
+
+    def __repr__(self) -> str:
+        return f"HloModule({self.name}, {len(self._computations)} computations, {len(self)} instructions)"
+
+    def call_order(self) -> list[HloComputation]:
+        """Computations that the entry reaches, callees before callers; then the unreached, likewise.
+
+        Raises:
+            HloError: computations call each other in a circle.
+        """
+        done: dict[HloComputation, bool] = {}
+        out: list[HloComputation] = []
+
+        def visit(start: HloComputation) -> None:
+            stack = [(start, iter(_callees(start)))]
+            done[start] = False
+            while stack:
+                computation, callees = stack[-1]
+                for callee in callees:
+                    if callee not in done:
+                        done[callee] = False
+                        stack.append((callee, iter(_callees(callee))))
+                        break
+                    if not done[callee]:
+                        raise HloError(f"computations call each other in a circle through {callee.name}")
+                else:
+                    stack.pop()
+                    done[computation] = True
+                    out.append(computation)
+
+        roots = [self._entry] if self._entry is not None else []
+        for computation in [*roots, *self._computations.values()]:
+            if computation not in done:
+                visit(computation)
+        return out
+
+    def entry_shapes(self) -> tuple[tuple[Shape, ...], Shape]:
+        """Shapes with layouts at the border of the program: parameters, result."""
+        parameters = self.parameter_layouts
+        if parameters is None:
+            parameters = tuple(p.shape.filled() for p in self.entry.parameters)
+        return parameters, self.result_layout or self.entry.root.shape.filled()
+
+    # -- change -------------------------------------------------------------------------------------
+
+    def take_uid(self) -> int:
+        """A number no instruction has."""
+        self._next_uid += 1
+        return self._next_uid - 1
+
+    def reserve_uids(self, below: int) -> None:
+        """Give out no number below this one any more."""
+        self._next_uid = max(self._next_uid, below)
+
+    def create_computation(self, name: str) -> HloComputation:
+        """An empty computation; the name gets a number if it is taken."""
+        unique, number = name, 1
+        while unique in self._computations:
+            unique, number = f"{name}.{number}", number + 1
+        made = HloComputation(unique, self)
+        self._computations[unique] = made
+        return made
+
+    def set_entry(self, computation: HloComputation) -> None:
+        """Let the program start there."""
+        if computation.module is not self:
+            raise HloError(f"computation {computation.name} belongs to another module than {self.name}")
+        self._entry = computation
+
+    def remove_computation(self, computation: HloComputation) -> None:
+        """Take out a computation that nobody calls.
+
+        Raises:
+            HloError: it is called, or is the entry.
+        """
+        if computation.callers:
+            caller = next(iter(computation.callers))
+            raise HloError(f"cannot remove computation {computation.name}: {caller.name} calls it")
+        if computation is self._entry:
+            raise HloError(f"cannot remove computation {computation.name}: it is the entry")
+        for instruction in computation.instructions:
+            computation.count_calls(instruction, -1)
+        del self._computations[computation.name]
+
+    def remove_unreached(self) -> bool:
+        """Take out computations that the entry does not reach; True if there were any."""
+        reached = set(reachable_from(self.entry))
+        dead = [c for c in self.call_order() if c not in reached]
+        for computation in reversed(dead):
+            self.remove_computation(computation)
+        return bool(dead)
+
+    # -- copies -------------------------------------------------------------------------------------
+
+    def clone(self) -> HloModule:
+        """A deep copy with the same names and numbers."""
+        made = HloModule(self.name)
+        copy_header(self, made)
+        for computation in self._computations.values():
+            made.create_computation(computation.name).execution_thread = computation.execution_thread
+        for computation in self.call_order():
+            _clone_computation(computation, made.computation(computation.name))
+        made.reserve_uids(self._next_uid)
+        if self._entry is not None:
+            made.set_entry(made.computation(self._entry.name))
+        return made
+
+
+def copy_header(source: HloModule, target: HloModule) -> None:
+    """Take over everything of a module but its computations."""
+    target.is_scheduled = source.is_scheduled
+    target.input_output_alias, target.buffer_donor = source.input_output_alias, source.buffer_donor
+    target.parameter_layouts, target.result_layout = source.parameter_layouts, source.result_layout
+    target.replica_count, target.num_partitions = source.replica_count, source.num_partitions
+    target.header, target.tables = dict(source.header), source.tables
+
+
+def reachable_from(computation: HloComputation) -> list[HloComputation]:
+    """A computation and all it calls, directly or not, in order of discovery."""
+    found = {computation: None}
+    waiting = [computation]
+    while waiting:
+        for callee in _callees(waiting.pop()):
+            if callee not in found:
+                found[callee] = None
+                waiting.append(callee)
+    return list(found)
+
+
+def _callees(computation: HloComputation) -> list[HloComputation]:
+    return [callee for instruction in computation for callee in instruction.called]
+
+
+def _clone_computation(source: HloComputation, target: HloComputation) -> None:
+    copies: dict[HloInstruction, HloInstruction] = {}
+    for instruction in source.post_order():
+        copy = instruction.clone([copies[o] for o in instruction.operands], name=instruction.given_name)
+        copy.called = tuple(target.module.computation(c.name) for c in instruction.called)
+        copy.uid = instruction.uid
+        copies[instruction] = copy
+        for before in instruction.control_predecessors:
+            copy.add_control_predecessor(copies[before])
+    for instruction in source:
+        target.add(copies[instruction])
+    if source.has_root:
+        target.set_root(copies[source.root])

@@ -1,0 +1,432 @@
+"""Reading XLA's HLO text.
+
+Accepts what XLA prints, before and after optimisation: with or without `%`, layouts, operand shapes,
+metadata, source tables.  Every problem is an `HloError` with line, column and a caret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpmd.compile.hlo import codecs
+from mpmd.compile.hlo.attributes import Attribute, Verbatim
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.header import read_header
+from mpmd.compile.hlo.instruction import HloInstruction, Literal
+from mpmd.compile.hlo.literals import parse_literal
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode
+from mpmd.compile.hlo.shape import Shape, shape_at
+from mpmd.compile.hlo.text import (
+    TextError,
+    blank_comments,
+    closing,
+    located,
+    split_top,
+    unquote,
+)
+
+_LINE = re.compile(
+    r"\s*(ROOT\s+)?%?([\w.\-]+) = (\w+\[[^\]]*\](?:\{[^{}]*\})?) ([a-z][\w\-]*)\(([^()\[\]{}\"/]*)\)"
+)
+_HEAD = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_KEY = re.compile(r"\s*,\s*([\w\-]+)=")
+_VALUE = re.compile(
+    r"(?:\{[^{}\"]*(?:\"(?:[^\"\\]|\\.)*\"[^{}\"]*)*\}|\"(?:[^\"\\]|\\.)*\"|[^\s,{}()\[\]\"]+)(?=[\s,}]|$)"
+)
+_NAME = re.compile(r"[\w.\-]+")
+_SPACE = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_MODULE = re.compile(r"HloModule\s+([^\s,]+)")
+_COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*")
+_TABLES = re.compile(
+    r"(?:\s*(?:FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*\n(?:[ \t]*\d+ [^\n]*(?:\n|$))*)+"
+)
+_THREAD = re.compile(r"\s*,\s*execution_thread=(\"[^\"]*\")")
+_BARE = re.compile(r"[^\s,{}()\[\]\"]+")
+_SUGARED = re.compile(r"(.+)-(start|update|done)$")
+
+
+def parse_module(text: str, name: str = "", literals: Sequence[bytes] | None = None) -> HloModule:
+    """The module that HLO text denotes.
+
+    Args:
+        text: HLO text.
+        name: where the text came from, shown in errors.
+        literals: memory of the constants that the text leaves out as `{...}`, in their order; None: there
+        are none.
+
+    Raises:
+        HloError: the text is malformed; shows line, column and spot.
+    """
+    try:
+        return _Parser(text, literals).module()
+    except TextError as error:
+        raise located(text, error, name) from None
+
+
+class _Parser:
+    """One reading of one text.
+
+    Attributes:
+        text: the whole text.
+        built: the module under construction.
+        literals: memory of constants left out of the text, the next one last; None: there are none.
+        pending: (instruction, key, callee names, offset), resolved once all computations are known.
+    """
+
+    def __init__(self, text: str, literals: Sequence[bytes] | None) -> None:
+        self.text = text
+        self.literals = list(reversed(literals)) if literals is not None else None
+        self.built = HloModule("unnamed")
+        self.pending: list[tuple[HloInstruction, str, list[str], int]] = []
+        self.names: dict[str, HloInstruction] = {}
+        self.highest = 0
+
+    # -- module -------------------------------------------------------------------------------------
+
+    def module(self) -> HloModule:
+        position = self.header(self.skip(0))
+        tables = _TABLES.match(self.text, position)
+        if tables is not None:
+            self.built.tables = tables.group().strip("\n")
+            position = tables.end()
+        position = self.skip(position)
+        last = None
+        while position < len(self.text):
+            last, position = self.computation(position)
+            position = self.skip(position)
+        if last is None:
+            raise TextError("the module has no computation", len(self.text))
+        if not self.built.has_entry:
+            self.built.set_entry(last)
+        self.resolve_calls()
+        self.built.reserve_uids(self.highest + 1)
+        return self.built
+
+    def skip(self, position: int) -> int:
+        found = _SPACE.match(self.text, position)
+        return found.end() if found is not None else position
+
+    def header(self, position: int) -> int:
+        found = _MODULE.match(self.text, position)
+        if found is None:
+            raise TextError("expected `HloModule name`", position)
+        self.built.name = found.group(1).lstrip("%")
+        position = found.end()
+        while True:
+            key = _KEY.match(self.text, position)
+            if key is None:
+                return position
+            start = key.end()
+            value, position = self.value(start, key.group(1))
+            try:
+                read_header(self.built, key.group(1), value)
+            except TextError as error:
+                raise TextError(error.message, start + error.offset) from None
+
+    def resolve_calls(self) -> None:
+        called: dict[HloInstruction, dict[str, list[HloComputation]]] = {}
+        known = {c.name: c for c in self.built.computations}
+        for instruction, key, names, at in self.pending:
+            missing = next((n for n in names if n not in known), None)
+            if missing is not None:
+                raise TextError(
+                    f"{instruction.name} calls computation {missing!r}, which the module lacks", at
+                )
+            called.setdefault(instruction, {})[key] = [known[n] for n in names]
+        for instruction, by_key in called.items():
+            roles = instruction.info.called
+            keys = [*roles, "true_computation", "false_computation", "to_apply", "calls"]
+            ordered = sorted(by_key, key=lambda k: keys.index(k) if k in keys else len(keys))
+            instruction.set_called([c for key in ordered for c in by_key[key]])
+
+    # -- computations -------------------------------------------------------------------------------
+
+    def computation(self, position: int) -> tuple[HloComputation, int]:
+        text = self.text
+        found = _COMPUTATION.match(text, position)
+        if found is None:
+            raise TextError("expected a computation such as `name {` or `ENTRY name {`", position)
+        name, start = found.group(2), position
+        position = found.end()
+        if text.startswith("(", position):
+            position = self.skip(closing(text, position) + 1)
+            if not text.startswith("->", position):
+                raise TextError("expected `->` and the result's shape", position)
+            _, position = shape_at(text, self.skip(position + 2))
+            position = self.skip(position)
+        if not text.startswith("{", position):
+            raise TextError("expected `{` and the computation's instructions", position)
+        if any(c.name == name for c in self.built.computations):
+            raise TextError(f"computation {name!r} is defined twice", start)
+        made = self.built.create_computation(name)
+        if found.group(1):
+            self.built.set_entry(made)
+        position = self.body(made, position + 1)
+        thread = _THREAD.match(text, position)
+        if thread is not None:
+            made.execution_thread = unquote(thread.group(1))
+            position = thread.end()
+        return made, position
+
+    def body(self, made: HloComputation, position: int) -> int:
+        self.names = {}
+        root = last = None
+        text = self.text
+        while True:
+            after = self.skip(position)
+            if text.startswith("}", after):
+                break
+            if after >= len(text):
+                raise TextError(f"computation {made.name} is never closed by '}}'", after)
+            last, is_root, position = self.instruction(made, after)
+            if is_root:
+                if root is not None:
+                    raise TextError(f"computation {made.name} has two roots", after)
+                root = last
+        if last is None:
+            raise TextError(f"computation {made.name} has no instructions", after)
+        made.set_root(root or last)
+        return after + 1
+
+    # -- instructions -------------------------------------------------------------------------------
+
+    def instruction(self, made: HloComputation, start: int) -> tuple[HloInstruction, bool, int]:
+        fast = _LINE.match(self.text, start)
+        if fast is not None:
+            root, name, _, opcode, inside = fast.groups()
+            shape, _ = shape_at(self.text, fast.start(3))
+            inside_at, position = fast.start(5), fast.end()
+        else:
+            root, name, shape, opcode, inside_at, position = self.slow_head(start)
+            inside = self.text[inside_at : position - 1]
+        if name in self.names:
+            raise TextError(f"instruction {name!r} is defined twice in computation {made.name}", start)
+        info = OPCODES.get(opcode)
+        if info is None:
+            return self.sugared(
+                made, start, (root is not None, name, shape, opcode, inside, inside_at, position)
+            )
+        texts, position = self.attribute_texts(position)
+        instruction = self.build(info, name, shape, inside, inside_at, texts)
+        self.enter(made, instruction)
+        return instruction, root is not None, position
+
+    def enter(self, made: HloComputation, instruction: HloInstruction) -> None:
+        made.add(instruction)
+        name = instruction.given_name
+        self.names[name] = instruction
+        suffix = name.rpartition(".")[2]
+        if suffix.isdigit():
+            self.highest = max(self.highest, int(suffix))
+
+    def slow_head(self, start: int) -> tuple[str | None, str, Shape, str, int, int]:
+        text = self.text
+        head = _HEAD.match(text, start)
+        if head is None:
+            raise TextError("expected an instruction such as `name = f32[2] add(a, b)`", start)
+        shape, position = shape_at(text, head.end())
+        opcode = _OPCODE.match(text, position)
+        if opcode is None:
+            raise TextError("expected an opcode and `(`", self.skip(position))
+        close = closing(text, opcode.end() - 1)
+        return head.group(1), head.group(2), shape, opcode.group(1), opcode.end(), close + 1
+
+    def build(
+        self,
+        info: Opcode,
+        name: str,
+        shape: Shape,
+        inside: str,
+        inside_at: int,
+        texts: dict[str, tuple[str, int]],
+    ) -> HloInstruction:
+        opcode = info.name
+        if opcode == "constant":
+            made = HloInstruction(opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name)
+        elif opcode == "parameter":
+            if not inside.strip().isdigit():
+                raise TextError(f"expected the parameter's number, got {inside!r}", inside_at)
+            made = HloInstruction(opcode, shape, (), {"parameter_number": int(inside)}, (), None, name)
+        else:
+            operands = self.operands(inside, inside_at)
+            if len(operands) < info.least or (info.most is not None and len(operands) > info.most):
+                expected = info.least if info.least == info.most else f"{info.least} or more"
+                raise TextError(f"{opcode} takes {expected} operands, got {len(operands)}", inside_at)
+            made = HloInstruction(opcode, shape, operands, {}, (), None, name)
+        if texts or info.specs:
+            self.attributes(made, info, texts, inside_at)
+        return made
+
+    def literal(self, inside: str, shape: Shape, at: int) -> Literal:
+        if inside == "{...}" and self.literals:
+            values = np.frombuffer(self.literals.pop(), shape.numpy_dtype)
+            if len(values) != shape.size:
+                raise TextError(f"{len(values)} values are given for a constant of shape {shape}", at)
+            return values.reshape(shape.dims)
+        try:
+            return parse_literal(inside, shape)
+        except TextError as error:
+            raise TextError(error.message, at + error.offset) from None
+
+    def operands(self, inside: str, at: int) -> list[HloInstruction]:
+        names = self.names
+        if not inside or inside.isspace():
+            return []
+        if "/" in inside:
+            inside = blank_comments(inside)
+        if "[" in inside or "(" in inside:
+            words = [part.rsplit(None, 1)[-1].lstrip("%") for part in split_top(inside)]
+        else:
+            words = _NAME.findall(inside)
+        try:
+            return [names[word] for word in words]
+        except KeyError:
+            missing = next(word for word in words if word not in names)
+            offset = re.search(rf"(?<![\w.\-]){re.escape(missing)}(?![\w.\-])", inside)
+            spot = at + (offset.start() if offset else 0)
+            raise TextError(
+                f"no instruction {missing!r} is defined above in this computation", spot
+            ) from None
+
+    # -- attributes ---------------------------------------------------------------------------------
+
+    def attribute_texts(self, position: int) -> tuple[dict[str, tuple[str, int]], int]:
+        texts: dict[str, tuple[str, int]] = {}
+        while True:
+            key = _KEY.match(self.text, position)
+            if key is None:
+                return texts, position
+            start = key.end()
+            simple = _VALUE.match(self.text, start)
+            if simple is not None:
+                value, position = simple.group(), simple.end()
+            else:
+                value, position = self.value(start, key.group(1))
+            if key.group(1) in texts:
+                raise TextError(f"attribute {key.group(1)!r} is given twice", key.start(1))
+            texts[key.group(1)] = (value, start)
+
+    def value(self, start: int, key: str) -> tuple[str, int]:
+        """The text of a value: up to a comma or space outside brackets and strings."""
+        text, position = self.text, start
+        while position < len(text):
+            char = text[position]
+            if char in "{[(":
+                position = closing(text, position) + 1
+                spaced = re.compile(r"\s*(?=\{)").match(text, position)
+                if key == "replica_groups" and "mesh[" in text[start:position] and spaced is not None:
+                    position = spaced.end()
+            elif char == '"':
+                ended = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, position)
+                if ended is None:
+                    raise TextError("this string never ends", position)
+                position = ended.end()
+            else:
+                bare = _BARE.match(text, position)
+                if bare is None:
+                    break
+                position = bare.end()
+        if position == start:
+            raise TextError(f"attribute {key!r} has no value", start)
+        return text[start:position], position
+
+    def attributes(
+        self, made: HloInstruction, info: Opcode, texts: dict[str, tuple[str, int]], at: int
+    ) -> None:
+        attributes, keyed = made.attributes, info.keyed
+        grouped: dict[str, None] = {}
+        for key, (value, start) in texts.items():
+            spec = keyed.get(key)
+            if spec is not None:
+                if len(spec.codec.keys) > 1:
+                    grouped[spec.name] = None
+                    continue
+                attributes[spec.name] = _read(spec.codec, (value,), start)
+                if attributes[spec.name] == spec.default:
+                    del attributes[spec.name]
+            elif not self.general_attribute(made, info, key, value, start):
+                attributes[key] = Verbatim(value)
+        for spec in info.specs:
+            if spec.name in grouped or (spec.required and len(spec.codec.keys) > 1):
+                parts = tuple(texts[k][0] if k in texts else None for k in spec.codec.keys)
+                attributes[spec.name] = _read(spec.codec, parts, at)
+            elif spec.required and spec.name not in attributes:
+                raise TextError(f"{info.name} {made.name} needs the attribute {spec.codec.keys[0]}=...", at)
+
+    def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> bool:
+        """Attributes that any opcode may have; False if this is none of them."""
+        if key == "metadata":
+            made.metadata = value
+        elif key == "sharding":
+            made.sharding = value
+        elif key == "frontend_attributes":
+            made.frontend_attributes = value
+        elif key == "backend_config":
+            made.backend_config = value
+        elif key == "control-predecessors":
+            for before in self.operands(value[1:-1], start + 1):
+                made.add_control_predecessor(before)
+        elif key in CALL_KEYS and info.called:
+            names = [n.lstrip("%") for n in split_top(value[1:-1] if value.startswith("{") else value)]
+            self.pending.append((made, key, names, start))
+        else:
+            return False
+        return True
+
+    # -- asynchronous operations in short form ----------------------------------------------------------
+
+    def sugared(
+        self, made: HloComputation, start: int, parts: tuple[bool, str, Shape, str, str, int, int]
+    ) -> tuple[HloInstruction, bool, int]:
+        """`reduce-scatter-start(...)` and the like: async-start of a computation with that operation."""
+        is_root, name, shape, opcode, inside, inside_at, position = parts
+        matched = _SUGARED.match(opcode)
+        wrapped = OPCODES.get(matched.group(1)) if matched else None
+        if matched is None or wrapped is None:
+            at = self.text.index(opcode, start)
+            raise TextError(f"unknown opcode {opcode!r}", at)
+        texts, position = self.attribute_texts(position)
+        if matched.group(2) != "start":
+            info = OPCODES[f"async-{matched.group(2)}"]
+            kept = {k: v for k, v in texts.items() if k not in wrapped.keyed and k not in CALL_KEYS}
+            instruction = self.build(info, name, shape, inside, inside_at, kept)
+            self.enter(made, instruction)
+            return instruction, is_root, position
+        if not shape.is_tuple or len(shape.elements) < 2:
+            raise TextError(f"{opcode} must give a tuple (operands, result, ...), got {shape}", start)
+        operands = self.operands(inside, inside_at)
+        body = self.built.create_computation(f"wrapped_{wrapped.name.replace('-', '_')}")
+        own = {"metadata", "control-predecessors", "async_execution_thread"}
+        kept_names, self.names = self.names, {}
+        for i, operand in enumerate(operands):
+            parameter = HloInstruction(
+                "parameter", operand.shape, (), {"parameter_number": i}, (), None, f"param_{i}"
+            )
+            self.enter(body, parameter)
+        inner_texts = {k: v for k, v in texts.items() if k not in own}
+        inner_inside = (
+            "0" if wrapped.name == "parameter" else ", ".join(f"param_{i}" for i in range(len(operands)))
+        )
+        inner = self.build(
+            wrapped, f"{name}.wrapped", shape.elements[1], inner_inside, inside_at, inner_texts
+        )
+        self.enter(body, inner)
+        body.set_root(inner)
+        self.names = kept_names
+        outer_texts = {k: v for k, v in texts.items() if k in own}
+        instruction = self.build(OPCODES["async-start"], name, shape, inside, inside_at, outer_texts)
+        self.pending.append((instruction, "calls", [body.name], start))
+        self.enter(made, instruction)
+        return instruction, is_root, position
+
+
+def _read(codec: codecs.Codec, texts: codecs.Texts, at: int) -> Attribute:
+    try:
+        return codec.parse(texts)
+    except TextError as error:
+        raise TextError(error.message, at + error.offset) from None

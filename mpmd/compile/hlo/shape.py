@@ -1,0 +1,381 @@
+"""Shapes: what an instruction's value looks like: arrays, tuples of shapes, tokens.
+
+Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  Two shapes that
+differ only in layout are different objects with the same `logical` shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from mpmd.compile.hlo.dtypes import DTYPES, DType
+from mpmd.compile.hlo.layout import Layout, parse_layout
+from mpmd.compile.hlo.text import TextError, closing, located
+from mpmd.errors import HloError
+
+ShapeIndex = tuple[int, ...]
+"""A position inside a shape: () is the whole, (1, 0) element 0 of element 1."""
+
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^{}]*)\})?")
+_SCALAR_LAYOUT = Layout(())
+
+
+class Shape:
+    """An interned shape.
+
+    Attributes:
+        dtype: XLA's name of the element type, or `tuple`, `token`, `opaque`.
+        dims: sizes of the dims of an array, outermost logical dim first; bounds where `dynamic` is set.
+        layout: order in memory, or None when not yet decided.  Scalars always have one.
+        elements: shapes inside a tuple.
+        dynamic: for arrays with run-time sizes, a flag per dim; () when all are static.
+        logical: the same shape without any layout; itself if it has none.
+    """
+
+    __slots__ = ("_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
+    dtype: str
+    dims: tuple[int, ...]
+    layout: Layout | None
+    elements: tuple[Shape, ...]
+    dynamic: tuple[bool, ...]
+    logical: Shape
+    _text: str
+    _pool: ClassVar[dict[tuple[object, ...], Shape]] = {}
+
+    def __new__(
+        cls,
+        dtype: str,
+        dims: tuple[int, ...] = (),
+        layout: Layout | None = None,
+        elements: tuple[Shape, ...] = (),
+        dynamic: tuple[bool, ...] = (),
+    ) -> Shape:
+        """The one object for these values; prefer `array` and `tuple_of`."""
+        if not dims and layout is None and dtype in DTYPES:
+            layout = _SCALAR_LAYOUT
+        key = (dtype, dims, layout, elements, dynamic)
+        found = cls._pool.get(key)
+        if found is not None:
+            return found
+        self = object.__new__(cls)
+        self.dtype, self.dims, self.layout, self.elements, self.dynamic = (
+            dtype,
+            dims,
+            layout,
+            elements,
+            dynamic,
+        )
+        self._text = self._render()
+        if elements:
+            logical = tuple(e.logical for e in elements)
+            self.logical = self if logical == elements else Shape("tuple", elements=logical)
+        elif layout is None or layout is _SCALAR_LAYOUT:
+            self.logical = self
+        else:
+            self.logical = Shape(dtype, dims, None, (), dynamic)
+        return cls._pool.setdefault(key, self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Shape, (self.dtype, self.dims, self.layout, self.elements, self.dynamic)
+
+    def __copy__(self) -> Shape:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Shape:
+        return self
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+    def _render(self) -> str:
+        if self.dtype == "tuple":
+            return "(" + ", ".join(e._text for e in self.elements) + ")"
+        if self.dtype in ("token", "opaque"):
+            return f"{self.dtype}[]"
+        flags = self.dynamic or (False,) * len(self.dims)
+        dims = ",".join(("<=" if flag else "") + str(d) for d, flag in zip(self.dims, flags))
+        layout = "" if self.layout is None or self.layout is _SCALAR_LAYOUT else str(self.layout)
+        return f"{self.dtype}[{dims}]{layout}"
+
+    # -- kind ---------------------------------------------------------------------------------------
+
+    @property
+    def is_array(self) -> bool:
+        """True for arrays, scalars included."""
+        return self.dtype in DTYPES
+
+    @property
+    def is_tuple(self) -> bool:
+        """True for tuples."""
+        return self.dtype == "tuple"
+
+    @property
+    def is_token(self) -> bool:
+        """True for tokens, which only order side effects."""
+        return self.dtype == "token"
+
+    @property
+    def is_scalar(self) -> bool:
+        """True for arrays without dims."""
+        return not self.dims and self.dtype in DTYPES
+
+    @property
+    def info(self) -> DType:
+        """The element type of an array."""
+        try:
+            return DTYPES[self.dtype]
+        except KeyError:
+            raise HloError(f"{self} is no array, so it has no element type") from None
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """NumPy's type of the elements."""
+        return self.info.numpy
+
+    # -- sizes --------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Number of dims of an array."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of an array."""
+        return math.prod(self.dims)
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes of all arrays in the shape; tuples' pointer tables and tokens count nothing."""
+        if self.elements:
+            return sum(e.byte_size for e in self.elements)
+        if self.dtype not in DTYPES:
+            return 0
+        bits = self.layout.element_bits if self.layout is not None else 0
+        return (self.size * bits + 7) // 8 if bits else self.size * DTYPES[self.dtype].bytes
+
+    # -- layout -------------------------------------------------------------------------------------
+
+    @property
+    def minor_to_major(self) -> tuple[int, ...]:
+        """Dims from the contiguous one outwards; row-major when no layout was decided."""
+        if self.layout is None:
+            return tuple(range(len(self.dims) - 1, -1, -1))
+        return self.layout.minor_to_major
+
+    @property
+    def physical_dims(self) -> tuple[int, ...]:
+        """Sizes from the outermost dim in memory inwards."""
+        return tuple(self.dims[d] for d in reversed(self.minor_to_major))
+
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """Per logical dim, the distance in elements between neighbours, untiled."""
+        strides, step = [0] * len(self.dims), 1
+        for dim in self.minor_to_major:
+            strides[dim] = step
+            step *= self.dims[dim]
+        return tuple(strides)
+
+    @property
+    def has_layouts(self) -> bool:
+        """True if every array in the shape has a layout."""
+        if self.dtype == "tuple":
+            return all(e.has_layouts for e in self.elements)
+        return self.layout is not None or self.dtype not in DTYPES
+
+    def with_layout(self, layout: Layout | Sequence[int] | None) -> Shape:
+        """The same array in another order in memory (minor to major)."""
+        if layout is not None and not isinstance(layout, Layout):
+            layout = Layout(tuple(layout))
+        if layout is not None and len(layout.minor_to_major) != len(self.dims):
+            raise HloError(
+                f"layout {layout} has {len(layout.minor_to_major)} dims, the array {self} {self.rank}"
+            )
+        return Shape(self.dtype, self.dims, layout, self.elements, self.dynamic)
+
+    def with_default_layout(self) -> Shape:
+        """Every array in the shape row-major."""
+        if self.dtype == "tuple":
+            return tuple_of([e.with_default_layout() for e in self.elements])
+        if self.dtype not in DTYPES:
+            return self
+        return Shape(self.dtype, self.dims, Layout.row_major(len(self.dims)), (), self.dynamic)
+
+    def filled(self) -> Shape:
+        """Row-major where no layout was decided, unchanged elsewhere."""
+        if self.has_layouts:
+            return self
+        if self.dtype == "tuple":
+            return tuple_of([e.filled() for e in self.elements])
+        return self.with_default_layout()
+
+    # -- variants -----------------------------------------------------------------------------------
+
+    def with_dtype(self, dtype: str) -> Shape:
+        """The same dims and layout with other elements."""
+        return Shape(dtype, self.dims, self.layout, (), self.dynamic)
+
+    def with_dims(self, dims: Sequence[int]) -> Shape:
+        """Other dims, row-major: a layout does not carry over to other dims."""
+        return array(self.dtype, dims)
+
+    def scalar(self) -> Shape:
+        """A scalar of the same element type."""
+        return Shape(self.dtype)
+
+    # -- tuples -------------------------------------------------------------------------------------
+
+    def subshape(self, index: ShapeIndex) -> Shape:
+        """The shape at a position of the tuple tree.
+
+        Raises:
+            HloError: there is no such position.
+        """
+        shape = self
+        for depth, i in enumerate(index):
+            if not 0 <= i < len(shape.elements):
+                raise HloError(
+                    f"shape {self} has no position {index}: element {i} at depth {depth} does not exist"
+                )
+            shape = shape.elements[i]
+        return shape
+
+    def walk(self, index: ShapeIndex = ()) -> Iterator[tuple[ShapeIndex, Shape]]:
+        """Every (position, shape), tuples before their elements."""
+        yield index, self
+        for i, element in enumerate(self.elements):
+            yield from element.walk((*index, i))
+
+    def leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
+        """Every (position, shape) that is no tuple."""
+        return ((i, s) for i, s in self.walk() if s.dtype != "tuple")
+
+
+TOKEN = Shape("token")
+
+
+def array(dtype: str, dims: Sequence[int] = (), minor_to_major: Sequence[int] | None = None) -> Shape:
+    """An array shape, row-major unless another order is given.
+
+    Raises:
+        HloError: unknown element type, negative size, or an order that is no permutation.
+    """
+    if dtype not in DTYPES:
+        raise HloError(f"unknown element type {dtype!r}; known: {', '.join(DTYPES)}")
+    sizes = tuple(int(d) for d in dims)
+    if any(d < 0 for d in sizes):
+        raise HloError(f"a dim cannot be negative: {dtype}[{','.join(map(str, sizes))}]")
+    if minor_to_major is None:
+        return Shape(dtype, sizes, Layout.row_major(len(sizes)))
+    if sorted(minor_to_major) != list(range(len(sizes))):
+        raise HloError(
+            f"layout {tuple(minor_to_major)} is not a permutation of the {len(sizes)} dims of {sizes}"
+        )
+    return Shape(dtype, sizes, Layout(tuple(minor_to_major)))
+
+
+def tuple_of(elements: Sequence[Shape]) -> Shape:
+    """A tuple shape."""
+    return Shape("tuple", elements=tuple(elements))
+
+
+def compatible(a: Shape, b: Shape) -> bool:
+    """True if the shapes are equal once layouts are ignored."""
+    return a.logical is b.logical
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+_parsed: dict[str, Shape] = {}
+
+
+def parse_shape(text: str) -> Shape:
+    """The shape that a text such as `(f32[2,3]{1,0}, s32[])` denotes.
+
+    Raises:
+        HloError: the text is no shape; shows the place.
+    """
+    shape = _parsed.get(text)
+    if shape is None:
+        try:
+            shape, end = shape_at(text, 0)
+            if text[end:].strip():
+                raise TextError("nothing may follow the shape", end)
+        except TextError as error:
+            raise located(text, error, "shape") from None
+        _parsed[text] = shape
+    return shape
+
+
+def shape_at(text: str, start: int) -> tuple[Shape, int]:
+    """The shape that begins at an offset of `text`, and the offset after it.
+
+    Raises:
+        TextError: no shape begins there.
+    """
+    if text.startswith("(", start):
+        end = closing(text, start) + 1
+        key = text[start:end]
+        found = _parsed.get(key)
+        if found is None:
+            found = _parsed[key] = _tuple_at(text, start)
+        return found, end
+    matched = _ARRAY.match(text, start)
+    if matched is None:
+        raise TextError("expected a shape such as f32[2,3]{1,0} or (s32[], pred[])", start)
+    key = matched.group()
+    found = _parsed.get(key)
+    if found is None:
+        found = _parsed[key] = _array_from(matched)
+    return found, matched.end()
+
+
+def _tuple_at(text: str, start: int) -> Shape:
+    elements: list[Shape] = []
+    position = start + 1
+    while True:
+        while text[position] in ", \t\n":
+            position += 1
+        if text.startswith("/*", position):
+            position = text.index("*/", position) + 2
+        elif text[position] == ")":
+            return tuple_of(elements)
+        else:
+            element, position = shape_at(text, position)
+            elements.append(element)
+
+
+def _array_from(matched: re.Match[str]) -> Shape:
+    dtype, dims_text, layout_text = matched.groups()
+    if dtype in ("token", "opaque"):
+        return Shape(dtype)
+    if dtype not in DTYPES:
+        raise TextError(f"unknown element type {dtype!r}; known: {', '.join(DTYPES)}", matched.start())
+    parts = [part.strip() for part in dims_text.split(",")] if dims_text.strip() else []
+    try:
+        dims = tuple(int(part.removeprefix("<=")) for part in parts)
+    except ValueError:
+        raise TextError(f"expected dim sizes such as 2,3, got {dims_text!r}", matched.start(2)) from None
+    if any(d < 0 for d in dims):
+        raise TextError(f"a dim cannot be negative, got {dims_text!r}", matched.start(2))
+    dynamic = tuple(part.startswith("<=") for part in parts)
+    layout = None
+    if layout_text is not None:
+        try:
+            layout = parse_layout(layout_text)
+        except TextError as error:
+            raise TextError(error.message, matched.start(3) + error.offset) from None
+        if len(layout.minor_to_major) != len(dims):
+            raise TextError(
+                f"layout {layout} has {len(layout.minor_to_major)} dims, the array {len(dims)}",
+                matched.start(3),
+            )
+    return Shape(dtype, dims, layout, (), dynamic if any(dynamic) else ())

@@ -1,0 +1,150 @@
+"""Shapes of calls, loops, tuples, random numbers and of what leaves the program."""
+
+from __future__ import annotations
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.shape import TOKEN, Shape, tuple_of
+from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check
+
+
+def _check_arguments(query: Query, callee: HloComputation, arguments: tuple[Shape, ...]) -> None:
+    parameters = [p.shape.logical for p in callee.parameters]
+    given = [a.logical for a in arguments]
+    check(
+        parameters == given,
+        f"{query.opcode} calls {callee.name} {callee.signature()} with ({', '.join(map(str, given))})",
+    )
+
+
+def call(query: Query) -> Shape:
+    """The result of the computation."""
+    (callee,) = query.called
+    _check_arguments(query, callee, query.operands)
+    return callee.root.shape.logical
+
+
+def loop(query: Query) -> Shape:
+    """The state, which condition and body take and the body gives."""
+    condition, body = query.called
+    state = query.operands[0]
+    for callee in (condition, body):
+        _check_arguments(query, callee, (state,))
+    check(
+        condition.root.shape.is_scalar and condition.root.shape.dtype == "pred",
+        f"the condition of while must give pred[], got {condition.signature()}",
+    )
+    check(
+        body.root.shape.logical is state.logical,
+        f"the body of while must give the state {state}, got {body.signature()}",
+    )
+    return state
+
+
+def conditional(query: Query) -> Shape:
+    """The result of the branches; an integer, or a boolean for two branches (true first), chooses."""
+    branches, selector = query.called, query.operands[0]
+    check(bool(branches), "conditional needs at least one branch")
+    check(
+        selector.is_scalar and selector.dtype in ("pred", "s32"),
+        f"the first operand of conditional must be pred[] or s32[], got {selector}",
+    )
+    check(
+        selector.dtype != "pred" or len(branches) == 2,
+        f"conditional on pred[] takes 2 branches, got {len(branches)}",
+    )
+    check(
+        len(query.operands) == len(branches) + 1,
+        f"conditional takes one operand per branch ({len(branches)}), got {len(query.operands) - 1}",
+    )
+    first = branches[0].root.shape.logical
+    for branch, operand in zip(branches, query.operands[1:]):
+        _check_arguments(query, branch, (operand,))
+        check(
+            branch.root.shape.logical is first,
+            f"branches of conditional must give equal shapes: {branches[0].signature()} and "
+            f"{branch.signature()}",
+        )
+    return first
+
+
+def first_operand(query: Query) -> Shape:
+    """The first operand's shape."""
+    return query.operands[0]
+
+
+def token(query: Query) -> Shape:
+    """A token."""
+    return TOKEN
+
+
+def pack(query: Query) -> Shape:
+    """A tuple of the operands."""
+    return tuple_of(query.operands)
+
+
+def element(query: Query) -> Shape:
+    """One element of the operand."""
+    shape = query.operands[0]
+    index: int = query.attribute("index")
+    check(
+        shape.is_tuple and 0 <= index < len(shape.elements),
+        f"get-tuple-element {index} does not exist in {shape}",
+    )
+    return shape.elements[index]
+
+
+def stated(query: Query) -> Shape:
+    """The stated shape."""
+    return query.claim()
+
+
+def async_start(query: Query) -> Shape:
+    """A tuple that begins with (operands), result of the computation."""
+    (callee,) = query.called
+    claim = query.claim()
+    _check_arguments(query, callee, query.operands)
+    fits = claim.is_tuple and len(claim.elements) >= 2 and claim.elements[1] is callee.root.shape.logical
+    check(
+        fits,
+        f"async-start of {callee.name} must give (operands, {callee.root.shape.logical}, ...), got {claim}",
+    )
+    return claim
+
+
+def copied(query: Query) -> Shape:
+    """The destination, element 0 of what copy-start gives."""
+    return query.operands[0].subshape((0,))
+
+
+def finished(query: Query) -> Shape:
+    """The result, element 1 of what async-start gives."""
+    return query.operands[0].subshape((1,))
+
+
+RULES: dict[str, Rule] = {
+    "call": call,
+    "fusion": call,
+    "while": loop,
+    "conditional": conditional,
+    "opt-barrier": first_operand,
+    "after-all": token,
+    "add-dependency": first_operand,
+    "domain": first_operand,
+    "tuple": pack,
+    "get-tuple-element": element,
+    "rng": stated,
+    "rng-bit-generator": stated,
+    "rng-get-and-update-state": stated,
+    "custom-call": stated,
+    "infeed": stated,
+    "outfeed": token,
+    "send": stated,
+    "send-done": stated,
+    "recv": stated,
+    "recv-done": stated,
+    "copy-start": stated,
+    "copy-done": copied,
+    "async-start": async_start,
+    "async-update": first_operand,
+    "async-done": finished,
+}

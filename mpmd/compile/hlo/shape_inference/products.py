@@ -1,0 +1,142 @@
+"""Shapes of products: dot, convolution, factorisations, Fourier transforms."""
+
+from __future__ import annotations
+
+from mpmd.compile.hlo.attributes import ConvDims, DotDims, Ints, Window
+from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, logical
+
+
+def _result_type(query: Query, a: Shape, b: Shape) -> str:
+    """A product may give wider or narrower elements than it takes, if stated; else those of the operands."""
+    if query.stated is not None and query.stated.is_array:
+        return query.stated.dtype
+    check(a.dtype == b.dtype, f"{query.opcode} of {a.dtype} and {b.dtype} must state its element type")
+    return a.dtype
+
+
+def _check_pairs(query: Query, name: str, left: Ints, right: Ints) -> None:
+    a, b = query.array(0), query.array(1)
+    check_dims(query, f"lhs {name} dims", left, a.rank)
+    check_dims(query, f"rhs {name} dims", right, b.rank)
+    check(len(left) == len(right), f"{query.opcode} has {len(left)} lhs and {len(right)} rhs {name} dims")
+    for i, j in zip(left, right):
+        check(
+            a.dims[i] == b.dims[j],
+            f"{name} dim {i} of {a} and dim {j} of {b} must have equal sizes, got {a.dims[i]} and "
+            f"{b.dims[j]}",
+        )
+
+
+def dot(query: Query) -> Shape:
+    """Batch dims, free dims of the left side, free dims of the right side."""
+    a, b = query.array(0), query.array(1)
+    dims: DotDims = query.attribute("dot_dims")
+    _check_pairs(query, "batch", dims.lhs_batch, dims.rhs_batch)
+    _check_pairs(query, "contracting", dims.lhs_contracting, dims.rhs_contracting)
+    for side, batch, contracting in (
+        ("lhs", dims.lhs_batch, dims.lhs_contracting),
+        ("rhs", dims.rhs_batch, dims.rhs_contracting),
+    ):
+        both = sorted(set(batch) & set(contracting))
+        check(not both, f"{side} dims {both} of {query.opcode} are both batch and contracting")
+    out = [a.dims[d] for d in dims.lhs_batch]
+    out += [a.dims[d] for d in dims.lhs_free(a.rank)]
+    out += [b.dims[d] for d in dims.rhs_free(b.rank)]
+    return logical(_result_type(query, a, b), out)
+
+
+def ragged_dot(query: Query) -> Shape:
+    """As dot for the usual form: `[m, k] x [g, k, n]` with group sizes `[g]` gives `[m, n]`."""
+    return query.claim()
+
+
+def convolution(query: Query) -> Shape:
+    """Batch, features and the positions of the window, in the order of the labels."""
+    image, kernel = query.array(0), query.array(1)
+    dims: ConvDims = query.attribute("conv_dims")
+    window: Window = query.attribute("window") or Window()
+    spatial = len(dims.lhs_spatial)
+    check(
+        image.rank == kernel.rank == spatial + 2 and len(window.dims) == spatial,
+        f"convolution with {spatial} spatial dims takes arrays of rank {spatial + 2} and a window of "
+        f"{spatial} dims, "
+        f"got {image}, {kernel} and {len(window.dims)}",
+    )
+    features, batches = query.attribute("feature_group_count", 1), query.attribute("batch_group_count", 1)
+    for side, size in zip(window.dims, [kernel.dims[d] for d in dims.rhs_spatial]):
+        check(
+            side.size == size,
+            f"the window's sizes {window.sizes} must be the kernel's spatial dims of {kernel}",
+        )
+    given, taken = image.dims[dims.lhs_feature], kernel.dims[dims.rhs_input_feature]
+    check(
+        given == taken * features,
+        f"convolution of {image} needs {given} = {taken} x {features} input features (kernel {kernel}, "
+        f"groups {features})",
+    )
+    outputs = kernel.dims[dims.rhs_output_feature]
+    check(
+        outputs % features == 0 and outputs % batches == 0,
+        f"{outputs} output features do not split into the groups",
+    )
+    batch = image.dims[dims.lhs_batch]
+    check(batch % batches == 0, f"batch {batch} does not split into {batches} groups")
+    out = [0] * image.rank
+    out[dims.out_batch], out[dims.out_feature] = batch // batches, outputs
+    for side, source, result in zip(window.dims, dims.lhs_spatial, dims.out_spatial):
+        out[result] = side.positions(image.dims[source])
+    return logical(_result_type(query, image, kernel), out)
+
+
+def _square(query: Query, shape: Shape) -> None:
+    check(
+        shape.rank >= 2 and shape.dims[-1] == shape.dims[-2],
+        f"{query.opcode} takes square matrices in the last two dims, got {shape}",
+    )
+
+
+def cholesky(query: Query) -> Shape:
+    """The operand's shape."""
+    _square(query, query.array(0))
+    return query.array(0)
+
+
+def triangular_solve(query: Query) -> Shape:
+    """The shape of the right-hand side."""
+    a, b = query.array(0), query.array(1)
+    _square(query, a)
+    side = b.dims[-2] if query.attribute("left_side", False) else b.dims[-1]
+    check(a.dims[:-2] == b.dims[:-2] and a.dims[-1] == side, f"triangular-solve: {a} does not fit {b}")
+    return b
+
+
+_PART_OF = {"c64": "f32", "c128": "f64", "f32": "c64", "f64": "c128"}
+
+
+def fft(query: Query) -> Shape:
+    """RFFT halves the last dim, IRFFT restores it."""
+    source, kind, length = query.array(0), query.attribute("fft_type"), query.attribute("fft_length")
+    check(
+        0 < len(length) <= min(3, source.rank), f"fft_length must name 1 to 3 dims of {source}, got {length}"
+    )
+    lead, last = source.dims[: source.rank - len(length)], length[-1]
+    if kind in ("FFT", "IFFT"):
+        check(source.info.kind == "complex", f"{kind} takes complex values, got {source}")
+        return source
+    if kind == "RFFT":
+        check(source.info.kind == "float", f"RFFT takes real values, got {source}")
+        return logical(_PART_OF[source.dtype], (*lead, *length[:-1], last // 2 + 1 if last else 0))
+    check(source.info.kind == "complex", f"IRFFT takes complex values, got {source}")
+    return logical(_PART_OF[source.dtype], (*lead, *length))
+
+
+RULES: dict[str, Rule] = {
+    "dot": dot,
+    "scaled-dot": lambda query: query.claim(),
+    "ragged-dot": ragged_dot,
+    "convolution": convolution,
+    "cholesky": cholesky,
+    "triangular-solve": triangular_solve,
+    "fft": fft,
+}

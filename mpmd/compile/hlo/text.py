@@ -1,0 +1,160 @@
+"""Reading HLO text: errors that show the place, and scanning over balanced brackets.
+
+The scanner works on offsets into one string, so that every problem can be reported with its line and a caret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mpmd.errors import HloError
+
+_MARK = re.compile(r'[(){}\[\]"]')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_OPENS = {"(": ")", "{": "}", "[": "]"}
+
+
+class TextError(HloError):
+    """A problem at one offset of the text being read; the parser turns it into a located `HloError`."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.offset = offset
+
+
+def located(text: str, error: TextError, name: str = "") -> HloError:
+    """The error with line, column, the source line and a caret under the spot."""
+    offset = min(max(error.offset, 0), len(text))
+    line = text.count("\n", 0, offset) + 1
+    start = text.rfind("\n", 0, offset) + 1
+    end = text.find("\n", offset)
+    source = text[start : end if end >= 0 else len(text)]
+    column = offset - start
+    shown, caret = source, column
+    if len(source) > 160:
+        first = max(0, column - 80)
+        shown = ("..." if first else "") + source[first : first + 160]
+        caret = column - first + (3 if first else 0)
+    where = f"{name or 'HLO text'}:{line}:{column + 1}"
+    return HloError(f"{where}: {error.message}\n  {shown}\n  {' ' * caret}^")
+
+
+def closing(text: str, start: int) -> int:
+    """Offset of the bracket that closes the one at `start`; quoted strings are skipped.
+
+    Raises:
+        TextError: the bracket is never closed, or closed by another kind.
+    """
+    stack: list[tuple[str, int]] = []
+    position = start
+    while True:
+        mark = _MARK.search(text, position)
+        if mark is None:
+            opened, at = stack[-1] if stack else (_OPENS.get(text[start], ")"), start)
+            raise TextError(f"this bracket is never closed by {opened!r}", at)
+        char, at = mark.group(), mark.start()
+        if char == '"':
+            string = _STRING.match(text, at)
+            if string is None:
+                raise TextError("this string never ends", at)
+            position = string.end()
+            continue
+        if char in _OPENS:
+            stack.append((_OPENS[char], at))
+        else:
+            if not stack or stack[-1][0] != char:
+                expected = f"expected {stack[-1][0]!r}" if stack else "nothing is open"
+                raise TextError(f"{char!r} closes nothing here: {expected}", at)
+            stack.pop()
+            if not stack:
+                return at
+        position = at + 1
+
+
+def split_top(text: str, separator: str = ",") -> list[str]:
+    """Parts of `text` between separators that stand outside brackets and strings, stripped."""
+    return [part for part, _ in split_top_at(text, separator)]
+
+
+def split_top_at(text: str, separator: str = ",") -> Iterator[tuple[str, int]]:
+    """Like `split_top`, each part with its offset in `text`.  An empty text has no parts."""
+    if not text.strip():
+        return
+    position = start = 0
+    marks = re.compile(f'[({{\\["{re.escape(separator)}]')
+    while True:
+        mark = marks.search(text, position)
+        if mark is None:
+            yield text[start:].strip(), start
+            return
+        at = mark.start()
+        if mark.group() == separator:
+            yield text[start:at].strip(), start
+            position = start = at + 1
+        elif mark.group() == '"':
+            string = _STRING.match(text, at)
+            if string is None:
+                raise TextError("this string never ends", at)
+            position = string.end()
+        else:
+            position = closing(text, at) + 1
+
+
+def blank_comments(text: str) -> str:
+    """`/*...*/` replaced by spaces of equal length, so that offsets stay true."""
+    if "/*" not in text:
+        return text
+    return _COMMENT.sub(lambda found: " " * len(found.group()), text)
+
+
+def quote(text: str) -> str:
+    """A quoted string as XLA writes it: C escapes, octal for other bytes."""
+    simple = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\": "\\\\"}
+    out = []
+    for char in text:
+        if char in simple:
+            out.append(simple[char])
+        elif " " <= char < "\x7f":
+            out.append(char)
+        else:
+            out.extend(f"\\{byte:03o}" for byte in char.encode())
+    return '"' + "".join(out) + '"'
+
+
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+def unquote(text: str) -> str:
+    """The inverse of `quote`; also accepts hexadecimal escapes."""
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        code = found.group(1)
+        if code[:1].isdigit():
+            return bytes([int(code, 8) & 255])
+        if code[:1] == b"x" and len(code) > 1:
+            return bytes([int(code[1:], 16)])
+        return _ESCAPED.get(code, code)
+
+    body = text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+    return _ESCAPE.sub(plain, body.encode()).decode(errors="surrogateescape")
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """`{1,2}` or `1,2` as a tuple; `{}` as ().
+
+    Raises:
+        TextError: something between the commas is not an integer.
+    """
+    body = text.strip()
+    if body[:1] == "{" and body[-1:] == "}":
+        body = body[1:-1]
+    if not body.strip():
+        return ()
+    try:
+        return tuple(int(part) for part in body.split(","))
+    except ValueError:
+        raise TextError(f"expected a list of integers such as {{0,1}}, got {text!r}", 0) from None

@@ -1,0 +1,146 @@
+"""Building plans: a small front end that numbers nodes, shares equal ones and infers dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.kernels.index import Index, dim, linear, strides_of
+from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.kernels.plan import (
+    COLUMN,
+    ROW,
+    Apply,
+    Constant,
+    IndexValue,
+    KernelPlan,
+    Load,
+    Node,
+    Operand,
+    Reduce,
+    Store,
+    arguments,
+    store_arguments,
+)
+
+
+class PlanBuilder:
+    """Collects the parts of one plan.  Values are node numbers.
+
+    Args:
+        name: symbol of the kernel.
+        extents: sizes of the iteration dims.
+        batch_dims: how many leading dims are batch dims.
+        row_dims: how many trailing dims are row dims.
+    """
+
+    def __init__(self, name: str, extents: Sequence[int], *, batch_dims: int = 0, row_dims: int = 0) -> None:
+        self.name = name
+        self.extents = tuple(extents)
+        self.batch_dims = batch_dims
+        self.row_dims = row_dims
+        self._operands: list[Operand] = []
+        self._nodes: list[Node] = []
+        self._numbers: dict[tuple[type, str], int] = {}
+        self._stores: list[Store] = []
+
+    def operand(self, name: str, dtype: str, size: int) -> int:
+        """Declare an array; returns its number."""
+        self._operands.append(Operand(name, dtype, size))
+        return len(self._operands) - 1
+
+    def _add(self, node: Node) -> int:
+        key = (type(node), repr(node))  # by text: 0.0 and -0.0, 1 and True are different constants
+        if key not in self._numbers:
+            self._numbers[key] = len(self._nodes)
+            self._nodes.append(node)
+        return self._numbers[key]
+
+    def constant(self, value: float | int | bool, dtype: str) -> int:
+        """The same value everywhere."""
+        return self._add(Constant(dtype, value))
+
+    def index(self, index: Index, dtype: str = "s64") -> int:
+        """An index expression as a value."""
+        return self._add(IndexValue(dtype, index))
+
+    def load(self, operand: int, index: Index, *, where: int = -1) -> int:
+        """An element of an operand, or zero where the guard is false."""
+        return self._add(Load(self._operands[operand].dtype, operand, index, where))
+
+    def load_dense(self, operand: int, dims: Sequence[int] | None = None) -> int:
+        """An element of a dense row-major array whose dims are the given iteration dims (all by default)."""
+        dims = range(len(self.extents)) if dims is None else dims
+        return self.load(operand, self.dense(dims))
+
+    def dense(self, dims: Sequence[int]) -> Index:
+        """The position in a dense row-major array whose dims are the given iteration dims."""
+        shape = [self.extents[d] for d in dims]
+        return linear([dim(d) for d in dims], strides_of(shape))
+
+    def apply(self, op: str, *args: int, dtype: str = "") -> int:
+        """An elementwise operation; the dtype is needed for conversions only."""
+        result = OPERATIONS[op].result
+        if result == "pred":
+            dtype = "pred"
+        elif result == "same":
+            dtype = self._nodes[args[1 if op == "select" else 0]].dtype
+        return self._add(Apply(dtype, op, args))
+
+    def convert(self, value: int, dtype: str) -> int:
+        """The value in another dtype."""
+        return value if self._nodes[value].dtype == dtype else self.apply("convert", value, dtype=dtype)
+
+    def reduce_row(self, op: str, value: int) -> int:
+        """Combine along the row dims."""
+        return self._add(Reduce(self._nodes[value].dtype, op, value, ROW))
+
+    def reduce_column(self, op: str, value: int) -> int:
+        """Combine along the outer dims."""
+        return self._add(Reduce(self._nodes[value].dtype, op, value, COLUMN))
+
+    def store(self, operand: int, index: Index, value: int, *, combine: str = "", where: int = -1) -> None:
+        """Write a value, or combine it with what is there; only where the guard is true."""
+        self._stores.append(Store(operand, index, value, combine, where))
+
+    def store_dense(self, operand: int, value: int, dims: Sequence[int] | None = None) -> None:
+        """Write to a dense row-major array whose dims are the given iteration dims (all by default)."""
+        dims = range(len(self.extents)) if dims is None else dims
+        self.store(operand, self.dense(dims), value)
+
+    def finish(self) -> KernelPlan:
+        """The plan, without the nodes that no store needs.
+
+        Raises:
+            CompileError: the parts do not fit together.
+        """
+        needed = {n for s in self._stores for n in store_arguments(s)}
+        for number in reversed(range(len(self._nodes))):
+            if number in needed:
+                needed |= set(arguments(self._nodes[number]))
+        numbers = {old: new for new, old in enumerate(sorted(needed))}
+        nodes = tuple(renumbered(self._nodes[old], numbers) for old in numbers)
+        stores = tuple(
+            Store(
+                s.operand,
+                s.index.renumber(numbers),
+                numbers[s.node],
+                s.combine,
+                numbers[s.where] if s.where >= 0 else -1,
+            )
+            for s in self._stores
+        )
+        return KernelPlan(
+            self.name, self.extents, self.batch_dims, self.row_dims, tuple(self._operands), nodes, stores
+        )
+
+
+def renumbered(node: Node, numbers: dict[int, int]) -> Node:
+    """A node with the numbers of its arguments replaced."""
+    if isinstance(node, Apply):
+        return Apply(node.dtype, node.op, tuple(numbers[a] for a in node.args))
+    if isinstance(node, Reduce):
+        return Reduce(node.dtype, node.op, numbers[node.arg], node.axis)
+    if isinstance(node, Load):
+        where = numbers[node.where] if node.where >= 0 else -1
+        return Load(node.dtype, node.operand, node.index.renumber(numbers), where)
+    return IndexValue(node.dtype, node.index.renumber(numbers)) if isinstance(node, IndexValue) else node

@@ -1,0 +1,117 @@
+"""Devices as data: what the cost models know of the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """Limits of one device.
+
+    Attributes:
+        name: what it is called in reports and cache keys.
+        units: processors that work at the same time: cores, or SMs.
+        vector_bytes: width of a vector register, or of a warp's.
+        registers: vector registers of a core, or registers of a thread.
+        cycles_per_second: clock of a unit.
+        vector_ops_per_cycle: vector instructions that a unit starts per cycle.
+        matmul_flops: peak rate of matrix products of the whole device, by dtype.
+        levels: (bytes that stay in it, bytes per second) of each level of memory, innermost first; sizes and
+            rates are of the whole device, and the last level holds everything.
+        line_bytes: smallest piece that memory moves.
+        start_seconds: what it takes to start a kernel.
+    """
+
+    name: str
+    units: int
+    vector_bytes: int
+    registers: int
+    cycles_per_second: float
+    vector_ops_per_cycle: float
+    matmul_flops: tuple[tuple[str, float], ...]
+    levels: tuple[tuple[float, float], ...]
+    line_bytes: int = 64
+    start_seconds: float = 1e-6
+
+    def matmul_rate(self, dtype: str) -> float:
+        """Peak rate of matrix products of a dtype, that of f32 for dtypes without their own."""
+        rates = dict(self.matmul_flops)
+        return rates.get(dtype, rates["f32"])
+
+    @property
+    def vector_rate(self) -> float:
+        """Vector instructions per second of the whole device."""
+        return self.units * self.cycles_per_second * self.vector_ops_per_cycle
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the outermost memory."""
+        return self.levels[-1][1]
+
+    def bandwidth_for(self, size: float) -> float:
+        """Bytes per second of the innermost level that holds a working set."""
+        return next((rate for held, rate in self.levels if size <= held), self.bandwidth)
+
+
+def cpu_device(
+    name: str,
+    *,
+    cores: int,
+    vector_bytes: int,
+    registers: int,
+    f32_flops: float,
+    bf16_flops: float,
+    memory_bandwidth: float,
+    caches: tuple[int, int, int],
+) -> Device:
+    """A CPU from what can be measured on it.
+
+    Args:
+        name: what to call it.
+        cores: cores that work together.
+        vector_bytes: width of a vector register.
+        registers: vector registers.
+        f32_flops: peak of one core in f32, a multiply-add counting two.
+        bf16_flops: peak of one core in bf16 products.
+        memory_bandwidth: bytes per second that one core copies, reads and writes counted.
+        caches: sizes of L1 and L2 of a core, and of the shared last level.
+    """
+    lanes = vector_bytes // 4
+    cycles = f32_flops / (2 * lanes)  # multiply-adds per second of one core
+    l1, l2, l3 = caches
+    return Device(
+        name=name,
+        units=cores,
+        vector_bytes=vector_bytes,
+        registers=registers,
+        cycles_per_second=cycles,
+        vector_ops_per_cycle=1.0,
+        matmul_flops=(
+            ("f32", f32_flops * cores),
+            ("bf16", bf16_flops * cores),
+            ("f64", f32_flops * cores / 2),
+        ),
+        levels=(
+            (l1 * cores, cores * vector_bytes * cycles),
+            (l2 * cores, cores * vector_bytes * cycles / 2),
+            (float(l3), cores * memory_bandwidth * 1.5),
+            (float("inf"), cores * memory_bandwidth),
+        ),
+        start_seconds=1e-6 if cores > 1 else 1e-7,
+    )
+
+
+# NVIDIA H200 SXM.  Source: the vendor's data sheet (dense rates) and the CUDA programming guide.
+H200 = Device(
+    name="H200",
+    units=132,
+    vector_bytes=512,
+    registers=255,
+    cycles_per_second=1.98e9,
+    vector_ops_per_cycle=1.0,
+    matmul_flops=(("f32", 67e12), ("bf16", 989e12), ("f16", 989e12), ("f64", 67e12)),
+    levels=((132 * 227 * 1024, 33e12), (50 * 1024 * 1024, 10e12), (float("inf"), 4.8e12)),
+    line_bytes=32,
+    start_seconds=1e-6,
+)

@@ -1,0 +1,81 @@
+"""Prices of workloads on devices, and which limit sets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.kernels.cost.device import Device
+from mpmd.compile.kernels.cost.workload import Workload
+
+# How much of the shorter of computing and moving data hides behind the longer.  Source: XLA's GPU
+# performance model.
+_OVERLAP = 0.95
+_MATMUL_EFFICIENCY = 0.92
+_CYCLES_PER_ROW_END = 40  # folding the lanes of a sum and starting the next pass
+_SPILL_CYCLES = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A price.
+
+    Attributes:
+        seconds: how long the kernel takes.
+        limiter: `compute`, `memory` or `start`: what takes most of it.
+        compute_seconds: for instructions.
+        memory_seconds: for moving data.
+        start_seconds: for starting it.
+    """
+
+    seconds: float
+    limiter: str
+    compute_seconds: float
+    memory_seconds: float
+    start_seconds: float
+
+
+def speed_of_light(work: Workload, device: Device) -> Estimate:
+    """The time no implementation can beat: each byte once at full rate, operations at peak, overlapped."""
+    if work.matmul_dtype:
+        compute = work.flops / device.matmul_rate(work.matmul_dtype)
+    else:
+        compute = work.flops / (2 * device.vector_rate * device.vector_bytes / 4)
+    memory = work.memory_bytes / device.bandwidth_for(work.memory_bytes)
+    seconds = max(compute, memory)
+    return Estimate(seconds, "compute" if compute >= memory else "memory", compute, memory, 0.0)
+
+
+def projected(work: Workload, device: Device) -> Estimate:
+    """What a good implementation takes: vector instructions, caches, parallel parts and start-up priced."""
+    busy = min(work.parts, device.units) / device.units
+    if work.matmul_dtype:
+        compute = work.flops / (device.matmul_rate(work.matmul_dtype) * _MATMUL_EFFICIENCY * busy)
+    else:
+        instructions = work.vector_bytes / device.vector_bytes
+        instructions += _spills(work, device)
+        instructions += work.scattered_elements
+        instructions += work.rows * _CYCLES_PER_ROW_END
+        compute = instructions / (device.vector_rate * busy)
+    memory = _memory_seconds(work, device) / max(busy, 0.25)
+    together = compute + memory - _OVERLAP * min(compute, memory)
+    seconds = together + device.start_seconds
+    parts = {"compute": compute, "memory": memory, "start": device.start_seconds}
+    return Estimate(seconds, max(parts, key=lambda p: parts[p]), compute, memory, device.start_seconds)
+
+
+def _memory_seconds(work: Workload, device: Device) -> float:
+    """First touches from where the working set lies, repeated ones from one level further in."""
+    size = work.memory_bytes
+    rate = device.bandwidth_for(size)
+    inner = max((r for _, r in device.levels), default=rate)
+    near = device.bandwidth_for(size / max(1, work.parts))
+    lines = work.scattered_elements * device.line_bytes - work.scattered_bytes
+    wasted = max(0.0, lines) / max(rate, 1.0) if work.scattered_elements else 0.0
+    return size / rate + work.again_bytes / min(inner, max(near, rate)) + wasted / 8
+
+
+def _spills(work: Workload, device: Device) -> float:
+    """Instructions for values that the registers cannot hold."""
+    too_many = max(0, work.live_values - (device.registers - 4))
+    each = work.vector_bytes / device.vector_bytes / max(1, work.live_values)
+    return too_many * each * _SPILL_CYCLES

@@ -1,0 +1,185 @@
+"""How much work a kernel is, independent of the device: bytes, operations, parallel parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS
+from mpmd.compile.kernels.plan import (
+    BATCH,
+    COLUMN,
+    ELEMENT,
+    Apply,
+    KernelPlan,
+    Load,
+    Reduce,
+    Store,
+    arguments,
+    store_level,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work of one kernel.
+
+    Attributes:
+        kind: of the kernel: `loop`, `row`, `column`, `mixed` or `matmul`; calibration is per kind.
+        flops: floating-point operations as commonly counted: one per elementwise operation, two per
+            multiply-add.
+        vector_bytes: operand bytes that vector instructions work on, each operation weighted by its cost: the
+            instructions themselves are this over the device's vector width.
+        matmul_dtype: what a matrix product multiplies; empty for other kernels.
+        read_bytes: bytes that are read at least once.
+        again_bytes: bytes that are read again, by other points or by later passes.
+        written_bytes: bytes that are written.
+        scattered_bytes: bytes, of the above, that neighbours in a vector do not share lines for.
+        scattered_elements: how many separate accesses these are.
+        parts: parts that can run at the same time.
+        rows: how often a reduction along a row ends.
+        live_values: values of a point that are alive together, at most.
+    """
+
+    kind: str
+    flops: float
+    vector_bytes: float
+    read_bytes: float
+    again_bytes: float
+    written_bytes: float
+    parts: int
+    matmul_dtype: str = ""
+    scattered_bytes: float = 0.0
+    scattered_elements: float = 0.0
+    rows: int = 0
+    live_values: int = 0
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes that must move at least."""
+        return self.read_bytes + self.written_bytes
+
+
+def plan_workload(plan: KernelPlan) -> Workload:
+    """The work of a plan."""
+    points = [_points(plan, k) for k in range(len(plan.nodes))]
+    flops = vector_bytes = read = again = scattered = 0.0
+    scattered_elements = rows = 0.0
+    for number, node in enumerate(plan.nodes):
+        if isinstance(node, Load):
+            loads = points[number] * _passes(plan, number)
+            size = DTYPE_BYTES[node.dtype]
+            first = min(plan.operands[node.operand].size, _touched(plan, node))
+            read += first * size
+            again += max(0, loads - first) * size
+            if _is_scattered(plan, node):
+                scattered += loads * size
+                scattered_elements += loads
+        elif isinstance(node, Apply):
+            cost = OPERATIONS[node.op].cycles
+            width = max(4, DTYPE_BYTES[plan.nodes[node.args[-1]].dtype])
+            vector_bytes += points[number] * width * cost
+            flops += points[number]
+        elif isinstance(node, Reduce):
+            inner = _points(plan, node.arg, whole=True)
+            vector_bytes += inner * max(4, DTYPE_BYTES[node.dtype])
+            flops += inner
+            rows += points[number] if node.axis == "row" else 0
+    written = sum(_stored(plan, s) * DTYPE_BYTES[plan.operands[s.operand].dtype] for s in plan.stores)
+    parts = math.prod(plan.extents[: plan.rank - max(1, plan.row_dims)]) or 1
+    if plan.kind in ("loop", "column"):
+        parts = max(1, plan.size // 2048)
+    return Workload(
+        kind=plan.kind,
+        flops=flops,
+        vector_bytes=vector_bytes,
+        read_bytes=read,
+        again_bytes=again,
+        written_bytes=float(written),
+        parts=max(1, parts),
+        scattered_bytes=scattered,
+        scattered_elements=scattered_elements,
+        rows=int(rows),
+        live_values=_live_values(plan),
+    )
+
+
+def matmul_workload(m: int, n: int, k: int, dtype: str, *, out_dtype: str = "", batch: int = 1) -> Workload:
+    """The work of a batch of matrix products."""
+    size, out = DTYPE_BYTES[dtype], DTYPE_BYTES[out_dtype or dtype]
+    flops = 2.0 * m * n * k * batch
+    return Workload(
+        kind="matmul",
+        flops=flops,
+        vector_bytes=0.0,
+        read_bytes=float((m * k + k * n) * batch * size),
+        again_bytes=0.0,
+        written_bytes=float(m * n * batch * out),
+        parts=max(1, batch * -(-n // 32) * -(-m // 512)),
+        matmul_dtype=dtype,
+    )
+
+
+def _points(plan: KernelPlan, number: int, *, whole: bool = False) -> int:
+    """How often a node is computed; with `whole`, how often its value is consumed by a reduction."""
+    level = plan.levels[number]
+    dims = set(range(plan.batch_dims))
+    if level in (ELEMENT, "row"):
+        dims |= set(plan.outer)
+    if level in (ELEMENT, COLUMN) or plan.row_dims == 0 or whole:
+        dims |= set(plan.row)
+    if plan.row_dims == 0 and level != BATCH:
+        dims = set(range(plan.rank)) if plan.depends[number] else set()
+    return math.prod([plan.extents[d] for d in sorted(dims)])
+
+
+def _touched(plan: KernelPlan, node: Load) -> int:
+    """Different elements that a load reads, at most."""
+    dims = set(node.index.dims())
+    for value in node.index.values():
+        dims |= plan.depends[value]
+    return math.prod([plan.extents[d] for d in sorted(dims)])
+
+
+def _stored(plan: KernelPlan, store: Store) -> int:
+    level = store_level(plan, store)
+    dims = set(range(plan.batch_dims))
+    if level in (ELEMENT, "row"):
+        dims |= set(plan.outer)
+    if level in (ELEMENT, COLUMN):
+        dims |= set(plan.row)
+    return math.prod([plan.extents[d] for d in sorted(dims)])
+
+
+def _is_scattered(plan: KernelPlan, node: Load) -> bool:
+    """Whether neighbouring points of the last dim read from different lines."""
+    if not plan.rank:
+        return False
+    last = plan.rank - 1
+    if any(last in plan.depends[v] for v in node.index.values()) or not node.index.is_linear_in(last):
+        return True
+    size = DTYPE_BYTES[node.dtype]
+    return abs(node.index.factor(last)) * size >= 64 and plan.extents[last] > 1
+
+
+def _passes(plan: KernelPlan, number: int) -> int:
+    """In how many passes over a row a load is needed, if nothing between is kept."""
+    users = [k for k, n in enumerate(plan.nodes) if number in arguments(n)]
+    stages = {plan.stages[number]} | {plan.stages[u] for u in users if not isinstance(plan.nodes[u], Reduce)}
+    return len(stages)
+
+
+def _live_values(plan: KernelPlan) -> int:
+    """Most values of one point that are alive at the same time, in the order of the nodes."""
+    last_use = {a: k for k, n in enumerate(plan.nodes) for a in arguments(n)}
+    for store in plan.stores:
+        last_use[store.node] = len(plan.nodes)
+    alive = most = 0
+    ends: dict[int, int] = {}
+    for number in range(len(plan.nodes)):
+        alive += 1
+        end = last_use.get(number, number)
+        ends[end] = ends.get(end, 0) + 1
+        most = max(most, alive)
+        alive -= ends.pop(number, 0)
+    return most

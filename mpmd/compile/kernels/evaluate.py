@@ -1,0 +1,153 @@
+"""The meaning of a plan, by NumPy over the whole space: slow, obvious, what printers are tested by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE, OPERATIONS, REDUCTIONS
+from mpmd.compile.kernels.plan import (
+    COLUMN,
+    ELEMENT,
+    ROW,
+    Apply,
+    Constant,
+    IndexValue,
+    KernelPlan,
+    Load,
+    Node,
+    Reduce,
+    Store,
+    store_level,
+)
+
+Array = Any
+
+
+def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
+    """Run a plan.
+
+    Args:
+        plan: what to compute.
+        arrays: a contiguous array for each operand; results are written into theirs.
+    """
+    flat = [a.reshape(-1) for a in arrays]
+    with np.errstate(all="ignore"):
+        _Evaluator(plan, flat).run()
+
+
+class _Evaluator:
+    """Values are arrays of the plan's rank, with extent 1 along dims that they do not change along."""
+
+    def __init__(self, plan: KernelPlan, operands: list[np.ndarray]) -> None:
+        self.plan = plan
+        self.operands = operands
+        self.values: list[Array] = []
+
+    def run(self) -> None:
+        """Compute all nodes, then write all stores."""
+        for node in self.plan.nodes:
+            self.values.append(self._value(node))
+        for store in self.plan.stores:
+            self._store(store)
+
+    def _position(self, index: Index) -> Array:
+        rank = self.plan.rank
+        total = np.full((1,) * rank, index.constant, np.int64)
+        for atom, factor in index.terms:
+            if atom.kind == "dim":
+                shape = [1] * rank
+                shape[atom.number] = self.plan.extents[atom.number]
+                part = np.arange(self.plan.extents[atom.number], dtype=np.int64).reshape(shape)
+            elif atom.inner is None:
+                part = self.values[atom.number].astype(np.int64)
+            else:
+                inner = self._position(atom.inner)
+                part = inner // atom.number if atom.kind == "div" else inner % atom.number
+            total = total + part * factor
+        return total
+
+    def _value(self, node: Node) -> Array:
+        dtype = NUMPY_DTYPE[node.dtype]
+        if isinstance(node, Constant):
+            return np.full((1,) * self.plan.rank, node.value).astype(dtype)
+        if isinstance(node, IndexValue):
+            return self._position(node.index).astype(dtype)
+        if isinstance(node, Load):
+            return self._load(node)
+        if isinstance(node, Reduce):
+            return self._reduce(node)
+        return apply(node, [self.values[a] for a in node.args])
+
+    def _load(self, node: Load) -> Array:
+        source, position = self.operands[node.operand], self._position(node.index)
+        if node.where < 0:
+            return source[position]
+        guard, position = np.broadcast_arrays(self.values[node.where], position)
+        if source.size == 0:
+            return np.zeros(guard.shape, source.dtype)
+        return np.where(guard, source[np.where(guard, position, 0)], np.zeros((), source.dtype))
+
+    def _reduce(self, node: Reduce) -> Array:
+        plan, value = self.plan, self.values[node.arg]
+        axes = tuple(plan.row if node.axis == ROW else plan.outer)
+        shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
+        value = np.broadcast_to(value, shape)
+        reduction = REDUCTIONS[node.op]
+        wide = np.float32 if node.dtype in ("bf16", "f16") else value.dtype
+        identity = np.asarray(reduction.identity(node.dtype)).astype(wide)
+        result = value.astype(wide)
+        for axis in axes:
+            result = reduction.meaning.reduce(result, axis=axis, keepdims=True, initial=identity, dtype=wide)
+        return result.astype(value.dtype)
+
+    def _store(self, store: Store) -> None:
+        plan = self.plan
+        level = store_level(plan, store)
+        kept = set(range(plan.batch_dims))
+        if level in (ELEMENT, ROW):
+            kept |= set(plan.outer)
+        if level in (ELEMENT, COLUMN):
+            kept |= set(plan.row)
+        shape = [e if d in kept else 1 for d, e in enumerate(plan.extents)]
+        value = np.broadcast_to(self.values[store.node], shape)
+        position = np.broadcast_to(self._position(store.index), shape)
+        target = self.operands[store.operand]
+        if store.where >= 0:
+            guard = np.broadcast_to(self.values[store.where], shape)
+            value, position = value[guard], position[guard]
+        if store.combine:
+            REDUCTIONS[store.combine].meaning.at(target, position.reshape(-1), value.reshape(-1))
+        else:
+            target[position.reshape(-1)] = value.reshape(-1)
+
+
+def apply(node: Apply, args: Sequence[Array]) -> Array:
+    """An elementwise operation on NumPy arrays of the dtypes of its operands."""
+    dtype = NUMPY_DTYPE[node.dtype]
+    if node.op == "convert":
+        return convert(args[0], node.dtype)
+    if node.op == "bitcast-convert":
+        return np.ascontiguousarray(args[0]).view(dtype)
+    narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
+    if narrow:  # computed in f32, rounded once
+        args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]
+    return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
+
+
+def convert(value: Array, dtype: str) -> Array:
+    """Conversion between dtypes: floats to integers saturate, NaN becomes zero."""
+    target = NUMPY_DTYPE[dtype]
+    if dtype in INTEGERS and value.dtype in [NUMPY_DTYPE[f] for f in FLOATS]:
+        info = np.iinfo(target)
+        wide = value.astype(np.float64)
+        low, high = float(info.min), float(info.max)
+        inside = np.clip(np.where(np.isnan(wide), 0, np.trunc(wide)), low, high)
+        exact = np.where(inside >= high, info.max, np.where(inside >= high, 0, inside).astype(target))
+        return exact.astype(target)
+    if dtype == "pred":
+        return value != 0
+    return value.astype(target)

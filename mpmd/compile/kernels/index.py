@@ -1,0 +1,233 @@
+"""Index expressions: where in an array an iteration of a kernel reads or writes.
+
+An expression is a sum of multiples of atoms and a constant.  An atom is an iteration dim, the floor quotient
+or the remainder of an expression, or the value of an integer node (a gathered position).  Reshapes,
+transposes, slices, broadcasts and their compositions all stay in this form, and most of them without a
+quotient, because quotients and remainders are simplified by the ranges of what they divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import total_ordering
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Atom:
+    """What an expression multiplies.
+
+    Attributes:
+        kind: `dim`, `div`, `mod` or `value`.
+        number: the dim, the divisor, or the node whose value is meant.
+        inner: what is divided, for `div` and `mod`.
+    """
+
+    kind: str
+    number: int
+    inner: Index | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "dim":
+            return f"d{self.number}"
+        if self.kind == "value":
+            return f"%{self.number}"
+        return f"({self.inner}) {'//' if self.kind == 'div' else '%'} {self.number}"
+
+    def __lt__(self, other: Atom) -> bool:
+        return (self.kind, self.number, str(self.inner)) < (other.kind, other.number, str(other.inner))
+
+
+@dataclass(frozen=True)
+class Index:
+    """A sum of multiples of atoms and a constant.
+
+    Attributes:
+        terms: (atom, factor) with factors that are not zero, each atom once, in a fixed order.
+        constant: what is added.
+    """
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: int = 0
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.constant + other)
+        return _collect((*self.terms, *other.terms), self.constant + other.constant)
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return Index()
+        return Index(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
+
+    def __str__(self) -> str:
+        parts = [
+            str(a) if f == 1 else f"{a}*{f}" if a.kind in ("dim", "value") else f"({a})*{f}"
+            for a, f in self.terms
+        ]
+        if self.constant or not parts:
+            parts.append(str(self.constant))
+        return " + ".join(parts)
+
+    def factor(self, dim: int) -> int:
+        """What one step along a dim adds, through the linear terms alone."""
+        return next((f for a, f in self.terms if a.kind == "dim" and a.number == dim), 0)
+
+    def dims(self) -> frozenset[int]:
+        """Iteration dims that occur anywhere, also inside of quotients."""
+        found: set[int] = set()
+        for atom, _ in self.terms:
+            if atom.kind == "dim":
+                found.add(atom.number)
+            elif atom.inner is not None:
+                found |= atom.inner.dims()
+        return frozenset(found)
+
+    def values(self) -> tuple[int, ...]:
+        """Nodes whose values occur, in ascending order."""
+        found: set[int] = set()
+        for atom, _ in self.terms:
+            if atom.kind == "value":
+                found.add(atom.number)
+            elif atom.inner is not None:
+                found |= set(atom.inner.values())
+        return tuple(sorted(found))
+
+    def is_linear_in(self, dim: int) -> bool:
+        """Whether a dim occurs in linear terms only."""
+        return all(a.inner is None or dim not in a.inner.dims() for a, _ in self.terms)
+
+    def bounds(self, extents: Sequence[int]) -> tuple[int, int]:
+        """Smallest and largest value; values of nodes count as unknown and are not allowed.
+
+        Raises:
+            ValueError: the expression depends on a node's value.
+        """
+        low = high = self.constant
+        for atom, factor in self.terms:
+            a, b = _atom_bounds(atom, extents)
+            low += min(a * factor, b * factor)
+            high += max(a * factor, b * factor)
+        return low, high
+
+    def divided(self, divisor: int, extents: Sequence[int]) -> Index:
+        """The floor quotient."""
+        whole, rest = self._split(divisor)
+        if divisor == 1:
+            return self
+        if _inside(rest, divisor, extents):
+            return whole
+        return whole + Index(((Atom("div", divisor, rest), 1),))
+
+    def modulo(self, divisor: int, extents: Sequence[int]) -> Index:
+        """The remainder, never negative."""
+        if divisor == 1:
+            return Index()
+        _, rest = self._split(divisor)
+        if _inside(rest, divisor, extents):
+            return rest
+        return Index(((Atom("mod", divisor, rest), 1),))
+
+    def _split(self, divisor: int) -> tuple[Index, Index]:
+        """(q, r) with self = q·divisor + r, q as large as the factors show."""
+        whole, rest = [], []
+        for atom, factor in self.terms:
+            quotient, remainder = divmod(factor, divisor)
+            if remainder == 0:
+                whole.append((atom, quotient))
+            else:
+                rest.append((atom, factor))
+        quotient, remainder = divmod(self.constant, divisor)
+        return Index(tuple(whole), quotient), Index(tuple(rest), remainder)
+
+    def substitute(self, dims: Mapping[int, Index], extents: Sequence[int]) -> Index:
+        """The expression with dims replaced; `extents` are those of the replacing dims."""
+        result = Index((), self.constant)
+        for atom, factor in self.terms:
+            if atom.kind == "dim":
+                result += dims.get(atom.number, dim(atom.number)) * factor
+            elif atom.inner is None:
+                result += Index(((atom, factor),))
+            else:
+                inner = atom.inner.substitute(dims, extents)
+                divide = inner.divided if atom.kind == "div" else inner.modulo
+                result += divide(atom.number, extents) * factor
+        return result
+
+    def renumber(self, nodes: Mapping[int, int]) -> Index:
+        """The expression with node numbers replaced."""
+        terms = []
+        for atom, factor in self.terms:
+            if atom.kind == "value":
+                atom = Atom("value", nodes[atom.number])
+            elif atom.inner is not None:
+                atom = Atom(atom.kind, atom.number, atom.inner.renumber(nodes))
+            terms.append((atom, factor))
+        return _collect(tuple(terms), self.constant)
+
+
+def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
+    factors: dict[Atom, int] = {}
+    for atom, factor in terms:
+        factors[atom] = factors.get(atom, 0) + factor
+    return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
+
+
+def _atom_bounds(atom: Atom, extents: Sequence[int]) -> tuple[int, int]:
+    if atom.kind == "dim":
+        return 0, max(extents[atom.number] - 1, 0)
+    if atom.inner is None:
+        raise ValueError(f"the range of {atom} is not known")
+    if atom.kind == "mod":
+        return 0, atom.number - 1
+    low, high = atom.inner.bounds(extents)
+    return low // atom.number, high // atom.number
+
+
+def _inside(rest: Index, divisor: int, extents: Sequence[int]) -> bool:
+    """Whether an expression is known to lie in [0, divisor)."""
+    if rest.values():
+        return False
+    low, high = rest.bounds(extents)
+    return low >= 0 and high < divisor
+
+
+def dim(number: int) -> Index:
+    """An iteration dim."""
+    return Index(((Atom("dim", number), 1),))
+
+
+def value(node: int) -> Index:
+    """The value of an integer node."""
+    return Index(((Atom("value", node), 1),))
+
+
+def constant(number: int) -> Index:
+    """A constant."""
+    return Index((), number)
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Distances between neighbours along each dim of a dense row-major array."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def linear(indices: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
+    """The position in memory of an element whose index along each dim is given."""
+    result = Index((), offset)
+    for index, stride in zip(indices, strides, strict=True):
+        result += index * stride
+    return result
+
+
+def delinearized(position: Index, shape: Sequence[int], extents: Sequence[int]) -> tuple[Index, ...]:
+    """The index along each dim of a dense row-major array of the element at a position."""
+    return tuple(
+        position.divided(stride, extents).modulo(extent, extents)
+        for stride, extent in zip(strides_of(shape), shape, strict=True)
+    )

@@ -1,0 +1,428 @@
+"""KernelPlan: what one kernel computes, without saying how.
+
+A plan has an iteration space, a DAG of values and a list of stores:
+
+    dims     batch | outer | row                  the space, outermost first
+    levels   element: a value for every point     row: one per (batch, outer)
+             column: one per (batch, row)         batch: one per (batch)
+
+A value that does not change along the row dims is at the row level; a reduction over the row dims takes an
+element there, one over the outer dims takes an element to the column level and a row value to the batch
+level.  Row values may be used by elements again (a softmax reads each row's maximum and sum), so a plan can
+hold several passes over a row; column and batch values are final: they meet only each other and what has no
+outer dims.
+
+What needs which pass follows from the DAG and is not written down: `stages()`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS, REDUCTIONS
+from mpmd.errors import CompileError, collect
+
+ELEMENT, ROW, COLUMN, BATCH = "element", "row", "column", "batch"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a kernel reads or writes.
+
+    Attributes:
+        name: how text and arguments call it.
+        dtype: HLO name of its element type.
+        size: number of elements.
+    """
+
+    name: str
+    dtype: str
+    size: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory."""
+        return int(self.size * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value everywhere."""
+
+    dtype: str
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class IndexValue:
+    """An index expression as a value: iota, and what compares positions."""
+
+    dtype: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of an operand.
+
+    Attributes:
+        dtype: of the operand.
+        operand: number of the operand.
+        index: position in it.
+        where: number of a `pred` node, or -1; where it is false nothing is read and the value is zero.
+    """
+
+    dtype: str
+    operand: int
+    index: Index
+    where: int = -1
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An elementwise operation on nodes."""
+
+    dtype: str
+    op: str
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A reduction.
+
+    Attributes:
+        dtype: of the value and the result; sums of bf16 and f16 are kept in f32 and rounded once.
+        op: name in `REDUCTIONS`.
+        arg: number of the node.
+        axis: `row` or `column`: which dims go away.
+    """
+
+    dtype: str
+    op: str
+    arg: int
+    axis: str
+
+
+Node = Constant | IndexValue | Load | Apply | Reduce
+
+
+@dataclass(frozen=True)
+class Store:
+    """A value written to an operand.
+
+    Attributes:
+        operand: number of the operand.
+        index: position, in the dims of the value's level.
+        node: number of the value.
+        combine: name of a reduction by which it is combined with what is there; empty to overwrite.
+        where: number of a `pred` node, or -1; where it is false nothing is written.
+    """
+
+    operand: int
+    index: Index
+    node: int
+    combine: str = ""
+    where: int = -1
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """What one kernel computes; see the module's docstring.
+
+    Attributes:
+        name: symbol of the kernel.
+        extents: sizes of the iteration dims.
+        batch_dims: how many leading dims are batch dims.
+        row_dims: how many trailing dims are row dims.
+        operands: arrays; those that are stored to are results.
+        nodes: values, each after its arguments.
+        stores: what is written.
+
+    Raises:
+        CompileError: the parts do not fit together; all problems are listed.
+    """
+
+    name: str
+    extents: tuple[int, ...]
+    batch_dims: int
+    row_dims: int
+    operands: tuple[Operand, ...]
+    nodes: tuple[Node, ...]
+    stores: tuple[Store, ...]
+
+    def __post_init__(self) -> None:
+        problems = _problems(self)
+        if problems:
+            raise collect(CompileError, problems, f"kernel {self.name} is not valid:")
+
+    # -- the space -----------------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """How many iteration dims there are."""
+        return len(self.extents)
+
+    @property
+    def outer(self) -> range:
+        """The dims between batch and row."""
+        return range(self.batch_dims, self.rank - self.row_dims)
+
+    @property
+    def row(self) -> range:
+        """The row dims."""
+        return range(self.rank - self.row_dims, self.rank)
+
+    @property
+    def size(self) -> int:
+        """Points of the iteration space."""
+        return math.prod(self.extents)
+
+    @property
+    def row_size(self) -> int:
+        """Points of one row."""
+        return math.prod([self.extents[d] for d in self.row])
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Numbers of the operands that are stored to."""
+        return tuple(sorted({s.operand for s in self.stores}))
+
+    @property
+    def kind(self) -> str:
+        """`loop`, `row`, `column` or `mixed`, by the reductions in it."""
+        axes = {n.axis for n in self.nodes if isinstance(n, Reduce)}
+        return "loop" if not axes else "mixed" if len(axes) == 2 else axes.pop()
+
+    # -- what follows from the DAG -------------------------------------------------------------------------
+    @cached_property
+    def depends(self) -> tuple[frozenset[int], ...]:
+        """For each node the dims along which its value may change."""
+        found: list[frozenset[int]] = []
+        for node in self.nodes:
+            dims = frozenset[int]().union(*(found[a] for a in arguments(node)))
+            if isinstance(node, Load | IndexValue):
+                dims |= node.index.dims()
+            elif isinstance(node, Reduce):
+                dims -= set(self.row if node.axis == ROW else self.outer)
+            found.append(dims)
+        return tuple(found)
+
+    @cached_property
+    def levels(self) -> tuple[str, ...]:
+        """The level of each node."""
+        final: list[bool] = []
+        levels: list[str] = []
+        row = set(self.row)
+        for number, node in enumerate(self.nodes):
+            column_sum = isinstance(node, Reduce) and node.axis == COLUMN
+            final.append(column_sum or any(final[a] for a in arguments(node)))
+            wide = bool(self.depends[number] & row)
+            levels.append((COLUMN if wide else BATCH) if final[-1] else (ELEMENT if wide else ROW))
+        return tuple(levels)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """For each node the pass over a row in which it can first be computed.
+
+        A row reduction of elements of pass p is known after it, so whatever uses it belongs to pass p + 1.
+        """
+        stages: list[int] = []
+        for node in self.nodes:
+            stage = max((stages[a] for a in arguments(node)), default=0)
+            stages.append(stage + (isinstance(node, Reduce) and node.axis == ROW))
+        return tuple(stages)
+
+    def text(self) -> str:
+        """The plan in a readable form; equal plans have equal text, and it is part of cache keys."""
+        dims = [f"d{d}:{e}" for d, e in enumerate(self.extents)]
+        cut = self.rank - self.row_dims
+        groups = (dims[: self.batch_dims], dims[self.batch_dims : cut], dims[cut:])
+        lines = [f"kernel {self.name} [{' | '.join(' '.join(g) for g in groups)}]"]
+        results = set(self.results)
+        for k, operand in enumerate(self.operands):
+            mark = "result" if k in results else "operand"
+            lines.append(f"  {mark} {operand.name}: {operand.dtype}[{operand.size}]")
+        for k, node in enumerate(self.nodes):
+            lines.append(f"  %{k} = {_node_text(self, node)}")
+        for store in self.stores:
+            how = f" {store.combine}=" if store.combine else " ="
+            guard = f" where %{store.where}" if store.where >= 0 else ""
+            lines.append(f"  {self.operands[store.operand].name}[{store.index}]{how} %{store.node}{guard}")
+        return "\n".join(lines) + "\n"
+
+
+def arguments(node: Node) -> tuple[int, ...]:
+    """Numbers of the nodes that a node uses, those inside of index expressions included."""
+    if isinstance(node, Apply):
+        return node.args
+    if isinstance(node, Reduce):
+        return (node.arg,)
+    if isinstance(node, Load):
+        guard = () if node.where < 0 else (node.where,)
+        return (*guard, *node.index.values())
+    return node.index.values() if isinstance(node, IndexValue) else ()
+
+
+def store_arguments(store: Store) -> tuple[int, ...]:
+    """Numbers of the nodes that a store uses: its value, its guard, and those inside of its index."""
+    guard = () if store.where < 0 else (store.where,)
+    return (store.node, *guard, *store.index.values())
+
+
+def store_level(plan: KernelPlan, store: Store) -> str:
+    """Where a store happens: a value may be written to more places than it has values."""
+    nodes = [plan.levels[n] for n in store_arguments(store)]
+    final = COLUMN in nodes or BATCH in nodes
+    wide = ELEMENT in nodes or COLUMN in nodes or bool(store.index.dims() & set(plan.row))
+    return (COLUMN if wide else BATCH) if final else (ELEMENT if wide else ROW)
+
+
+def _node_text(plan: KernelPlan, node: Node) -> str:
+    if isinstance(node, Constant):
+        return f"{node.dtype} {node.value!r}"
+    if isinstance(node, IndexValue):
+        return f"{node.dtype} index {node.index}"
+    if isinstance(node, Load):
+        guard = f" where %{node.where}" if node.where >= 0 else ""
+        return f"{node.dtype} {plan.operands[node.operand].name}[{node.index}]{guard}"
+    if isinstance(node, Reduce):
+        return f"{node.dtype} reduce-{node.op} %{node.arg} over {node.axis}"
+    return f"{node.dtype} {node.op} {' '.join(f'%{a}' for a in node.args)}"
+
+
+def _problems(plan: KernelPlan) -> list[str]:
+    """Everything that is wrong with a plan."""
+    problems = []
+    if plan.batch_dims < 0 or plan.row_dims < 0 or plan.batch_dims + plan.row_dims > plan.rank:
+        return [f"{plan.batch_dims} batch dims and {plan.row_dims} row dims of {plan.rank} dims"]
+    if any(e < 0 for e in plan.extents):
+        problems.append(f"a negative extent in {plan.extents}")
+    problems += [
+        f"operand {o.name} has the unknown dtype {o.dtype}"
+        for o in plan.operands
+        if o.dtype not in DTYPE_BYTES
+    ]
+    for number, node in enumerate(plan.nodes):
+        late = [a for a in arguments(node) if not 0 <= a < number]
+        if late:
+            problems.append(f"%{number} uses %{late[0]}, which is not before it")
+            return problems
+        problems += [f"%{number}: {p}" for p in _node_problems(plan, node)]
+    if not problems:
+        problems += [p for store in plan.stores for p in _store_problems(plan, store)]
+        problems += _level_problems(plan)
+    return problems
+
+
+def _node_problems(plan: KernelPlan, node: Node) -> list[str]:
+    if node.dtype not in DTYPE_BYTES:
+        return [f"unknown dtype {node.dtype}"]
+    if isinstance(node, Load):
+        return _load_problems(plan, node)
+    if isinstance(node, Reduce):
+        return _reduce_problems(plan, node)
+    return _apply_problems(plan, node) if isinstance(node, Apply) else []
+
+
+def _load_problems(plan: KernelPlan, node: Load) -> list[str]:
+    if not 0 <= node.operand < len(plan.operands):
+        return [f"there is no operand {node.operand}"]
+    operand = plan.operands[node.operand]
+    problems = []
+    if operand.dtype != node.dtype:
+        problems.append(f"loads {node.dtype} from {operand.name}, which holds {operand.dtype}")
+    if node.where >= 0 and plan.nodes[node.where].dtype != "pred":
+        problems.append(f"its guard %{node.where} is {plan.nodes[node.where].dtype}, not pred")
+    if node.where < 0 and not node.index.values() and plan.size:
+        problems += _outside(node.index, operand, plan)
+    return problems
+
+
+def _outside(index: Index, operand: Operand, plan: KernelPlan) -> list[str]:
+    low, high = index.bounds(plan.extents)
+    if low < 0 or high >= operand.size:
+        return [f"{index} reaches [{low}, {high}] of {operand.name}, which has {operand.size} elements"]
+    return []
+
+
+def _reduce_problems(plan: KernelPlan, node: Reduce) -> list[str]:
+    if node.op not in REDUCTIONS:
+        return [f"no reduction is named {node.op}; there are {', '.join(REDUCTIONS)}"]
+    problems = []
+    if node.axis not in (ROW, COLUMN):
+        problems.append(f"the axis {node.axis!r} is neither row nor column")
+    if node.dtype not in REDUCTIONS[node.op].dtypes:
+        problems.append(f"reduce-{node.op} is not defined for {node.dtype}")
+    if plan.nodes[node.arg].dtype != node.dtype:
+        problems.append(f"reduces {plan.nodes[node.arg].dtype} to {node.dtype}")
+    return problems
+
+
+def _apply_problems(plan: KernelPlan, node: Apply) -> list[str]:
+    if node.op not in OPERATIONS:
+        return [f"no operation is named {node.op}"]
+    operation = OPERATIONS[node.op]
+    if len(node.args) != operation.arity:
+        return [f"{node.op} takes {operation.arity} operands, got {len(node.args)}"]
+    kinds = [plan.nodes[a].dtype for a in node.args]
+    problems = []
+    data = kinds[1:] if node.op == "select" else kinds
+    if node.op == "select" and kinds[0] != "pred":
+        problems.append(f"select chooses by {kinds[0]}, not pred")
+    if len(set(data)) > 1:
+        problems.append(f"{node.op} of {' and '.join(data)}: convert them to one dtype")
+    if data[0] not in operation.dtypes:
+        problems.append(f"{node.op} is not defined for {data[0]}")
+    wanted = {"same": data[0], "pred": "pred", "given": node.dtype}[operation.result]
+    if node.dtype != wanted:
+        problems.append(f"{node.op} of {data[0]} gives {wanted}, not {node.dtype}")
+    if node.op == "bitcast-convert" and DTYPE_BYTES[data[0]] != DTYPE_BYTES[node.dtype]:
+        problems.append(f"bitcast-convert from {data[0]} to {node.dtype}: sizes differ")
+    return problems
+
+
+def _store_problems(plan: KernelPlan, store: Store) -> list[str]:
+    if not 0 <= store.operand < len(plan.operands) or not 0 <= store.node < len(plan.nodes):
+        return [f"a store of %{store.node} to operand {store.operand}: one of them does not exist"]
+    operand, node = plan.operands[store.operand], plan.nodes[store.node]
+    problems = []
+    if operand.dtype != node.dtype:
+        problems.append(f"stores {node.dtype} to {operand.name}, which holds {operand.dtype}")
+    if store.combine and store.combine not in REDUCTIONS:
+        problems.append(f"combines by {store.combine!r}, which is no reduction")
+    if store.where < 0 and not store.index.values() and plan.size:
+        problems += _outside(store.index, operand, plan)
+    if store.where >= 0 and plan.nodes[store.where].dtype != "pred":
+        problems.append(f"its guard %{store.where} is {plan.nodes[store.where].dtype}, not pred")
+    gone = set(plan.outer) if plan.levels[store.node] in (COLUMN, BATCH) else set()
+    extra = store.index.dims() & gone
+    if extra:
+        names = ", ".join(f"d{d}" for d in sorted(extra))
+        problems.append(f"%{store.node} has no {names}, but its place in {operand.name} depends on it")
+    return problems
+
+
+def _level_problems(plan: KernelPlan) -> list[str]:
+    """Sums over the outer dims can only be combined with what has no outer dims, and not reduced again."""
+    problems = []
+    outer = set(plan.outer)
+    final = [level in (COLUMN, BATCH) for level in plan.levels]
+    for number, node in enumerate(plan.nodes):
+        if not any(final[a] for a in arguments(node)):
+            continue
+        if isinstance(node, Reduce):
+            problems.append(f"%{number} reduces what is already reduced over the outer dims")
+        for a in arguments(node):
+            if not final[a] and (plan.depends[a] & outer or _has_reduction(plan, a)):
+                problems.append(
+                    f"%{number} combines a sum over the outer dims with %{a}, which is inside of it"
+                )
+    return problems
+
+
+def _has_reduction(plan: KernelPlan, number: int) -> bool:
+    node = plan.nodes[number]
+    return isinstance(node, Reduce) or any(_has_reduction(plan, a) for a in arguments(node))

@@ -1,0 +1,58 @@
+"""When a result may be written over an operand: what buffer assignment asks before it reuses memory."""
+
+from __future__ import annotations
+
+from mpmd.compile.kernels.plan import (
+    ELEMENT,
+    KernelPlan,
+    Load,
+    Reduce,
+    arguments,
+    store_arguments,
+    store_level,
+)
+
+
+def may_share(plan: KernelPlan, source: int, result: int) -> bool:
+    """Whether a result may live in the memory of an operand that nobody reads after the kernel.
+
+    True if every element of the operand is read before its place is written: the result is written where the
+    operand is read, by the same point, and no later pass over the row reads the operand again.
+
+    Args:
+        plan: the kernel.
+        source: number of the operand that is read.
+        result: number of the operand that is written.
+    """
+    if source == result or plan.operands[source].bytes != plan.operands[result].bytes:
+        return source == result
+    if source in plan.results:
+        return False
+    stores = [s for s in plan.stores if s.operand == result]
+    loads = [(k, n) for k, n in enumerate(plan.nodes) if isinstance(n, Load) and n.operand == source]
+    if not loads or not stores:
+        return False
+    place = stores[0].index
+    if plan.operands[source].dtype != plan.operands[result].dtype:
+        return False
+    if any(s.index != place or s.combine or s.where >= 0 or place.values() for s in stores):
+        return False
+    if any(node.index != place for _, node in loads):
+        return False
+    if any(store_level(plan, s) != ELEMENT for s in stores) and plan.row_dims:
+        return False
+    written_in = min(max(plan.stages[n] for n in store_arguments(s)) for s in stores)
+    return all(_last_pass(plan, number) <= written_in for number, _ in loads)
+
+
+def _last_pass(plan: KernelPlan, number: int) -> int:
+    """The last pass over a row that may compute a node again."""
+    last = plan.stages[number]
+    for user, node in enumerate(plan.nodes):
+        if number in arguments(node):
+            # a reduction reads its argument in the argument's own pass
+            last = max(last, plan.stages[number] if isinstance(node, Reduce) else _last_pass(plan, user))
+    for store in plan.stores:
+        if number in store_arguments(store):
+            last = max(last, max(plan.stages[n] for n in store_arguments(store)))
+    return last

@@ -1,0 +1,100 @@
+"""Lowering of custom calls: marks disappear, what HLO has an operation for becomes it, the rest stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpmd.compile.hlo.attributes import OutputAlias, Verbatim
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape, tuple_of
+from mpmd.compile.hlo.text import quote, unquote
+from mpmd.compile.lowering.site import Rule, Site
+
+_VERSIONS = {
+    2: "API_VERSION_STATUS_RETURNING",
+    3: "API_VERSION_STATUS_RETURNING_UNIFIED",
+    4: "API_VERSION_TYPED_FFI",
+}
+_MARKS = frozenset({"Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"})
+
+
+def mark(site: Site) -> Sequence[HloInstruction]:
+    """On one device a mark for the partitioner says nothing."""
+    if any(o.shape.logical is not s.logical for o, s in zip(site.operands, site.operation.shapes)):
+        raise site.error("a mark for the partitioner changes the shape; partition the program first")
+    return site.operands
+
+
+def top_k(site: Site) -> Sequence[HloInstruction]:
+    """The k largest or smallest values of the last dim and their positions."""
+    options: dict[str, Any] = site.attribute("mhlo.attributes") or {}
+    k = site.operation.shapes[0].dims[-1]
+    largest = bool(options.get("largest", True))
+    return site.parts(site.build.add("topk", site.operands[0], k=k, largest=largest))
+
+
+def erf(site: Site) -> HloInstruction:
+    """The error function."""
+    return site.build.add("erf", site.operands[0])
+
+
+TARGETS: dict[str, Callable[[Site], HloInstruction | Sequence[HloInstruction]]] = {
+    **dict.fromkeys(_MARKS, mark),
+    "mhlo.erf": erf,
+    "mhlo.topk": top_k,
+}
+
+
+def custom_call(site: Site) -> HloInstruction | Sequence[HloInstruction]:
+    """A function outside the program."""
+    target = site.required("call_target_name")
+    if target in TARGETS:
+        return TARGETS[target](site)
+    shapes = _with_layouts(site.operation.shapes, site.attribute("result_layouts"))
+    inputs = [o.shape for o in site.operands]
+    operand_layouts = site.attribute("operand_layouts")
+    constraints = None
+    if operand_layouts:
+        listed = ", ".join(str(s) for s in _with_layouts(inputs, operand_layouts))
+        constraints = Verbatim("{" + listed + "}")
+    single = len(shapes) == 1
+    typed = site.attribute("mhlo.backend_config") is not None  # how JAX writes calls of the typed interface
+    version = 4 if typed else int(site.attribute("api_version", 1))
+    made = site.build.add(
+        "custom-call",
+        *site.operands,
+        shape=shapes[0] if single else tuple_of(shapes),
+        custom_call_target=target,
+        operand_layout_constraints=constraints,
+        custom_call_has_side_effect=bool(site.attribute("has_side_effect", False)),
+        output_to_operand_aliasing=_aliases(site),
+        api_version=_VERSIONS.get(version),
+        called=[site.lowering.function(name) for name in site.attribute("called_computations") or ()],
+    )
+    made.backend_config = _backend_config(site)
+    return site.parts(made)
+
+
+def _with_layouts(shapes: Sequence[Shape], layouts: Any) -> list[Shape]:
+    """Shapes in the stated layouts (minor to major), row-major where none are."""
+    if not layouts:
+        return [s.filled() for s in shapes]
+    return [s.with_layout([int(d) for d in order.reshape(-1)]) for s, order in zip(shapes, layouts)]
+
+
+def _aliases(site: Site) -> tuple[OutputAlias, ...] | None:
+    listed = site.attribute("output_operand_aliases") or ()
+    return tuple(OutputAlias(output, operand, index) for output, operand, index in listed) or None
+
+
+def _backend_config(site: Site) -> str:
+    """The configuration as written: a dictionary of typed values, or a string."""
+    for name in ("mhlo.backend_config", "backend_config"):
+        text = site.attribute(name, "")
+        if text.startswith("{"):
+            return text
+    return "" if text in ("", '""') else quote(unquote(text))
+
+
+RULES: dict[str, Rule] = {"stablehlo.custom_call": custom_call}

@@ -1,0 +1,35 @@
+"""Lowering of gather and scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.lowering.site import Rule, Site
+
+
+def gather(site: Site) -> HloInstruction:
+    """Slices at run-time indices."""
+    return site.build.add(
+        "gather",
+        *site.operands,
+        gather_dims=site.required("dimension_numbers"),
+        slice_sizes=site.required("slice_sizes"),
+        indices_are_sorted=site.attribute("indices_are_sorted", False),
+    )
+
+
+def scatter(site: Site) -> Sequence[HloInstruction]:
+    """Updates combined into slices at run-time indices."""
+    made = site.build.add(
+        "scatter",
+        *site.operands,
+        scatter_dims=site.required("scatter_dimension_numbers"),
+        indices_are_sorted=site.attribute("indices_are_sorted", False),
+        unique_indices=site.attribute("unique_indices", False),
+        called=(site.region(),),
+    )
+    return site.parts(made)
+
+
+RULES: dict[str, Rule] = {"stablehlo.gather": gather, "stablehlo.scatter": scatter}

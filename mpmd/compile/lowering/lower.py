@@ -1,0 +1,214 @@
+"""StableHLO to HLO: one rule per operation, one computation per function and region.
+
+Source: the mapping is that of the StableHLO specification, whose operations HLO has nearly one for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
+from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.hlo.text import quote
+from mpmd.compile.lowering import (
+    collectives,
+    control,
+    custom_calls,
+    elementwise,
+    indexed,
+    movement,
+    products,
+    random,
+    reductions,
+    special_functions,
+)
+from mpmd.compile.lowering.program import Block, Operation, Program, ValueId
+from mpmd.compile.lowering.reader import read_program
+from mpmd.compile.lowering.site import Rule, Site
+from mpmd.errors import CompileError, HloError
+
+RULES: dict[str, Rule] = {
+    **collectives.RULES,
+    **control.RULES,
+    **custom_calls.RULES,
+    **elementwise.RULES,
+    **indexed.RULES,
+    **movement.RULES,
+    **products.RULES,
+    **random.RULES,
+    **reductions.RULES,
+    **special_functions.RULES,
+}
+"""How each operation becomes HLO."""
+
+
+def lower(source: Any) -> HloModule:
+    """A StableHLO module, or its text, as HLO.
+
+    The function `main` becomes the entry; its arguments' attributes say what may be aliased or donated.
+
+    Raises:
+        CompileError: an operation or type has no HLO; names the operation and where it comes from.
+        IRError: the text is no MLIR module.
+    """
+    return lower_program(read_program(source))
+
+
+def lower_program(program: Program) -> HloModule:
+    """The records of a StableHLO program as HLO."""
+    module = HloModule(_identifier(program.name))
+    module.replica_count, module.num_partitions = program.replicas, program.partitions
+    module.set_entry(Lowering(program, module).function("main"))
+    main = program.functions["main"]
+    module.input_output_alias = _aliases(main.argument_attributes, len(main.body.returned))
+    module.buffer_donor = tuple(
+        BufferDonor(i) for i, notes in enumerate(main.argument_attributes) if notes.get("jax.buffer_donor")
+    )
+    return module
+
+
+def _aliases(notes: Sequence[dict[str, Any]], results: int) -> tuple[InputOutputAlias, ...]:
+    found = [(int(n["tf.aliasing_output"]), i) for i, n in enumerate(notes) if "tf.aliasing_output" in n]
+    return tuple(InputOutputAlias((output,) if results > 1 else (), i) for output, i in sorted(found))
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_.-" else "_" for c in name) or "main"
+
+
+class Lowering:
+    """The work on one program.
+
+    Attributes:
+        program: what is lowered.
+        module: what is made.
+    """
+
+    def __init__(self, program: Program, module: HloModule) -> None:
+        self.program = program
+        self.module = module
+        self._functions: dict[str, HloComputation] = {}
+        self._closed: dict[Any, HloComputation] = {}
+        self._imported: dict[str, HloComputation] = {}
+
+    def function(self, name: str) -> HloComputation:
+        """A function as a computation; lowered once.
+
+        Raises:
+            CompileError: the program has no such function.
+        """
+        found = self._functions.get(name)
+        if found is None:
+            if name not in self.program.functions:
+                raise CompileError(f"the program calls @{name}, which it does not define")
+            body = self.program.functions[name].body
+            builder = HloBuilder.create(self.module, _identifier(name))
+            arguments = [builder.parameter(shape) for shape in body.shapes]
+            self._fill(builder, body, dict(zip(body.arguments, arguments)))
+            found = self._functions[name] = builder.computation
+        return found
+
+    def imported(self, program: Program, key: str) -> HloComputation:
+        """The entry of another program as a computation of this module; lowered once per key."""
+        found = self._imported.get(key)
+        if found is None:
+            inner = Lowering(program, self.module)
+            found = self._imported[key] = inner.function("main")
+        return found
+
+    def closed_region(self, site: Site, block: Block) -> HloComputation:
+        """A region that reads nothing from outside but constants; equal regions share a computation."""
+        key = _structure(block)
+        found = self._closed.get(key) if key is not None else None
+        if found is not None:
+            return found
+        name = block.operations[-1].name.partition(".")[2] if block.operations else "region"
+        builder = HloBuilder.create(self.module, _identifier(f"{name}_{block.shapes[0].dtype}"))
+        values = dict(zip(block.arguments, [builder.parameter(shape) for shape in block.shapes]))
+        for outside in block.captured():
+            values[outside] = self._copied_constant(site, builder, outside)
+        self._fill(builder, block, values)
+        if key is not None:
+            self._closed[key] = builder.computation
+        return builder.computation
+
+    def _copied_constant(self, site: Site, builder: HloBuilder, outside: ValueId) -> HloInstruction:
+        value = site.values[outside]
+        if value.opcode != "constant":
+            raise site.error(f"its region reads {value.name} from outside, which is no constant")
+        return builder.constant(value.literal)
+
+    def state_region(
+        self, block: Block, outside: Sequence[ValueId], state: Shape, name: str, tuple_result: bool
+    ) -> HloComputation:
+        """A region as a computation of one tuple: its arguments, then the values it reads from outside.
+
+        The result is a tuple of what it returns; a loop's body returns the outside values as well.
+        """
+        builder = HloBuilder.create(self.module, name)
+        given = builder.parameter(state)
+        names = (*block.arguments, *outside)
+        values = {v: builder.element(given, i) for i, v in enumerate(names)}
+        self._operations(builder, block, values)
+        results = [values[v] for v in block.returned]
+        if name == "body":
+            results += [values[v] for v in outside]
+        builder.build(builder.tuple(results) if tuple_result else results[0])
+        return builder.computation
+
+    def _fill(self, builder: HloBuilder, block: Block, values: dict[ValueId, HloInstruction]) -> None:
+        self._operations(builder, block, values)
+        results = [values[v] for v in block.returned]
+        builder.build(results[0] if len(results) == 1 else builder.tuple(results))
+
+    def _operations(self, builder: HloBuilder, block: Block, values: dict[ValueId, HloInstruction]) -> None:
+        for operation in block.operations:
+            rule = RULES.get(operation.name)
+            site = Site(self, builder, operation, [values[v] for v in operation.operands], values)
+            if rule is None:
+                raise site.error("no rule lowers this operation")
+            builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""
+            try:
+                made = rule(site)
+            except HloError as error:
+                raise site.error(str(error)) from error
+            results = [made] if isinstance(made, HloInstruction) else made
+            self._mark(operation, results)
+            for number, value, shape in zip(operation.results, results, operation.shapes):
+                if value.shape.logical is not shape.logical:
+                    raise site.error(f"it became {value.shape}, expected {shape}")
+                values[number] = value
+
+    def _mark(self, operation: Operation, results: Sequence[HloInstruction]) -> None:
+        """Hand on the frontend attributes that JAX or the user gave an operation."""
+        given = operation.attributes.get("mhlo.frontend_attributes")
+        if given:
+            text = ",".join(f"{key}={quote(str(value))}" for key, value in given.items())
+            for value in results:
+                source = value.operands[0] if value.opcode == "get-tuple-element" else value
+                if source.opcode != "parameter":
+                    source.frontend_attributes = "{" + text + "}"
+
+
+def _structure(block: Block) -> Any:
+    """A key that equal small regions share; None for regions too large or with regions of their own."""
+    if len(block.operations) > 8 or any(o.regions for o in block.operations) or block.captured():
+        return None
+    number = {v: i for i, v in enumerate(block.arguments)}
+    lines = []
+    for operation in block.operations:
+        for value in operation.results:
+            number[value] = len(number)
+        lines.append(_line(operation, number))
+    return block.shapes, tuple(lines), tuple(number[v] for v in block.returned)
+
+
+def _line(operation: Operation, number: dict[ValueId, int]) -> Any:
+    operands = tuple(number[v] for v in operation.operands)
+    attributes = tuple((k, repr(v)) for k, v in sorted(operation.attributes.items()))
+    return operation.name, operands, operation.shapes, attributes

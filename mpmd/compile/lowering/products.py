@@ -1,0 +1,112 @@
+"""Lowering of products: dot, convolution, factorisations, Fourier transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpmd.compile.hlo.attributes import Verbatim, Window, WindowDim
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.lowering.site import Rule, Site
+
+
+def _precision(site: Site) -> tuple[str, ...] | None:
+    """`operand_precision`, left out where it is the default for all operands."""
+    given = tuple(p.lower() for p in site.attribute("precision_config") or ())
+    return given if any(p != "default" for p in given) else None
+
+
+def _algorithm(site: Site) -> Verbatim | None:
+    """XLA's name of a dot algorithm, made from its parts."""
+    parts: dict[str, str] | None = site.attribute("algorithm")
+    if parts is None:
+        return None
+    types = [parts[f"{side}_type"] for side in ("lhs_precision", "rhs_precision", "accumulation")]
+    steps = int(parts.get("num_primitive_operations", "1"))
+    return Verbatim("dot_" + "_".join(types) + (f"_x{steps}" if steps > 1 else ""))
+
+
+def dot_general(site: Site) -> HloInstruction:
+    """A product with batch and contracting dims."""
+    return site.build.add(
+        "dot",
+        *site.operands,
+        shape=site.shape,
+        dot_dims=site.required("dot_dimension_numbers"),
+        operand_precision=_precision(site),
+        algorithm=_algorithm(site),
+    )
+
+
+def window_dims(
+    sizes: Any,
+    strides: Any = None,
+    padding: Any = None,
+    lhs: Any = None,
+    rhs: Any = None,
+    flipped: Any = None,
+) -> Window:
+    """A window from StableHLO's lists, each of which may be left out."""
+    rank = len(sizes)
+    ones = (1,) * rank
+    pairs = padding.reshape(-1, 2).tolist() if padding is not None else [(0, 0)] * rank
+    columns = zip(sizes, strides or ones, pairs, lhs or ones, rhs or ones, flipped or (False,) * rank)
+    return Window(
+        tuple(WindowDim(size, step, low, high, a, b, bool(f)) for size, step, (low, high), a, b, f in columns)
+    )
+
+
+def convolution(site: Site) -> HloInstruction:
+    """A window of a kernel moved over an image."""
+    dims = site.required("dimension_numbers")
+    kernel = site.operands[1].shape
+    window = window_dims(
+        [kernel.dims[d] for d in dims.rhs_spatial],
+        site.attribute("window_strides"),
+        site.attribute("padding"),
+        site.attribute("lhs_dilation"),
+        site.attribute("rhs_dilation"),
+        site.attribute("window_reversal"),
+    )
+    return site.build.add(
+        "convolution",
+        *site.operands,
+        shape=site.shape,
+        window=window if window.dims else None,
+        conv_dims=dims,
+        feature_group_count=site.attribute("feature_group_count", 1),
+        batch_group_count=site.attribute("batch_group_count", 1),
+        operand_precision=_precision(site),
+    )
+
+
+def cholesky(site: Site) -> HloInstruction:
+    """The triangular factor."""
+    return site.build.add("cholesky", site.operands[0], lower=site.attribute("lower", False))
+
+
+def triangular_solve(site: Site) -> HloInstruction:
+    """A system with a triangular matrix."""
+    return site.build.add(
+        "triangular-solve",
+        *site.operands,
+        left_side=site.required("left_side"),
+        lower=site.required("lower"),
+        unit_diagonal=site.required("unit_diagonal"),
+        transpose_a=site.required("transpose_a"),
+    )
+
+
+def fft(site: Site) -> HloInstruction:
+    """A Fourier transform of the last dims."""
+    return site.build.add(
+        "fft", site.operands[0], fft_type=site.required("fft_type"), fft_length=site.required("fft_length")
+    )
+
+
+RULES: dict[str, Rule] = {
+    "stablehlo.cholesky": cholesky,
+    "stablehlo.convolution": convolution,
+    "stablehlo.dot_general": dot_general,
+    "stablehlo.fft": fft,
+    "stablehlo.triangular_solve": triangular_solve,
+}

@@ -1,0 +1,93 @@
+"""A StableHLO program as plain records: what the rules of lowering look at, free of MLIR's bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpmd.compile.hlo.shape import Shape
+
+ValueId = int
+"""A value: the result of an operation or the argument of a block, numbered across the program."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: with dialect, e.g. `stablehlo.add`.
+        operands: values it reads.
+        results: values it defines.
+        shapes: shapes of the results.
+        attributes: as Python values: numbers, strings, tuples, arrays, dimension records.
+        regions: computations inside it.
+        source: where it comes from, e.g. `jit(step)/mul`; "" if unknown.
+    """
+
+    name: str
+    operands: tuple[ValueId, ...]
+    results: tuple[ValueId, ...]
+    shapes: tuple[Shape, ...]
+    attributes: dict[str, Any]
+    regions: tuple[Block, ...]
+    source: str
+
+
+@dataclass(slots=True)
+class Block:
+    """A computation: arguments, operations, returned values."""
+
+    arguments: tuple[ValueId, ...]
+    shapes: tuple[Shape, ...]
+    operations: list[Operation] = field(default_factory=list)
+    returned: tuple[ValueId, ...] = ()
+
+    def walk(self) -> Iterator[Operation]:
+        """All operations, those of inner blocks included."""
+        for operation in self.operations:
+            yield operation
+            for region in operation.regions:
+                yield from region.walk()
+
+    def captured(self) -> tuple[ValueId, ...]:
+        """Values it reads that are defined outside, in order of first use."""
+        defined: set[ValueId] = set()
+        used: dict[ValueId, None] = {}
+        self._scan(defined, used)
+        return tuple(v for v in used if v not in defined)
+
+    def _scan(self, defined: set[ValueId], used: dict[ValueId, None]) -> None:
+        defined.update(self.arguments)
+        for operation in self.operations:
+            used.update(dict.fromkeys(operation.operands))
+            for region in operation.regions:
+                region._scan(defined, used)
+            defined.update(operation.results)
+        used.update(dict.fromkeys(self.returned))
+
+
+@dataclass(slots=True)
+class Function:
+    """A function of the program.
+
+    Attributes:
+        name: without `@`.
+        body: its computation.
+        argument_attributes: per argument, its attributes (aliasing, donation ...).
+    """
+
+    name: str
+    body: Block
+    argument_attributes: tuple[dict[str, Any], ...]
+
+
+@dataclass(slots=True)
+class Program:
+    """A module: functions by name, of which `main` is the entry."""
+
+    name: str
+    functions: dict[str, Function]
+    replicas: int = 1
+    partitions: int = 1

@@ -1,0 +1,318 @@
+"""Reading StableHLO: the one module of the compiler that touches MLIR's bindings.
+
+Everything after it works on the records of `program.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir import ir as mlir
+from jax.extend.mlir import passmanager
+from jax.extend.mlir.dialects import stablehlo
+
+from mpmd import ir
+from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDims
+from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
+from mpmd.compile.lowering.dense import parse_dense
+from mpmd.compile.lowering.program import Block, Function, Operation, Program, ValueId
+from mpmd.errors import CompileError
+
+_IGNORED = frozenset({"sdy.mesh", "mpmd.topology"})
+_CONFIGURATIONS = frozenset({"backend_config", "mhlo.backend_config"})
+_RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
+_ENUM = re.compile(r"#\w+<\w+ (\w+)>$")
+_CHANNEL = re.compile(r"#stablehlo.channel_handle<handle = (\d+)")
+_ALGORITHM = re.compile(r"(\w+) = (\w+)")
+_ALIAS = re.compile(
+    r"output_tuple_indices = \[(.*?)\], operand_index = (\d+), operand_tuple_indices = \[(.*?)\]"
+)
+_BUFFERED = frozenset(["pred", "s32", "s64", "u32", "u64", "f32", "f64"])
+_PLAIN_TYPES = {"f16", "bf16", "f32", "f64"}
+
+
+def read_program(source: mlir.Module | str) -> Program:
+    """The records of a StableHLO module, or of its text.
+
+    Raises:
+        CompileError: it has no function `main`, or a type that HLO lacks.
+        IRError: the text is no MLIR module.
+    """
+    module = ir.parse(source) if isinstance(source, str) else source
+    with module.context:
+        return _Reader().program(module)
+
+
+def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> Program:
+    """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships."""
+    takes = [_type_text(shape) for shape in operands]
+    gives = [_type_text(shape) for shape in operation.shapes]
+    names = [f"%a{i}" for i in range(len(takes))]
+    results = ", ".join(gives)
+    outputs = ", ".join(f"%r#{i}" for i in range(len(gives))) if len(gives) > 1 else "%r"
+    pack = f"%r:{len(gives)}" if len(gives) > 1 else "%r"
+    text = (
+        f"func.func @main({', '.join(f'{n}: {t}' for n, t in zip(names, takes))}) -> ({results}) {{\n"
+        f'  {pack} = "{operation.name}"({", ".join(names)}) : ({", ".join(takes)}) -> ({results})\n'
+        f"  return {outputs} : {results}\n}}"
+    )
+    module = ir.parse(text)
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(
+            module.operation
+        )
+    expanded = read_program(module)
+    left = next((o.name for o in expanded.functions["main"].body.walk() if o.name == operation.name), None)
+    if left is not None:
+        raise CompileError(f"no decomposition of {operation.name} for {', '.join(takes)} is known")
+    return expanded
+
+
+def _type_text(shape: Shape) -> str:
+    element = shape.dtype
+    if shape.info.is_integral:
+        element = ("ui" if shape.info.kind == "unsigned" else "i") + str(shape.info.bits)
+    elif element not in _PLAIN_TYPES:
+        raise CompileError(f"an element type of {shape} has no decomposition of special functions")
+    return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"
+
+
+class _Reader:
+    """One reading: numbers values, remembers types."""
+
+    def __init__(self) -> None:
+        self.ids: dict[mlir.Value, ValueId] = {}
+        self.shapes: dict[str, Shape] = {}
+
+    def program(self, module: mlir.Module) -> Program:
+        attributes = module.operation.attributes
+        name = _text(attributes, "sym_name") or "main"
+        functions = {}
+        for op in module.body.operations:
+            if op.operation.name == "func.func":
+                function = self.function(op.operation)
+                functions[function.name] = function
+            elif op.operation.name not in _IGNORED:
+                raise CompileError(
+                    f"module {name} has a top-level operation {op.operation.name} beside its functions"
+                )
+        if "main" not in functions:
+            raise CompileError(
+                f"module {name} has no function @main; it has {', '.join(functions) or 'none'}"
+            )
+        return Program(
+            name,
+            functions,
+            _count(attributes, "mhlo.num_replicas"),
+            _count(attributes, "mhlo.num_partitions"),
+        )
+
+    def function(self, op: mlir.Operation) -> Function:
+        name = mlir.StringAttr(op.attributes["sym_name"]).value
+        blocks = list(op.regions[0].blocks)
+        if len(blocks) != 1:
+            raise CompileError(f"function @{name} must have one block, got {len(blocks)}")
+        listed = mlir.ArrayAttr(op.attributes["arg_attrs"]) if "arg_attrs" in op.attributes else []
+        notes = tuple({a.name: _attribute(a.attr) for a in mlir.DictAttr(d)} for d in listed)
+        return Function(name, self.block(blocks[0]), notes)
+
+    def block(self, block: mlir.Block) -> Block:
+        made = Block(
+            tuple(self.define(argument) for argument in block.arguments),
+            tuple(self.shape(argument.type) for argument in block.arguments),
+        )
+        for op in block.operations:
+            operation = op.operation
+            if operation.name in _RETURNS:
+                made.returned = tuple(self.ids[v] for v in operation.operands)
+            else:
+                made.operations.append(self.operation(operation))
+        return made
+
+    def operation(self, op: mlir.Operation) -> Operation:
+        name = op.name
+        regions = tuple(self.block(block) for region in op.regions for block in region.blocks)
+        results = op.results
+        return Operation(
+            name,
+            tuple([self.ids[v] for v in op.operands]),
+            tuple([self.define(v) for v in results]),
+            tuple([self.shape(v.type) for v in results]),
+            {"value": _constant(op)} if name == "stablehlo.constant" else _attributes(op),
+            regions,
+            _source(op.location),
+        )
+
+    def define(self, value: mlir.Value) -> ValueId:
+        number = self.ids[value] = len(self.ids)
+        return number
+
+    def shape(self, kind: mlir.Type) -> Shape:
+        text = str(kind)
+        found = self.shapes.get(text)
+        if found is None:
+            found = self.shapes[text] = shape_of(text)
+        return found
+
+
+_TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,]+?)(?:, .*)?>$")
+_ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
+
+
+def shape_of(text: str) -> Shape:
+    """The shape for the text of an MLIR type, e.g. `tensor<2x3xf32>`.
+
+    Raises:
+        CompileError: HLO has no such type, or the type has run-time sizes.
+    """
+    if text in ("!stablehlo.token", "!mhlo.token"):
+        return TOKEN
+    if text.startswith("tuple<"):
+        return tuple_of([shape_of(part) for part in _split_types(text[6:-1])])
+    found = _TENSOR.match(text)
+    if found is None:
+        raise CompileError(f"type {text} has no HLO shape")
+    dims = found.group(1).split("x")[:-1]
+    if "?" in dims:
+        raise CompileError(f"type {text} has a size that is not known; lower the function for fixed shapes")
+    element = found.group(2)
+    if element in _ELEMENTS:
+        dtype = _ELEMENTS[element]
+    elif element.startswith("ui"):
+        dtype = "u" + element[2:]
+    elif element.startswith("i"):
+        dtype = "s" + element[1:]
+    else:
+        dtype = element.lower()
+    return array(dtype, [int(d) for d in dims])
+
+
+def _split_types(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char == "<") - (char == ">")
+        if char == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()] if text[start:].strip() else parts
+
+
+# -- attributes -------------------------------------------------------------------------------------
+
+
+def _attributes(op: mlir.Operation) -> dict[str, Any]:
+    """All attributes; configurations of custom calls as text, because their element types matter."""
+    return {
+        name: str(op.attributes[name]) if name in _CONFIGURATIONS else _attribute(op.attributes[name])
+        for name in op.attributes
+    }
+
+
+def _attribute(attribute: mlir.Attribute) -> Any:
+    """An attribute as a Python value; what has no reading is kept as its text."""
+    if isinstance(attribute, (mlir.BoolAttr, mlir.IntegerAttr, mlir.StringAttr, mlir.FlatSymbolRefAttr)):
+        return attribute.value
+    if isinstance(attribute, (mlir.DenseI64ArrayAttr, mlir.DenseI32ArrayAttr, mlir.DenseBoolArrayAttr)):
+        return tuple(attribute)
+    if isinstance(attribute, mlir.FloatAttr):
+        return attribute.value
+    if isinstance(attribute, mlir.ArrayAttr):
+        return tuple(_attribute(part) for part in attribute)
+    if isinstance(attribute, mlir.DictAttr):
+        return {part.name: _attribute(part.attr) for part in attribute}
+    if isinstance(attribute, mlir.UnitAttr):
+        return True
+    if isinstance(attribute, mlir.DenseElementsAttr):
+        return parse_dense(str(attribute), shape_of(str(attribute.type)))
+    return _stablehlo(attribute)
+
+
+def _stablehlo(attribute: mlir.Attribute) -> Any:
+    if stablehlo.DotDimensionNumbers.isinstance(attribute):
+        dot = stablehlo.DotDimensionNumbers(attribute)
+        return DotDims(
+            tuple(dot.lhs_contracting_dimensions),
+            tuple(dot.rhs_contracting_dimensions),
+            tuple(dot.lhs_batching_dimensions),
+            tuple(dot.rhs_batching_dimensions),
+        )
+    if stablehlo.GatherDimensionNumbers.isinstance(attribute):
+        gather = stablehlo.GatherDimensionNumbers(attribute)
+        return GatherDims(
+            tuple(gather.offset_dims),
+            tuple(gather.collapsed_slice_dims),
+            tuple(gather.start_index_map),
+            gather.index_vector_dim,
+            tuple(gather.operand_batching_dims),
+            tuple(gather.start_indices_batching_dims),
+        )
+    if stablehlo.ScatterDimensionNumbers.isinstance(attribute):
+        scatter = stablehlo.ScatterDimensionNumbers(attribute)
+        return ScatterDims(
+            tuple(scatter.update_window_dims),
+            tuple(scatter.inserted_window_dims),
+            tuple(scatter.scattered_dims_to_operand_dims),
+            scatter.index_vector_dim,
+            tuple(scatter.input_batching_dims),
+            tuple(scatter.scatter_indices_batching_dims),
+        )
+    if stablehlo.ConvDimensionNumbers.isinstance(attribute):
+        conv = stablehlo.ConvDimensionNumbers(attribute)
+        return ConvDims(
+            conv.input_batch_dimension,
+            conv.input_feature_dimension,
+            tuple(conv.input_spatial_dimensions),
+            conv.kernel_input_feature_dimension,
+            conv.kernel_output_feature_dimension,
+            tuple(conv.kernel_spatial_dimensions),
+            conv.output_batch_dimension,
+            conv.output_feature_dimension,
+            tuple(conv.output_spatial_dimensions),
+        )
+    return _from_text(str(attribute))
+
+
+def _from_text(text: str) -> Any:
+    enum = _ENUM.match(text)
+    if enum is not None:
+        return enum.group(1)
+    channel = _CHANNEL.match(text)
+    if channel is not None:
+        return int(channel.group(1))
+    if text.startswith("#stablehlo.dot_algorithm<"):
+        return dict(_ALGORITHM.findall(text))
+    alias = _ALIAS.search(text)
+    if alias is not None:
+        output, operand, index = alias.groups()
+        return (_numbers(output), int(operand), _numbers(index))
+    return text
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n.strip())
+
+
+def _constant(op: mlir.Operation) -> Any:
+    """A constant's array.  The bindings give arrays of some element types only, the text has them all."""
+    shape = shape_of(str(op.results[0].type))
+    if shape.dtype in _BUFFERED and shape.size > 64:
+        return np.array(mlir.DenseElementsAttr(op.attributes["value"])).reshape(shape.dims)
+    if shape.info.kind != "complex":
+        return parse_dense(str(op.attributes["value"]), shape)
+    text = op.get_asm(use_local_scope=True)  # the bindings do not even hand over a complex attribute
+    return parse_dense(text[text.index("dense<") :], shape)
+
+
+def _text(attributes: Any, name: str) -> str:
+    return mlir.StringAttr(attributes[name]).value if name in attributes else ""
+
+
+def _count(attributes: Any, name: str) -> int:
+    return mlir.IntegerAttr(attributes[name]).value if name in attributes else 1
+
+
+def _source(location: mlir.Location) -> str:
+    """The names on the way to an operation, e.g. `jit(step)/mul`."""
+    return location.name_str if isinstance(location, mlir.NameLoc) else ""

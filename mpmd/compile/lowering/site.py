@@ -1,0 +1,84 @@
+"""Where a rule works: one operation, its operands in HLO, and the builder that takes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.lowering.program import Block, Operation
+from mpmd.errors import CompileError
+
+if TYPE_CHECKING:
+    from mpmd.compile.lowering.lower import Lowering
+
+
+@dataclass(slots=True)
+class Site:
+    """One operation on its way into HLO.
+
+    Attributes:
+        lowering: the work on the whole program.
+        build: appends to the computation under construction.
+        operation: the operation.
+        operands: its operands in HLO.
+        values: HLO of the values in sight, for regions that read values from outside.
+    """
+
+    lowering: Lowering
+    build: HloBuilder
+    operation: Operation
+    operands: list[HloInstruction]
+    values: dict[int, HloInstruction]
+
+    @property
+    def name(self) -> str:
+        """The operation's name, with dialect."""
+        return self.operation.name
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the one result."""
+        return self.operation.shapes[0]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute as a Python value."""
+        return self.operation.attributes.get(name, default)
+
+    def required(self, name: str) -> Any:
+        """An attribute that must be there.
+
+        Raises:
+            CompileError: it is not.
+        """
+        if name not in self.operation.attributes:
+            raise self.error(f"it has no attribute {name!r}")
+        return self.operation.attributes[name]
+
+    def region(self, index: int = 0) -> HloComputation:
+        """A region that reads nothing from outside but constants, as a computation."""
+        return self.lowering.closed_region(self, self.operation.regions[index])
+
+    def block(self, index: int = 0) -> Block:
+        """A region's block."""
+        return self.operation.regions[index]
+
+    def parts(self, value: HloInstruction) -> list[HloInstruction]:
+        """The results of the operation: the elements of a tuple, or the value itself."""
+        if len(self.operation.results) == 1 and not value.shape.is_tuple:
+            return [value]
+        return [self.build.element(value, i) for i in range(len(self.operation.results))]
+
+    def error(self, why: str) -> CompileError:
+        """An error that names the operation and where it comes from."""
+        source = f" (from {self.operation.source})" if self.operation.source else ""
+        operands = ", ".join(str(o.shape) for o in self.operands)
+        return CompileError(f"cannot lower {self.name}({operands}){source}: {why}")
+
+
+Rule = Callable[[Site], HloInstruction | Sequence[HloInstruction]]
+"""How an operation becomes HLO: its result, or one HLO value per result."""

@@ -1,0 +1,151 @@
+"""mpmd-propagate-shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.propagation import shardings
+
+_PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
+_NUMBER = "mpmd.propagation_number"
+_SHARDINGS = ("in_shardings", "out_shardings")
+
+# Of fragments that are alike this many go through Shardy: the first may stand at the begin of a chain, such
+# as that of an accumulator, the second stands for all that follow.
+_REPRESENTATIVES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class PropagateShardings(ir.ModulePass):
+    """Lets Shardy decide how every value is sharded, once for all microbatches.
+
+        main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] (a) {...}
+        ->                                    f = m1["f"] in_shardings=[..], out_shardings=[..] (a) {...}
+
+    Microbatches are copies: fragments with the same body, on the same mesh, that read the same parameters
+    and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
+    take what it found for the second, bodies included.
+
+    Requires: shardings are attributes; results of the function have values of their own.
+    Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
+        its members read may come with another sharding than they ask for, and then changes inside of them.
+    Cost: linear in the module to find what is alike; Shardy's for the program without copies.
+    Source: Shardy's `sdy-propagation-pipeline`; doing it once per kind of fragment is ours.
+    """
+
+    name: ClassVar[str] = "mpmd-propagate-shardings"
+    once_per_kind: bool = True
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Builds the program without copies, runs Shardy, and takes over what it found."""
+        functions = ir.funcs(module)
+        if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
+            _PIPELINE.run(module)
+            return
+        f = functions[0]
+        small = ir.clone_module(module)
+        kinds = _without_copies(ir.funcs(small)[0])
+        if len(set(kinds)) == len(kinds):
+            _PIPELINE.run(module)
+            return
+        _PIPELINE.run(small)
+        ir.take_sdy_meshes(module, small)
+        _take_over(f, ir.funcs(small)[0], kinds)
+
+
+def _without_copies(f: ir.Func) -> list[int]:
+    """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
+    kept: dict[Hashable, list[ir.Op]] = {}
+    bodies: dict[ir.Op, str] = {}
+    number_of: dict[ir.Op, int] = {}
+    numbers = []
+    uses = {arg: len({*ir.users(arg)}) for arg in f.args}
+    for number, op in enumerate(ir.ops(f)):
+        key: Hashable = number
+        limit = 1
+        if isinstance(op, ir.Fragment):
+            bodies[op] = _body_text(op)
+            key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
+            limit = _REPRESENTATIVES
+        elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
+            key = (op.tensor, op.result.type)
+        group = kept.setdefault(key, [])
+        if len(group) < limit:
+            group.append(op)
+            number_of[op] = number
+            ir.put(op, _NUMBER, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number))
+            numbers.append(number)
+            continue
+        numbers.append(number_of[group[-1]])
+        bodies.pop(op, None)
+        ir.replace(op, list(group[-1].results))
+    return numbers
+
+
+def _body_text(fragment: ir.Fragment) -> str:
+    """Equal for fragments with equal bodies and types."""
+    types = [str(v.type) for v in (*fragment.inputs, *fragment.results)]
+    body = ir.op_text(fragment).partition("\n")[2]
+    return hashlib.sha256("\n".join([*types, body]).encode()).hexdigest()
+
+
+def _kind_of(
+    value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func
+) -> Hashable:
+    """What has to be equal for values that fragments which are alike read in the same place.
+
+    A parameter, which many fragments read, is itself; data of one microbatch is like that of another; what
+    no name covers (a slice of a batch, a zero to begin with) is like all of its type.
+    """
+    op = ir.producer(value)
+    if op is None:
+        if uses[value] > 1:
+            return ir.arg_index(value)
+        return (str(value.type), str(f.arg_attribute(ir.arg_index(value), shardings.ARGUMENT)))
+    if isinstance(op, ir.Transfer):
+        return (str(value.type), _kind_of(op.tensor, bodies, uses, f))
+    if isinstance(op, ir.Fragment) and op.is_user:
+        return (bodies[op], op.mesh, ir.result_index(value))
+    return str(value.type)
+
+
+def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
+    """Gives each op of `f` the shardings, and each fragment the body, of what stood for it in `small`."""
+    found = {
+        int(ir.IntegerAttr(op.attributes[_NUMBER]).value): op
+        for op in ir.ops(small)
+        if _NUMBER in op.attributes
+    }
+    for op, kind in zip(ir.ops(f), kinds, strict=True):
+        model = found.get(kind)  # Shardy drops what nothing needs
+        if isinstance(model, ir.Fragment):
+            _take_body(op, model)
+        elif model is not None:
+            ir.put(op, shardings.ARGUMENT, model.attributes.get(shardings.ARGUMENT))
+    for name, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
+        dicts = ir.attribute_dicts(f, name, len(values))
+        for of_value, of_small in zip(dicts, ir.attribute_dicts(small, name, len(values)), strict=True):
+            of_value.pop(shardings.ARGUMENT, None)
+            if shardings.ARGUMENT in of_small:
+                of_value[shardings.ARGUMENT] = of_small[shardings.ARGUMENT]
+        ir.put_attribute_dicts(f, name, dicts)
+
+
+def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
+    """Puts a copy of `model` in the place of a fragment, whose operands and attributes stay."""
+    made = ir.clone(model, ir.before(fragment))
+    ir.put(made, _NUMBER, None)
+    for i, value in enumerate(fragment.inputs):
+        ir.set_operand(made, i, value)
+    own = dict(fragment.attributes.items())
+    for name in [name for name, _ in made.attributes.items()]:
+        if name not in own and name not in _SHARDINGS:
+            ir.put(made, name, None)
+    for name, attribute in own.items():
+        if name not in _SHARDINGS:
+            ir.put(made, name, attribute)
+    ir.replace(fragment, list(made.results))

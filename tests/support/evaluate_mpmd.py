@@ -1,0 +1,108 @@
+"""What a module computes, on one device: meshes, fragments, transfers and microbatches are looked through.
+
+The module is turned into one plain function, which StableHLO's reference interpreter evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir import ir as mlir
+from jax.extend.mlir.dialects import stablehlo
+
+from mpmd import ir
+
+_SAME = ("sdy.sharding_constraint", "sdy.reshard")
+_MOVES = (ir.Transfer, ir.Assign, ir.Unassign, ir.NamedTensor, ir.Broadcast)
+_REDUCE = {"add": "add", "max": "maximum", "min": "minimum", "mul": "multiply", "or": "or", "and": "and"}
+
+
+def evaluate(module: mlir.Module, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of the entry point."""
+    flat = flattened(module)
+    with ir.context():
+        given = [mlir.DenseElementsAttr.get(a) for a in arguments]
+        return [np.array(mlir.DenseElementsAttr(r)) for r in stablehlo.eval_module(flat, given)]
+
+
+def argument_shapes(module: mlir.Module) -> list[tuple[int, ...]]:
+    """The shapes of the entry point's arguments."""
+    return [tuple(_plain(arg.type).shape) for arg in entry_of(module).args]
+
+
+def entry_of(module: mlir.Module) -> ir.Func:
+    """The function that is public and distributed."""
+    return next(f for f in ir.funcs(module) if f.is_public and f.is_distributed)
+
+
+def flattened(module: mlir.Module) -> mlir.Module:
+    """A module with one function, of plain StableHLO."""
+    entry = entry_of(module)
+    types = ", ".join(f"%a{i}: {_plain(a.type)}" for i, a in enumerate(entry.args))
+    flat = ir.parse(f"func.func @main({types}) {{ return }}")
+    main = ir.funcs(flat)[0]
+    with ir.context(), mlir.Location.unknown():
+        results = _Copier(ir.symbol_table(module), ir.at_end(main.body)).run(entry, main.args)
+        main.returned = results
+        ir.return_types_changed(main)
+    for op in ir.walk(main):
+        ir.put(op, "sdy.sharding", None)
+    flat.operation.verify()
+    return flat
+
+
+def _plain(kind: Any) -> Any:
+    return kind.tensor if isinstance(kind, ir.MeshTensor) else kind
+
+
+class _Copier:
+    """Copies bodies to one place, callees and fragments included."""
+
+    def __init__(self, symbols: dict[str, ir.Func], where: Any) -> None:
+        self.symbols = symbols
+        self.where = where
+
+    def run(self, body: Any, inputs: Sequence[Any]) -> list[Any]:
+        """What the body of an op returns for these inputs."""
+        values = dict(zip(body.args, inputs))
+        for op in ir.ops(body):
+            made = self.results(op, [values[v] for v in op.operands if v in values], values)
+            values.update(zip(op.results, made))
+        return [values[v] for v in body.returned]
+
+    def results(self, op: Any, inputs: list[Any], values: dict[Any, Any]) -> list[Any]:
+        """Values for the results of one op."""
+        if isinstance(op, _MOVES) or op.operation.name in _SAME:
+            return inputs
+        if isinstance(op, (ir.Fragment, ir.NamedComputation)):
+            return self.run(op, inputs)
+        if isinstance(op, (ir.Call, ir.FragmentCall)):
+            return self.run(self.symbols[op.callee_name], inputs)
+        if isinstance(op, ir.FuncCall):
+            return self.run(self.symbols[op.callee.value], inputs)
+        if isinstance(op, ir.For):
+            return self.loop(op, inputs)
+        if isinstance(op, ir.Reduce):
+            return [self.reduced(op.kind, inputs)]
+        if op.operation.name == "sdy.constant":
+            attribute = {"value": op.attributes["value"]}
+            return [ir.create("stablehlo.constant", [], [op.results[0].type], self.where, attribute).result]
+        return list(ir.clone_with(op, values, self.where).results)
+
+    def loop(self, op: ir.For, carried: list[Any]) -> list[Any]:
+        """Iteration after iteration."""
+        kind = _plain(op.args[-1].type)
+        for i in range(op.trip_count):
+            value = {"value": mlir.Attribute.parse(f"dense<{i}> : {kind}", ir.context())}
+            index = ir.create("stablehlo.constant", [], [kind], self.where, value).result
+            carried = self.run(op, [*carried, index])
+        return carried
+
+    def reduced(self, kind: str, inputs: list[Any]) -> Any:
+        """One value for several."""
+        total, *rest = inputs
+        for value in rest:
+            total = ir.create(f"stablehlo.{_REDUCE[kind]}", [total, value], [total.type], self.where).result
+        return total

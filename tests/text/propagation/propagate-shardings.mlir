@@ -1,0 +1,57 @@
+// RUN: mpmd-opt %s -mpmd-propagate-shardings | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' | FileCheck %s
+
+// Four microbatches on two meshes with an accumulator, whose fragments are alike: what Shardy finds for the
+// first two holds for all, and is what it finds for the whole program.
+
+sdy.mesh @mesh = <["x"=2, "y"=2]>
+!m1 = !mpmd.mesh_tensor<"m1", tensor<8x8xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<8x8xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2, "y"=2]>>, <"m2" : <["x"=2, "y"=2]>>>
+
+// CHECK-LABEL: func.func public @main
+// CHECK-SAME:  %arg4: !mpmd.mesh_tensor<"m1", tensor<8x8xf32>> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>}
+// CHECK-SAME:  %arg5: !mpmd.mesh_tensor<"m2", tensor<8x8xf32>> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}
+// CHECK-COUNT-4: in_shardings=[<@mesh, [{"x"}, {}]>, <@mesh, [{}, {"y"}]>], out_shardings=[<@mesh, [{"x"}, {"y"}]>]
+// CHECK-NOT:   propagation
+func.func public @main(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %b: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+    %c: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %d: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+    %w: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>}, %acc: !m2) -> !m2 attributes {topology = #topology} {
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%a, %w) {call_counter = 0 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m1, !m1) -> !m1
+  %f1 = mpmd.fragment<mesh="m1", origin=["f"]> (%b, %w) {call_counter = 1 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m1, !m1) -> !m1
+  %f2 = mpmd.fragment<mesh="m1", origin=["f"]> (%c, %w) {call_counter = 2 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m1, !m1) -> !m1
+  %f3 = mpmd.fragment<mesh="m1", origin=["f"]> (%d, %w) {call_counter = 3 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m1, !m1) -> !m1
+  %t0 = mpmd.transfer %f0 : (!m1) -> !m2
+  %t1 = mpmd.transfer %f1 : (!m1) -> !m2
+  %t2 = mpmd.transfer %f2 : (!m1) -> !m2
+  %t3 = mpmd.transfer %f3 : (!m1) -> !m2
+  %g0 = mpmd.fragment<mesh="m2", origin=["g"]> (%acc, %t0) {call_counter = 0 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m2, !m2) -> !m2
+  %g1 = mpmd.fragment<mesh="m2", origin=["g"]> (%g0, %t1) {call_counter = 1 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m2, !m2) -> !m2
+  %g2 = mpmd.fragment<mesh="m2", origin=["g"]> (%g1, %t2) {call_counter = 2 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m2, !m2) -> !m2
+  %g3 = mpmd.fragment<mesh="m2", origin=["g"]> (%g2, %t3) {call_counter = 3 : ui32} (%p: tensor<8x8xf32>, %q: tensor<8x8xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m2, !m2) -> !m2
+  return %g3 : !m2
+}

@@ -1,0 +1,188 @@
+"""Whole training steps: text both ways with XLA, speed, XLA's own live ranges and costs."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpmd.compile.analysis.aliases import Aliases
+from mpmd.compile.analysis.cost import CostModel
+from mpmd.compile.analysis.dataflow import Dataflow
+from mpmd.compile.analysis.liveness import Liveness
+from mpmd.compile.hlo import (
+    PrintOptions,
+    deserialize,
+    fingerprint,
+    parse_module,
+    print_module,
+    serialize,
+    verify,
+)
+from mpmd.compile.lowering import lower
+from tests.support.xla_hlo import ROOT, XlaWorker
+
+DUMPS = sorted((ROOT.parent / "shared" / "conformance" / "hlo").glob("*.txt.gz"))
+
+
+def round_trips(text: str, xla: XlaWorker, name: str = "") -> None:
+    module = parse_module(text, name)
+    verify(module)
+    printed = print_module(module)
+    again = parse_module(printed)
+    assert print_module(again) == printed
+    mark = fingerprint(module)
+    assert fingerprint(again) == mark == fingerprint(module.clone())
+    assert fingerprint(parse_module(xla.parse(printed))) == mark
+    annotated = PrintOptions(metadata=True, percent=True)
+    assert print_module(parse_module(print_module(module, annotated)), annotated) == print_module(
+        module, annotated
+    )
+
+
+@pytest.mark.skipif(not DUMPS, reason="the conformance files are not here")
+@pytest.mark.parametrize("path", DUMPS, ids=lambda p: p.name)
+def test_public_training_steps(path: Path, xla):
+    text = gzip.decompress(path.read_bytes()).decode()
+    round_trips(text, xla, path.name)
+    module = parse_module(text)
+    assert fingerprint(deserialize(serialize(module))) == fingerprint(module)
+
+
+def transformer_step():
+    """A two-layer transformer with attention, its gradient and AdamW, abstract."""
+    d, heads, layers, vocabulary = 32, 2, 2, 50
+    rng = np.random.default_rng(0)
+
+    def block(w, x):
+        q, k, v = (jnp.reshape(p, (*x.shape[:2], heads, -1)) for p in jnp.split(x @ w["qkv"], 3, -1))
+        x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ w["out"]
+        return x + jax.nn.gelu(jax.nn.standardize(x) @ w["up"]) @ w["down"]
+
+    def loss(params, tokens, key):
+        x = params["embed"][tokens]
+        x, _ = jax.lax.scan(lambda h, w: (jax.checkpoint(block)(w, h), None), x, params["layers"])
+        x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+        logits = jax.nn.log_softmax(x @ params["embed"].T)
+        return -jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1).mean()
+
+    def step(params, moments, tokens, seed):
+        value, grads = jax.value_and_grad(loss)(params, tokens, jax.random.key(seed))
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, grads)
+        params = jax.tree.map(lambda p, m: p - 1e-3 * m / (jnp.sqrt(m * m) + 1e-8), params, moments)
+        return params, moments, value
+
+    def weights(*dims):
+        return (rng.standard_normal(dims) * 0.02).astype(np.float32)
+
+    sizes = {
+        "qkv": (layers, d, 3 * d),
+        "out": (layers, d, d),
+        "up": (layers, d, 4 * d),
+        "down": (layers, 4 * d, d),
+    }
+    params = {"embed": weights(vocabulary, d), "layers": {n: weights(*s) for n, s in sizes.items()}}
+    tokens = rng.integers(0, vocabulary, (2, 16)).astype(np.int32)
+    return step, (params, jax.tree.map(np.zeros_like, params), tokens, np.int32(3))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    step, arguments = transformer_step()
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments)
+
+
+def test_a_transformer_step_before_and_after_optimisation(lowered, xla):
+    round_trips(lowered.compiler_ir("hlo").as_hlo_module().to_string(), xla, "before")
+    compiled = lowered.compile()
+    round_trips(compiled.as_text(), xla, "after")
+
+
+def test_a_transformer_step_lowered_by_us(lowered, xla):
+    from mpmd.compile.hlo.evaluator import evaluate
+
+    module = lower(lowered.compiler_ir("stablehlo"))
+    round_trips(print_module(module), xla)
+    step, arguments = transformer_step()
+    got = evaluate(module, [np.asarray(a) for a in jax.tree.leaves(arguments)])
+    want = jax.tree.leaves(jax.jit(step)(*arguments))
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_reading_is_fast(lowered):
+    text = lowered.compile().as_text()
+    module = parse_module(text)
+    best = min(_seconds(lambda: parse_module(text)) for _ in range(3))
+    assert len(module) / best > 20_000, f"{len(module) / best:.0f} instructions a second"
+
+
+def _seconds(work) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+DUMPING = """
+import os, sys
+flags = ["--xla_dump_to=" + sys.argv[1], "--xla_dump_hlo_pass_re=.*", "--xla_dump_large_constants"]
+os.environ["XLA_FLAGS"] = " ".join(flags)
+import jax
+from tests.unit.hlo.test_whole_modules import transformer_step
+step, arguments = transformer_step()
+jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+"""
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dumps")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", DUMPING, str(folder)], check=True, cwd=ROOT, env=environment)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_pass_dump_of_xla(dumps, xla):
+    texts = [p for p in sorted(dumps.glob("*.txt")) if p.read_text().startswith("HloModule")]
+    assert len(texts) > 20
+    for path in texts:
+        round_trips(path.read_text(), xla, path.name)
+
+
+@pytest.mark.slow
+def test_live_ranges_are_those_of_xla(dumps):
+    path = max(dumps.glob("*cpu_after_optimizations.txt"), key=lambda p: p.stat().st_size)
+    listing = path.with_name(path.stem + "-live-range.txt").read_text()
+    listing = listing[listing.index("BufferLiveRange") :]
+    theirs = dict(re.findall(r"^    ([\w.\-]+\{[\d,]*\}):(\d+-\d+)$", listing, re.MULTILINE))
+    module = parse_module(path.read_text(), path.name)
+    aliases = Aliases(Dataflow(module))
+    live = Liveness(aliases.dataflow)
+    ours = {str(v): f"{r.start}-{r.end}" for b in aliases.buffers for v, r in live.buffer_ranges(b)}
+    ours = {name.replace(" phi", ""): span for name, span in ours.items()}
+    tuples = {str(i.name) + "{}" for i in module.instructions() if i.shape.is_tuple}
+    compared = {name: span for name, span in theirs.items() if name not in tuples}
+    assert len(compared) > 100
+    assert {n: ours.get(n) for n in compared} == compared
+
+
+@pytest.mark.slow
+def test_costs_are_those_of_xla(lowered):
+    from jaxlib import _hlo, _jax
+
+    module = lower(lowered.compiler_ir("stablehlo"))
+    theirs = _jax.hlo_module_cost_analysis(
+        jax.devices()[0].client, _hlo.hlo_module_from_text(print_module(module))
+    )
+    ours = CostModel().module(module)
+    assert ours.flops == pytest.approx(theirs["flops"], rel=2e-2)
+    assert ours.transcendentals == pytest.approx(theirs["transcendentals"], rel=2e-2)
+    assert ours.bytes == pytest.approx(theirs["bytes accessed"], rel=5e-2)

@@ -1,0 +1,62 @@
+"""Everything compiles for a machine that is not here: no x86 instruction, no missing case."""
+
+import pytest
+
+from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.problem import row_major
+from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.program import Address, Program, Run, sequence_steps
+from mpmd.compile.backends.native_cpu.recipes import shared_function
+from mpmd.compile.backends.native_cpu.target import named_target
+from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.index import dim, value
+
+NEON = named_target("neon")
+
+
+def kernel_plans():
+    b = PlanBuilder("softmax", (6, 37), row_dims=1)
+    v = b.convert(b.load_dense(b.operand("x", "bf16", 222)), "f32")
+    e = b.apply("exponential", b.apply("subtract", v, b.reduce_row("maximum", v)))
+    b.store_dense(
+        b.operand("y", "bf16", 222), b.convert(b.apply("divide", e, b.reduce_row("add", e)), "bf16")
+    )
+    b.store_dense(b.operand("s", "f32", 37), b.reduce_column("add", e), (1,))
+    yield b.finish()
+    b = PlanBuilder("turn", (40, 30))
+    b.store_dense(b.operand("y", "f16", 1200), b.load(b.operand("x", "f16", 1200), dim(1) * 40 + dim(0)))
+    yield b.finish()
+    b = PlanBuilder("pick", (50,))
+    at = b.load_dense(b.operand("i", "s32", 50))
+    b.store_dense(b.operand("y", "f64", 50), b.load(b.operand("x", "f64", 9), value(at)))
+    yield b.finish()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+def test_a_program_with_everything_compiles_for_neon(dtype):
+    program_steps = [
+        Run(gemm_kernel("product", row_major(37, 45, 70, dtype), NEON), {p: Address(0) for p in "abc"})
+    ]
+    for plan in kernel_plans():
+        sequence = plan_kernels(plan, NEON)
+        operands = [Address(0)] * len(plan.operands)
+        program_steps += sequence_steps(sequence, operands, [Address(0)] * len(sequence.temporaries))
+    module = Module(NEON)
+    shared = Program("everything", 1, tuple(program_steps)).emit(module)
+    assembly = emit_assembly(module)
+    for name in sorted({s.name for s in shared} | module.imports()):
+        part = Module(NEON)
+        shared_function(name).emit(part)
+        assembly += emit_assembly(part)
+    assert "fmla" in assembly and "x86" not in assembly and "%zmm" not in assembly
+
+
+def test_threads_compile_for_neon():
+    module = Module(NEON)
+    PoolRun().emit(module)
+    PoolWorker().emit(module)
+    assembly = emit_assembly(module)
+    assert "yield" in assembly and "fpcr" in assembly.lower()

@@ -1,0 +1,46 @@
+"""Tables of tasks as records: text there and back, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpmd.errors import ConfigError
+from mpmd.passes import make_pass
+from mpmd.passes.schedule.task_orders import TableTask, TaskOrders
+
+tasks = st.tuples(st.integers(0, 9), st.integers(0, 99), st.sampled_from("FBIW"))
+tables = st.lists(tasks, unique=True, max_size=12).map(lambda ts: {"m1": ts[::2], "m2/cpu": ts[1::2]})
+
+
+@given(tables)
+def test_text_round_trip(table: dict[str, list[tuple[int, int, str]]]) -> None:
+    orders = TaskOrders.make(table)
+    assert TaskOrders.parse(str(orders)) == orders
+
+
+def test_as_the_option_of_a_pass() -> None:
+    made = make_pass("mpmd-order-by-tasks", "orders=m1:0F0,0B0;m2:1F0")
+    assert made.orders.of_mesh[1] == ("m2", (TableTask(1, 0, "F"),))
+    assert str(made) == "mpmd-order-by-tasks{orders=m1:0F0,0B0;m2:1F0}"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("m1:0F0,0F0", "task 0F0 stands twice: on mesh 'm1' and on 'm1'"),
+        ("m1:0F0;m2:0F0", "task 0F0 stands twice: on mesh 'm1' and on 'm2'"),
+        ("m1:0F0;m1:1F0", "mesh 'm1' has two orders"),
+        ("0F0", "'0F0' is no order of a mesh"),
+        ("m1:F0", "'F0' is no task"),
+    ],
+)
+def test_bad_tables(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        TaskOrders.parse(text)
+
+
+def test_bad_phase() -> None:
+    with pytest.raises(ConfigError, match="no phase 'X'"):
+        TaskOrders.make({"m1": [(0, 0, "X")]})

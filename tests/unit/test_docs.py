@@ -1,0 +1,52 @@
+"""The generated pages say what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from mpmd.flags import option_docs, options_from_flags, pass_flag, pipeline_flag
+from mpmd.options import USER_DEFAULTS, PipelineOptions
+from mpmd.passes import PASSES
+from mpmd.tools.docs import ROOT, stale
+
+
+def test_the_generated_pages_are_current():
+    assert [str(path.relative_to(ROOT)) for path in stale()] == [], "run `make docs`"
+
+
+def test_every_option_of_the_pipelines_is_documented():
+    docs = option_docs(PipelineOptions)
+    missing = [f.name for f in dataclasses.fields(PipelineOptions) if not docs.get(f.name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_pass_says_what_it_does_and_what_it_costs(name):
+    text = PASSES[name].__doc__ or ""
+    missing = [word for word in ("Requires", "Ensures", "Cost", "Source") if word not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_option_of_a_pass_has_a_flag(name):
+    for field in dataclasses.fields(PASSES[name]):
+        assert pass_flag(PASSES[name], field.name) in flags.FLAGS
+
+
+def test_flags_reach_the_options():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    remat = pass_flag(PASSES["mpmd-remat-fragment"], "merge_remat_fragments")
+    flags.FLAGS[pipeline_flag("max_clones")].value = 7
+    flags.FLAGS[remat].value = "true"
+    try:
+        options = options_from_flags()
+    finally:
+        flags.FLAGS[pipeline_flag("max_clones")].value = 1
+        flags.FLAGS[remat].value = None
+    assert options.max_clones == 7
+    assert options.pass_options == ("mpmd-remat-fragment{merge-remat-fragments=true}",)
+    assert options_from_flags() == USER_DEFAULTS

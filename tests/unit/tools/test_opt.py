@@ -1,0 +1,144 @@
+"""mpmd-opt: arguments, findings, and that nothing crashes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpmd.tools import opt
+from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
+
+PLAIN = """func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.negate %a : tensor<4xf32>
+  %1 = stablehlo.negate %a : tensor<4xf32>
+  %2 = stablehlo.add %0, %1 : tensor<4xf32>
+  return %2 : tensor<4xf32>
+}
+"""
+WRONG = """func.func @f(%a: tensor<4xf32>) -> tensor<i32> {
+  return %a : tensor<4xf32>
+}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def run(text: str, *arguments: str) -> tuple[int, str, str]:
+        path = tmp_path / "input.mlir"
+        path.write_text(text)
+        code = opt.main([str(path), *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err.replace(str(path), "FILE")
+
+    return run
+
+
+def test_passes_run_in_the_order_given(run) -> None:
+    arguments = ("-mlir-print-ir-after-all", "-cse", "--canonicalize={region-simplify=disabled}")
+    code, out, err = run(PLAIN, *arguments)
+    assert code == 0 and out.count("negate") == 1
+    assert err.index("IR Dump After cse") < err.index("IR Dump After canonicalize{region-simplify=disabled}")
+
+
+def test_a_pipeline_as_text(run) -> None:
+    text = "builtin.module(cse,func.func(cse),mpmd-fragment-dce,canonicalize{max-iterations=3})"
+    code, out, err = run(PLAIN, f"-pass-pipeline={text}", "--timing", "-mlir-print-ir-after-change")
+    assert code == 0 and out.count("negate") == 1
+    assert err.count("IR Dump After") == 1 and "mpmd-fragment-dce" in err
+
+
+def test_pieces_are_printed_apart_and_lines_count_from_the_begin(run) -> None:
+    code, out, err = run(f"{PLAIN}// -----\n{WRONG}// -----\n{PLAIN}", "-split-input-file")
+    assert code == 1
+    assert out.count("// -----") == 1 and out.count("func.func") == 2
+    assert err.startswith("FILE:9:3: error: type of return operand 0")
+
+
+def test_expected_findings(run) -> None:
+    good = WRONG.replace("  return", "  // expected-error@+1 {{type of return operand 0}}\n  return")
+    assert run(good, "-verify-diagnostics")[0] == 0
+    code, _, err = run(WRONG, "-verify-diagnostics")
+    assert code == 1 and "FILE:2:3: error: unexpected error: type of return operand" in err
+    code, _, err = run(good.replace("operand 0", "operand 7"), "-verify-diagnostics")
+    assert code == 1 and 'expected error "type of return operand 7" was not produced' in err
+
+
+def test_unknown_dialects_need_a_switch(run) -> None:
+    text = PLAIN.replace("return", '"other.op"() : () -> ()\n  return')
+    code, _, err = run(text)
+    assert code == 1 and "FILE:5:13: error" in err and "unregistered dialect" in err
+    assert run(text, "-allow-unregistered-dialect")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("-mpmd-fragment-dcf", "did you mean mpmd-fragment-dce"),
+        ("-no-such-pass", "cannot make the pass 'no-such-pass'"),
+        ("-mpmd-fragment-dce=x=1", "has no option 'x'"),
+        ("-mpmd-import-pipeline=x=1", "mpmd-import-pipeline has no option 'x'"),
+        ("-pass-pipeline=builtin.module(nope)", "cannot make the pass 'nope'"),
+        ("-%", "cannot read the argument"),
+    ],
+)
+def test_wrong_arguments_are_errors(run, argument: str, message: str) -> None:
+    code, out, err = run(PLAIN, argument)
+    assert (code, out) == (1, "") and message in err
+
+
+@pytest.mark.parametrize("text", ["", "(", "func.func @f(", "\x00", "module { %0 = }", "// -----\n"])
+def test_bad_text_is_an_error_or_empty(run, text: str) -> None:
+    code, _, err = run(text, "-split-input-file", "-cse")
+    assert code in (0, 1) and "Traceback" not in err
+
+
+def test_files_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert opt.main([str(tmp_path / "none.mlir")]) == 1
+    assert "none.mlir" in capsys.readouterr().err
+
+
+def test_help_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert opt.main(["-help"]) == 0 and opt.main(["-list-passes"]) == 0
+    out = capsys.readouterr().out
+    assert "-split-input-file" in out and "-mpmd-fragment-dce\n" in out and "-mpmd-import-pipeline\n" in out
+
+
+def test_output_to_a_file(run, tmp_path: Path) -> None:
+    target = tmp_path / "out.mlir"
+    assert run(PLAIN, "-o", str(target))[:2] == (0, "")
+    assert "stablehlo.add" in target.read_text()
+    assert run(PLAIN, "-o", str(tmp_path / "no" / "folder"))[0] == 1
+
+
+TEXT = """// expected-warning@below {{first}}
+// expected-error@+3 {{second}}
+line 3
+line 4
+line 5
+// expected-remark@above {{third}}
+// expected-note@unknown {{fourth}}
+// expected-error-re@-3 {{w{{[a-z]+}}s}}
+"""
+
+
+def test_places_of_expectations() -> None:
+    found = [(e.kind, e.line, e.words) for e in expectations(TEXT)]
+    assert found == [
+        ("warning", 3, "first"),
+        ("error", 5, "second"),
+        ("remark", 5, "third"),
+        ("note", None, "fourth"),
+        ("error", 5, "w{{[a-z]+}}s"),
+    ]
+
+
+def test_each_expectation_admits_one_finding() -> None:
+    findings = [Finding("error", words, 5, 1) for words in ("a second one", "words", "w")]
+    left = [f.message for f in mismatches(expectations(TEXT), findings)]
+    assert left == [
+        "unexpected error: w",
+        'expected warning "first" was not produced',
+        'expected remark "third" was not produced',
+        'expected note "fourth" was not produced',
+    ]
