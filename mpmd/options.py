@@ -55,7 +55,7 @@ class PipelineOptions:
         backend: the compile backend.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
-        dump_to: folder for the program after each pass that changed it.
+        dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
         dump_passes: regular expression on the names of the passes to dump.
     """
 

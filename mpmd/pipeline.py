@@ -82,6 +82,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         infer_mesh_pipeline(o),
         _step(
+            "mpmd-combine-before-transfer",
+            "as long as every unnamed op is a fragment of its own",
+            when=o.infer_transfers and not o.heterogeneous_meshes,
+        ),
+        _step(
             "mpmd-merge-inferred-by-round",
             "what surrounds the microbatches becomes fragments of its own, while calls mark where they are",
             when=early and o.keep_microbatches_equal,
@@ -282,6 +287,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-propagate-shardings", "Shardy decides, once for all microbatches"),
         _step("mpmd-reshards-to-constraints", "fragments go through propagation once more when compiled"),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
+        _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),

@@ -71,12 +71,12 @@ class _Phases:
     def __init__(self, module: ir.Module, options: PipelineOptions) -> None:
         self.module = module
         self.overrides = options.pass_options
+        self.dump_to = Path(options.dump_to) if options.dump_to else None
         self.watch = Watch(
             verify=ir.verify,
             text=ir.to_text,
             verify_each=options.verify_each,
             disabled=frozenset(options.disable_passes),
-            dump_to=Path(options.dump_to) if options.dump_to else None,
             dump_passes=options.dump_passes,
         )
         self.diagnostics = Diagnostics()
@@ -87,7 +87,9 @@ class _Phases:
         """Runs the passes of one phase."""
         start = time.perf_counter()
         passes = [with_overrides(step.pass_, self.overrides) for step in steps]
-        self.diagnostics += run_pipeline(self.module, passes, self.watch, self.timing)
+        folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
+        watch = dataclasses.replace(self.watch, dump_to=folder)
+        self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
 
 

@@ -119,4 +119,10 @@ def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool)
         watch.after(pass_, module, changed)
     if watch.dump_to is not None and changed and re.search(watch.dump_passes, pass_.name):
         watch.dump_to.mkdir(parents=True, exist_ok=True)
-        (watch.dump_to / f"{number:03d}.{pass_.name}{watch.suffix}").write_text(watch.text(module))
+        (watch.dump_to / f"{number:03d}.{_file_stem(pass_)}{watch.suffix}").write_text(watch.text(module))
+
+
+def _file_stem(pass_: Pass) -> str:
+    """The name of a pass without its options, and without the function pipeline that it may stand in."""
+    found = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
+    return found[1] if found else pass_.name

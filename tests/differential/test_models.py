@@ -22,13 +22,14 @@ from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
 
 ALL = MODELS | FLAX_MODELS
-THREE_STAGES = {"mlp", "uneven", "skip", "shapes_change", "dropout", "tied", "stacked", "nnx_modules"}
+THREE_STAGES = {"mlp", "skip", "shapes_change", "stacked"}
+SLOW = {"tied", "custom_gradient", "scanned_layers"}  # the fast tests have others like them
 
 
 @pytest.mark.parametrize(
     ("name", "stages"),
     [
-        pytest.param(n, s, marks=[] if s == 2 + (n in THREE_STAGES) else pytest.mark.slow)
+        pytest.param(n, s, marks=[] if s == 2 + (n in THREE_STAGES) and n not in SLOW else pytest.mark.slow)
         for n in ALL
         for s in (2, 3)
     ],

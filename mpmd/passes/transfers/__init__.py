@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpmd.passes.transfers.combine_before_transfer import CombineBeforeTransfer
 from mpmd.passes.transfers.merge_transfers import MergeTransfers
 from mpmd.passes.transfers.move_transfers_to_producer import MoveTransfersToProducer
 from mpmd.passes.transfers.remove_transfer_cycles import RemoveTransferCycles
@@ -10,6 +11,7 @@ from mpmd.passes.transfers.uniquify_function_inputs_outputs import UniquifyFunct
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
+    CombineBeforeTransfer,
     MergeTransfers,
     MoveTransfersToProducer,
     RemoveTransferCycles,
