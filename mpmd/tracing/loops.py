@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mpmd.errors import SignatureError
+from mpmd.tracing.names import carrier
 
 
 def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
@@ -16,9 +17,10 @@ def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: 
 
     Under `mpmd.jit` each iteration is one microbatch.
     """
+    work = one_microbatch(body)
 
     def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
-        return body(i, carry), None
+        return work(i, carry), None
 
     final, _ = jax.lax.scan(step, init, jnp.arange(num_iterations, dtype=jnp.int32))
     return final
@@ -46,11 +48,17 @@ def microbatch_loop(
         SignatureError: a dim is not divisible; names every such leaf by its path.
     """
     pieces = split_microbatches(batches, num_microbatches, axis)
+    work = one_microbatch(body)
 
     def step(carry: Any, microbatch: Any) -> tuple[Any, Any]:
-        return body(carry, *microbatch)
+        return work(carry, *microbatch)
 
     return jax.lax.scan(step, init, pieces)
+
+
+def one_microbatch(body: Callable[..., Any]) -> Callable[..., Any]:
+    """`body` as a call that stays one through lowering; JAX 0.11 inlines the bodies of scans."""
+    return carrier(body, "callee", "microbatch")
 
 
 def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> Any:
@@ -128,8 +136,9 @@ def accumulate_gradients(
 
         pieces = split_microbatches(batches, num_microbatches, axis)
         shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
+        work = one_microbatch(body)
         (loss, grads), aux = jax.lax.scan(
-            lambda carry, microbatch: body(carry, *microbatch), _zeros(shapes, has_aux), pieces
+            lambda carry, microbatch: work(carry, *microbatch), _zeros(shapes, has_aux), pieces
         )
         loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))
         return ((loss, aux), grads) if has_aux else (loss, grads)
