@@ -29,6 +29,7 @@ from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_options, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
+from mpmd.tools.explorer import Recorder
 
 USAGE = """\
 usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
@@ -43,6 +44,7 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-debuginfo       print locations
+  -html=FILE                  write a page that steps through the passes: text, changes, graph by mesh
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and pipelines
   -help                       print this
@@ -71,6 +73,7 @@ class Command:
 
     file: str = "-"
     output: str = "-"
+    html: str = ""
     passes: list[Pass] = dataclasses.field(default_factory=list)
     split: bool = False
     verify_diagnostics: bool = False
@@ -104,8 +107,11 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"mpmd-opt: {e}\n")
         return 1
     with _log_to_stderr():
-        ok, printed = _run_pieces(command, text)
+        recorder = Recorder() if command.html else None
+    ok, printed, said = _run_pieces(command, text, recorder)
     try:
+        if recorder is not None:
+            Path(command.html).write_text(recorder.page(said))
         if command.output == "-":
             sys.stdout.write(printed)
             sys.stdout.flush()
@@ -146,6 +152,8 @@ def read_command(argv: Sequence[str]) -> Command:
         name, value = _name_and_value(argument)
         if name == "o":
             command.output = value or next(arguments, "-")
+        elif name == "html":
+            command.html = value or next(arguments, "")
         elif name in _SWITCHES:
             setattr(command, _SWITCHES[name], value.lower() in _TRUE)
         elif name == "pass-pipeline":
@@ -204,27 +212,28 @@ def passes_of_pipeline(text: str) -> list[Pass]:
     return passes
 
 
-def _run_pieces(command: Command, text: str) -> tuple[bool, str]:
-    """Whether all pieces of the text went well, and what is to be printed."""
+def _run_pieces(command: Command, text: str, recorder: Recorder | None) -> tuple[bool, str, list[str]]:
+    """Whether all pieces of the text went well, what is to be printed, and what was said."""
     pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
-    ok, printed, line = True, [], 0
+    ok, printed, said, line = True, [], [], 0
     timing = Timing()
     allowed = ir.context().allow_unregistered_dialects
     ir.context().allow_unregistered_dialects = command.allow_unregistered
     try:
         for piece in pieces:
             # Blank lines in front, so that locations count from the begin of the file.
-            result = run_text("\n" * line + piece, command, timing)
+            result = run_text("\n" * line + piece, command, timing, recorder)
             line += piece.count("\n")
             ok &= result.ok
             if result.text is not None:
                 printed.append(result.text)
-            sys.stderr.write("".join(f.as_text(command.file) + "\n" for f in result.findings))
+            said += [f.as_text(command.file) for f in result.findings]
     finally:
         ir.context().allow_unregistered_dialects = allowed
+    sys.stderr.write("".join(line + "\n" for line in said))
     if command.timing:
         sys.stderr.write(timing.as_text() + "\n")
-    return ok, f"{_SEPARATOR}\n".join(printed)
+    return ok, f"{_SEPARATOR}\n".join(printed), said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,11 +245,11 @@ class Result:
     findings: list[Finding]
 
 
-def run_text(text: str, command: Command, timing: Timing) -> Result:
+def run_text(text: str, command: Command, timing: Timing, recorder: Recorder | None = None) -> Result:
     """Parses a text, runs the passes, prints the module."""
     findings: list[Finding] = []
     with _mlir_findings(findings), diagnostics.collecting() as found:
-        printed, failure = _run_passes(text, command, timing)
+        printed, failure = _run_passes(text, command, timing, recorder)
     findings += [_finding(d) for d in found if d.severity is not Severity.NOTICE]
     if failure is not None and not isinstance(failure, PassError):
         findings += _findings_of(failure)
@@ -250,7 +259,9 @@ def run_text(text: str, command: Command, timing: Timing) -> Result:
     return Result(printed is not None, printed, findings)
 
 
-def _run_passes(text: str, command: Command, timing: Timing) -> tuple[str | None, Exception | None]:
+def _run_passes(
+    text: str, command: Command, timing: Timing, recorder: Recorder | None
+) -> tuple[str | None, Exception | None]:
     """The module's text after the passes, or None, and what was raised."""
     try:
         module = ir.parse(text)
@@ -260,8 +271,10 @@ def _run_passes(text: str, command: Command, timing: Timing) -> tuple[str | None
         verify=_verify,
         text=lambda m: ir.to_text(m, command.locations),
         verify_each=command.verify_each,
-        after=_printer(command, sys.stderr),
+        after=_after(command, sys.stderr, timing, recorder),
     )
+    if recorder is not None:
+        recorder.start(module)
     try:
         run_pipeline(module, command.passes, watch, timing)
     except PassError as e:
@@ -286,15 +299,19 @@ def _verify(module: mlir.Module) -> None:
     module.operation.verify()
 
 
-def _printer(command: Command, to: TextIO) -> Callable[[Pass, Any, bool], None] | None:
-    if not (command.print_after_all or command.print_after_change):
+def _after(
+    command: Command, to: TextIO, timing: Timing, recorder: Recorder | None
+) -> Callable[[Pass, Any, bool], None] | None:
+    """What is done after each pass; None if nothing."""
+    if not (command.print_after_all or command.print_after_change or recorder):
         return None
 
     def after(pass_: Pass, module: mlir.Module, changed: bool) -> None:
-        if changed or command.print_after_all:
-            to.write(
-                f"// -----// IR Dump After {pass_} //----- //\n{ir.to_text(module, command.locations)}\n"
-            )
+        if command.print_after_all or (command.print_after_change and changed):
+            text = ir.to_text(module, command.locations)
+            to.write(f"// -----// IR Dump After {pass_} //----- //\n{text}\n")
+        if recorder is not None:
+            recorder.after(pass_, module, changed, timing.seconds[-1][1])
 
     return after
 

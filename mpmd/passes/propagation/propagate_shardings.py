@@ -38,6 +38,7 @@ class PropagateShardings(ir.ModulePass):
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
+    tells_changes: ClassVar[bool] = False
     once_per_kind: bool = True
 
     def rewrite(self, module: ir.Module) -> None:
