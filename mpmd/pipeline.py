@@ -277,7 +277,6 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
 
 def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
     """Decides how every value is split over the devices of its mesh, across fragments and transfers."""
-    del o
     return _flattened(
         _step(
             "mpmd-uniquify-function-inputs-outputs",
@@ -291,6 +290,11 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
+        _step(
+            "mpmd-forget-empty-shardings",
+            "propagation tells replicated values from those it knows nothing of",
+            when=o.keep_microbatches_equal,
+        ),
         _step("mpmd-convert-sdy-constants", "sdy constants only kept propagation from sharing them"),
         _step("mpmd-simplify-stablehlo", "propagation inserts ops that fold"),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),

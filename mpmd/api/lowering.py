@@ -11,7 +11,7 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_names, flat_prefix, mark_donated, mark_shardings
+from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import task_orders
 from mpmd.errors import ConfigError
@@ -165,6 +165,7 @@ def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: 
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
         mark_shardings(module, inputs, results, dict(mesh.shape))
+        forget_cuts(module)
 
 
 def _result_paths(out_tree: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 
 MESH = "mesh"
+_CUT = "mpmd.microbatches"
 
 
 def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
@@ -52,6 +54,37 @@ def mark_shardings(
             main.set_result_attribute(i, "sdy.sharding", _sharding(spec, rank, axes, f"result {i}", problems))
     if problems:
         raise collect(ConfigError, problems, "the shardings cannot be used:")
+    for arg, spec in zip(main.args, inputs):
+        if spec is not None:
+            _shard_within_microbatches(arg, axes_of_dims(spec, len(arg.type.shape)), axes)
+
+
+def forget_cuts(module: ir.Module) -> None:
+    """Removes the marks of how batches are cut into microbatches."""
+    for op in ir.walk(module):
+        ir.put(op, _CUT, None)
+
+
+def _shard_within_microbatches(arg: ir.Value, dims: list[tuple[str, ...]], axes: dict[str, int]) -> None:
+    """Splits every microbatch of a sharded batch over the devices that the batch is split over.
+
+    Left alone, propagation shards the dim that counts the microbatches: one device then holds all rows of
+    a microbatch, and every device computes all of it.
+    """
+    for op in ir.users(arg):
+        if op.operation.name in ("stablehlo.slice", "stablehlo.convert"):
+            _shard_within_microbatches(op.result, dims, axes)
+        if _CUT not in op.attributes:
+            continue
+        batch = ir.IntegerAttr(op.attributes[_CUT]).value
+        rows, devices = op.result.type.shape[batch + 1], math.prod(axes[name] for name in dims[batch])
+        readers = ir.users(op.result)
+        if devices > 1 and rows % devices == 0 and readers:
+            sharding = {"sharding": _attribute([*dims[:batch], (), *dims[batch:]])}
+            kind, where = op.result.type, ir.before(ir.first_of(readers))
+            made = ir.create("sdy.sharding_constraint", [op.result], [kind], where, sharding, op.location)
+            for reader in readers:
+                ir.replace_uses_in(op.result, made.result, reader)
 
 
 def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
@@ -67,18 +100,27 @@ def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
 def _sharding(
     spec: Any, rank: int, axes: dict[str, int], where: str, problems: list[str]
 ) -> ir.Attribute | None:
+    dims = axes_of_dims(spec, rank)
+    problems += [
+        f"{where}: {spec} names an unknown axis {name!r}{did_you_mean(name, axes)}"
+        for names in dims
+        for name in names
+        if name not in axes
+    ]
+    return None if problems else _attribute(dims)
+
+
+def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:
+    """For each dim the axes that a `PartitionSpec` or `NamedSharding` names."""
     if isinstance(spec, NamedSharding):
         spec = spec.spec
-    dims = []
-    for names in (*spec, *[None] * (rank - len(spec))):
-        names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        for name in names:
-            if name not in axes:
-                problems.append(f"{where}: {spec} names an unknown axis {name!r}{did_you_mean(name, axes)}")
-        dims.append("{" + ", ".join(f'"{name}"' for name in names) + "}")
-    if problems:
-        return None
-    return ir.Attribute.parse(f"#sdy.sharding<@{MESH}, [{', '.join(dims)}]>")
+    entries = [*spec, *[None] * (rank - len(spec))]
+    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+
+
+def _attribute(dims: Sequence[Sequence[str]]) -> ir.Attribute:
+    text = ", ".join("{" + ", ".join(f'"{name}"' for name in names) + "}" for names in dims)
+    return ir.Attribute.parse(f"#sdy.sharding<@{MESH}, [{text}]>")
 
 
 def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:

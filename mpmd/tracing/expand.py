@@ -3,6 +3,7 @@
     call @mpmd.comp.f.(%x)             -->  mpmd.named_computation<"f"> (%x) {...}
     call @mpmd.tensor.t.(%x)           -->  mpmd.named_tensor %x name="t"
     call @mpmd.call.3.(%x)             -->  mpmd.call @callee(%x) {call_counter = 3}
+    call @mpmd.microbatches.0.(%x)     -->  its reshape, {mpmd.microbatches = 0}
     while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
     any other call                     -->  its body
 
@@ -19,7 +20,7 @@ import re
 
 from mpmd import ir
 from mpmd.tracing.inline import body_copy, inline_all, inline_call
-from mpmd.tracing.names import decode
+from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 
 _TRANSPARENT = ("tensor", "broadcast", "reduce")
@@ -50,7 +51,8 @@ class Expansion:
                 del self.symbols[name]
 
     def _holds_names(self, symbol: str) -> bool:
-        return decode(symbol) is not None or any(
+        kind, _ = decode(symbol) or ("", "")
+        return kind not in ("", MICROBATCHES) or any(
             self.holds_names(call.callee.value) for call in ir.walk(self.symbols[symbol], ir.FuncCall)
         )
 
@@ -83,6 +85,8 @@ class Expansion:
             self.make_named_computation(call, ir.Origin(name, count))
         elif kind in _TRANSPARENT:
             _make_marks(call, kind, name)
+        elif kind == MICROBATCHES:
+            _mark_cut(inline_call(call, self.symbols[symbol]), int(name))
         elif kind == "call" and top:
             inner = inline_call(call, self.symbols[symbol])
             for op in inner:
@@ -198,6 +202,14 @@ def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
             f"mpmd.{op}", [value], [value.type], ir.before(call), attributes, call.location
         ).results
     ir.replace(call, made)
+
+
+def _mark_cut(inlined: list[ir.Op], dim: int) -> None:
+    """Tells which dim of a batch a reshape cuts into microbatches."""
+    for op in inlined:
+        if op.operation.name == "stablehlo.reshape":
+            i64 = ir.IntegerType.get_signless(64)
+            ir.put(op, "mpmd.microbatches", ir.IntegerAttr.get(i64, dim))
 
 
 def _split_barrier(op: ir.Op) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mpmd.errors import SignatureError
-from mpmd.tracing.names import carrier
+from mpmd.tracing.names import MICROBATCHES, carrier
 
 
 def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
@@ -86,7 +86,8 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
     def cut(leaf: jax.Array) -> jax.Array:
         shape = jnp.shape(leaf)
         inner = (*shape[:axis], num_microbatches, shape[axis] // num_microbatches, *shape[axis + 1 :])
-        return jnp.moveaxis(jnp.reshape(leaf, inner), axis, 0)
+        named = carrier(lambda x: jnp.reshape(x, inner), MICROBATCHES, str(axis))
+        return jnp.moveaxis(named(leaf), axis, 0)
 
     return jax.tree.map(cut, batches)
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import jax
 
+MICROBATCHES = "microbatches"
+"""The kind of a name that marks how a batch is cut; the name itself is the batch dim."""
+
 _ESCAPED = re.compile(r"-([0-9a-f]+)-")
 
 

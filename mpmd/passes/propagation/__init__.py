@@ -10,6 +10,7 @@ from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
     ExtractReshardsFromInterMeshTransfers,
 )
 from mpmd.passes.propagation.forget_empty_computations import ForgetEmptyComputations
+from mpmd.passes.propagation.forget_empty_shardings import ForgetEmptyShardings
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.propagate_shardings import PropagateShardings
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
@@ -24,6 +25,7 @@ PASSES: tuple[type[Pass], ...] = (
     EnforceUserShardings,
     ExtractReshardsFromInterMeshTransfers,
     ConvertSdyShardingsToMpmdTypes,
+    ForgetEmptyShardings,
     ConvertSdyConstants,
     SimplifyProgram,
     ForgetEmptyComputations,

@@ -1,0 +1,51 @@
+"""mpmd-forget-empty-shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.propagation import shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetEmptyShardings(ir.FunctionPass):
+    """Lets replicated values have one type.
+
+        m1, tensor<8xf32>, sharding=<@mesh, [{}]>   -->   m1, tensor<8xf32>
+
+    Propagation says of some values that they are replicated, and nothing of others.  Fragments that differ
+    in nothing else must be one program, and may give their operands away to each other.
+
+    Requires: shardings are part of types.
+    Ensures: a type with a sharding has one that shards something.  Cost: linear in values.
+    Source: ours.
+    """
+
+    name: ClassVar[str] = "mpmd-forget-empty-shardings"
+    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Arguments, then the results of every op, and the arguments of loops."""
+        plain: dict[ir.Type, ir.Type] = {}
+        _forget(f.args, plain)
+        for op in ir.walk(f, (ir.Fragment, ir.Transfer, ir.For)):
+            _forget(op.results, plain)
+            if isinstance(op, ir.For):
+                _forget(op.args, plain)
+        ir.return_types_changed(f)
+
+
+def _forget(values: Iterable[ir.Value], plain: dict[ir.Type, ir.Type]) -> None:
+    """Gives replicated values types without shardings; `plain` remembers what becomes of each type."""
+    for value in values:
+        kind = value.type
+        if not isinstance(kind, ir.MeshTensor) or kind.sharding is None:
+            continue
+        if kind not in plain:
+            same = shardings.is_same(kind.sharding, None)
+            plain[kind] = ir.MeshTensor.get(kind.mesh, kind.tensor, None, kind.memory_kind) if same else kind
+        if plain[kind] != kind:
+            ir.set_type(value, plain[kind])
