@@ -69,6 +69,7 @@ from mpmd.ir.edit import (
 )
 from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule
 from mpmd.ir.fragments import (
+    body_text,
     drop,
     filter_attributes,
     make_fragment,
@@ -78,6 +79,7 @@ from mpmd.ir.fragments import (
     outline,
     remove_dead_code,
     split,
+    take_body,
 )
 from mpmd.ir.ops import (
     Assign,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from jax.extend.mlir import ir
@@ -11,7 +12,7 @@ from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import control, counting, edit
-from mpmd.ir.context import context
+from mpmd.ir.context import context, op_text
 from mpmd.ir.ops import Fragment, Func, Transfer, attribute_dicts, put, put_attribute_dicts
 from mpmd.ir.query import is_pure, is_unused, module_of, ops, producer, read_by, users
 from mpmd.ir.types import MeshTensor, Origin, string_array
@@ -92,6 +93,26 @@ def outline(fragment: Fragment, name: str) -> Func:
     edit.create("func.return", fragment.returned, [], edit.before(old), location=old.location)
     edit.erase(old)
     fragment.body.append_to(made.regions[0])
+    return made
+
+
+def body_text(fragment: Fragment) -> str:
+    """Equal for fragments whose bodies do the same: a digest of the body and of its argument types."""
+    types = " ".join(str(arg.type) for arg in fragment.args)
+    body = op_text(fragment).partition("\n")[2].rpartition("\n")[0]
+    return hashlib.sha256(f"{types}\n{body}".encode()).hexdigest()
+
+
+def take_body(fragment: Fragment, model: Fragment) -> Fragment:
+    """The fragment with a copy of the body of `model`, of the same argument and result types, for its own."""
+    copy = edit.clone(model, edit.before(fragment))
+    made: Fragment = edit.create(
+        "mpmd.fragment", list(fragment.inputs), [r.type for r in fragment.results], edit.before(fragment),
+        dict(fragment.attributes.items()), fragment.location, regions=1,
+    )  # fmt: skip
+    copy.body.append_to(made.regions[0])
+    copy.operation.erase()
+    edit.replace(fragment, list(made.results))
     return made
 
 

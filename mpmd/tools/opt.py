@@ -106,9 +106,9 @@ def main(argv: Sequence[str]) -> int:
     except (MpmdError, OSError, UnicodeDecodeError) as e:
         sys.stderr.write(f"mpmd-opt: {e}\n")
         return 1
+    recorder = Recorder() if command.html else None
     with _log_to_stderr():
-        recorder = Recorder() if command.html else None
-    ok, printed, said = _run_pieces(command, text, recorder)
+        ok, printed, said = _run_pieces(command, text, recorder)
     try:
         if recorder is not None:
             Path(command.html).write_text(recorder.page(said))

@@ -62,17 +62,45 @@ class SimplifyStablehlo(ir.FunctionPass):
     runs_on: ClassVar[Literal["any"]] = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Removes what is unused and rewrites, until nothing applies."""
-        if not f.is_external:
-            _remove_dead_ops(f)
-            while _round(f):
-                _remove_dead_ops(f)
+        """Fragments first: of those with equal bodies one is simplified, and the others take its body."""
+        if f.is_external:
+            return
+        model_of: dict[str, ir.Fragment | None] = {}
+        for fragment in ir.fragments(f):
+            body = ir.body_text(fragment)
+            if body not in model_of:
+                edits = ir.edits()
+                _simplify(fragment)
+                model_of[body] = fragment if ir.edits() != edits else None
+                continue
+            model = model_of[body]
+            if model is not None:
+                ir.take_body(fragment, model)
+        _simplify(f)
 
 
-def _round(f: ir.Func) -> bool:
+def _simplify(where: ir.Func | ir.Fragment) -> None:
+    """Removes what is unused and rewrites, until nothing applies; leaves out fragments in a function."""
+    _remove_dead_ops(where)
+    while _round(where):
+        _remove_dead_ops(where)
+
+
+def _ops(where: ir.Func | ir.Fragment) -> list[ir.Op]:
+    """The ops of a body, however deep, but for those in fragments; outer before inner."""
+    found = []
+    for op in ir.ops(where):
+        if isinstance(op, ir.Fragment) or not len(op.operation.regions):
+            found.append(op)
+        else:
+            found += ir.walk(op)
+    return found
+
+
+def _round(where: ir.Func | ir.Fragment) -> bool:
     """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
     facts = Facts()
-    todo = collections.deque(op for op in ir.walk(f) if op.operation.name in REWRITES)
+    todo = collections.deque(op for op in _ops(where) if op.operation.name in REWRITES)
     waiting = set(todo)
     changed = False
     while todo:
@@ -102,8 +130,8 @@ def _rewrite(op: ir.Op, facts: Facts) -> list[ir.Op]:
     return []
 
 
-def _remove_dead_ops(f: ir.Func) -> None:
+def _remove_dead_ops(where: ir.Func | ir.Fragment) -> None:
     """Erases pure ops that nothing uses, last first, however deep."""
-    for op in reversed(ir.walk(f)):
+    for op in reversed(_ops(where)):
         if len(op.results) and ir.is_unused(op) and ir.is_pure(op):
             ir.erase(op)
