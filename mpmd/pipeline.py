@@ -283,8 +283,11 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "results that share a value can then have shardings of their own",
             use_transfer_instead_of_fragment=True,
         ),
-        _step("mpmd-propagate-shardings", "Shardy decides, once for all microbatches"),
-        _step("mpmd-reshards-to-constraints", "fragments go through propagation once more when compiled"),
+        _step(
+            "mpmd-propagate-shardings",
+            "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
+            tidy=True,
+        ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
@@ -295,8 +298,6 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "propagation tells replicated values from those it knows nothing of",
             when=o.keep_microbatches_equal,
         ),
-        _step("mpmd-convert-sdy-constants", "sdy constants only kept propagation from sharing them"),
-        _step("mpmd-simplify-stablehlo", "propagation inserts ops that fold"),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),
         _step("mpmd-forget-empty-computations", "a name of which only a reshard is left names nothing"),
     )

@@ -41,8 +41,8 @@ def to_text(module: ir.Module, locations: bool = False) -> str:
 
 
 def op_text(op: ir.OpView) -> str:
-    """One op as text, without locations; the same wherever the op stands, if it captures nothing."""
-    text: str = op.operation.get_asm(use_local_scope=True)
+    """A valid op as text, without locations; the same wherever the op stands, if it captures nothing."""
+    text: str = op.operation.get_asm(use_local_scope=True, assume_verified=True)
     return text
 
 

@@ -10,9 +10,6 @@ from mpmd import ir
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
-# Their sharding says on which device they run; it does not come from propagation.
-_KEEP = ("stablehlo.send", "stablehlo.recv")
-
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
@@ -35,25 +32,23 @@ class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
         """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""
         types = _Types()
         _convert_arguments(f, types)
-        transfers = []
-        for op in ir.walk(f):
+        holders = ir.walk(f, (ir.Fragment, ir.Transfer, ir.For))
+        for op in holders:
             if isinstance(op, ir.Fragment):
                 types.give(op.inputs, shardings.read(op, "in_shardings"))
                 types.give(op.results, shardings.read(op, "out_shardings"))
                 ir.put(op, "in_shardings", None)
                 ir.put(op, "out_shardings", None)
-            elif isinstance(op, (ir.Transfer, ir.For)):
-                of_results = shardings.read(op, shardings.ARGUMENT)
-                types.give(op.results, of_results)
-                if isinstance(op, ir.For):
-                    types.give(op.args, of_results)
-                else:
-                    transfers.append(op)
-            if op.operation.name not in _KEEP:
-                ir.put(op, shardings.ARGUMENT, None)
+                continue
+            of_results = shardings.read(op, shardings.ARGUMENT)
+            types.give(op.results, of_results)
+            if isinstance(op, ir.For):
+                types.give(op.args, of_results)
+        shardings.drop_inside(f)
         ir.return_types_changed(f)
-        for transfer in transfers:
-            _check(transfer)
+        for op in holders:
+            if isinstance(op, ir.Transfer):
+                _check(op)
 
 
 def _convert_arguments(f: ir.Func, types: _Types) -> None:

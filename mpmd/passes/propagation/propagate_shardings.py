@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Hashable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
+from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
+from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
+from mpmd.support.passes import Pass
 
 _PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
+_TIDY: tuple[Pass, ...] = (ReshardsToConstraints(), ConvertSdyConstants(), SimplifyStablehlo())
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
@@ -28,7 +33,9 @@ class PropagateShardings(ir.ModulePass):
 
     Microbatches are copies: fragments with the same body, on the same mesh, that read the same parameters
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
-    take what it found for the second, bodies included.
+    take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
+    it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
+    constraints again, sdy constants ordinary ones, and what folds folds.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
@@ -40,22 +47,33 @@ class PropagateShardings(ir.ModulePass):
     name: ClassVar[str] = "mpmd-propagate-shardings"
     tells_changes: ClassVar[bool] = False
     once_per_kind: bool = True
+    tidy: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
         functions = ir.funcs(module)
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
-            _PIPELINE.run(module)
+            self._propagate(module)
             return
         f = functions[0]
         small = ir.clone_module(module)
         kinds = _without_copies(ir.funcs(small)[0])
         if len(set(kinds)) == len(kinds):
-            _PIPELINE.run(module)
+            self._propagate(module)
             return
-        _PIPELINE.run(small)
+        self._propagate(small)
         ir.take_sdy_meshes(module, small)
         _take_over(f, ir.funcs(small)[0], kinds)
+
+    def _propagate(self, module: Any) -> None:
+        _PIPELINE.run(module)
+        if not self.tidy:
+            return
+        for f in ir.funcs(module):
+            for fragment in ir.fragments(f) if f.is_mpmd else []:
+                shardings.drop_inside(fragment)
+        for pass_ in _TIDY:
+            pass_.run(module)
 
 
 def _without_copies(f: ir.Func) -> list[int]:

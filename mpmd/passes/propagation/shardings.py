@@ -48,6 +48,17 @@ def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[in
     write(op, name, shardings)
 
 
+# Their sharding says on which device they run; it does not come from propagation.
+_KEEP = ("stablehlo.send", "stablehlo.recv")
+
+
+def drop_inside(op: ir.Op) -> None:
+    """Removes `sdy.sharding` from all ops in an op, itself included, but send and recv."""
+    for inner in ir.walk(op):
+        if ARGUMENT in inner.attributes and inner.operation.name not in _KEEP:
+            ir.put(inner, ARGUMENT, None)
+
+
 def rank(value: ir.Value) -> int:
     """Number of dims; 0 for a token."""
     return len(value.type.shape) if isinstance(value.type, ir.MeshTensor) else 0
