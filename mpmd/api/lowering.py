@@ -11,7 +11,7 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import check_meshes, check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import task_orders
 from mpmd.errors import ConfigError
@@ -107,6 +107,8 @@ def partition(
     options = _options(config, arguments, out_tree)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config)
+    if not options.heterogeneous_meshes:
+        check_meshes(module, config)
     _prepare(module, config, arguments, out_tree)
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start

@@ -148,6 +148,23 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     return found
 
 
+def check_meshes(module: ir.Module, config: Config) -> None:
+    """Shardings name axes, which all meshes must have.
+
+    Raises:
+        ConfigError: something is sharded, and the meshes are not alike.
+    """
+    specs = jax.tree.leaves(
+        (config.in_shardings, config.out_shardings), is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+    if config.topology.is_heterogeneous and (specs or ir.sdy_meshes(module.operation)):
+        raise ConfigError(
+            "shardings inside meshes need meshes with equal axes\n"
+            f"  got {config.topology}\n"
+            "  give all meshes the same axes, or leave out in_shardings, out_shardings and sharding constraints"
+        )
+
+
 def check_names(module: ir.Module, config: Config) -> None:
     """Every name that is used must be assigned, and every name that is assigned must be used.
 

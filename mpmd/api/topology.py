@@ -43,6 +43,11 @@ class Topology(Mapping[str, Mesh]):
         return ir.Topology.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
 
     @property
+    def is_heterogeneous(self) -> bool:
+        """Whether meshes differ in their axes or their sizes."""
+        return len({tuple(mesh.shape.items()) for mesh in self.values()}) > 1
+
+    @property
     def shared_devices(self) -> dict[str, list[str]]:
         """Device -> names of the meshes that it stands in, for devices in more than one."""
         found: dict[tuple[int, str], list[str]] = {}

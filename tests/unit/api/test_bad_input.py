@@ -207,3 +207,15 @@ def test_bad_input_never_ends_the_process():
     assert done.returncode == 0, done.stderr
     assert "it calls @nobody, which it does not define" in done.stdout
     assert done.stdout.endswith("alive\n")
+
+
+def test_shardings_on_meshes_that_are_not_alike():
+    device = jax.devices()[:1]
+    unlike = mpmd.make_topology(
+        {"m0": jax.sharding.Mesh(device, ("data",)), "m1": jax.sharding.Mesh(device, ("x",))}
+    )
+    spec = jax.sharding.PartitionSpec("data")
+    chosen = mpmd.make_config(unlike, {"first": "m0", "second": "m1"}, in_shardings=(spec,))
+    with pytest.raises(ConfigError, match="shardings inside meshes need meshes with equal axes") as e:
+        mpmd.jit(two_stages, chosen).lower(X)
+    assert "got Topology(m0: data=1, m1: x=1)" in str(e.value)
