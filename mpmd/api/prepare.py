@@ -161,7 +161,7 @@ def check_meshes(module: ir.Module, config: Config) -> None:
         raise ConfigError(
             "shardings inside meshes need meshes with equal axes\n"
             f"  got {config.topology}\n"
-            "  give all meshes the same axes, or leave out in_shardings, out_shardings and sharding constraints"
+            "  give all meshes the same axes, or no shardings and no sharding constraints"
         )
 
 
