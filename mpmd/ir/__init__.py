@@ -46,6 +46,7 @@ from mpmd.ir.edit import (
     clone_with,
     create,
     delay,
+    drop_attribute,
     erase,
     erase_args,
     erase_dead_ops,

@@ -7,7 +7,7 @@ and for what is in its body must not be used again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -242,6 +242,18 @@ def rebuild(op: Op, operands: Sequence[Value], types: Sequence[ir.Type]) -> Any:
         for block in list(old):
             block.append_to(new)
     return made.opview
+
+
+def drop_attribute(op: Op, name: str, but_of: Collection[str] = ()) -> None:
+    """Removes an attribute from an op and all ops in it, but from those that are called as given."""
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        if name in inner.attributes and inner.name not in but_of:
+            counting.note_edit()
+            del inner.attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    op.operation.walk(visit)
 
 
 def keep_only(body: ir.Block, wanted: Callable[[Op], bool]) -> None:

@@ -39,30 +39,53 @@ class MarkInputOutputWithLayouts(ir.FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments first, then what fragments return."""
         table = _Table(f)
-        for i, arg in enumerate(f.args):
-            if ir.is_unused(arg):
-                continue
-            own = table.read(f, "arg_attrs", i)
-            layout = _returned_layout(arg, table, own, f"Arg #{i}")
+        if _has_layouts(f):
+            _choose(f, table)
+        else:
+            _leave_unused_results_open(f, table)
+        table.store()
+
+
+def _has_layouts(f: ir.Func) -> bool:
+    """Whether anybody asks for a layout; that nobody does is the rule, and quickly seen."""
+    attributes = [
+        op.attributes.get(name) for op in (f, *ir.fragments(f)) for name in ("arg_attrs", "res_attrs")
+    ]
+    return any(LAYOUT in str(attribute) for attribute in attributes if attribute is not None)
+
+
+def _leave_unused_results_open(f: ir.Func, table: _Table) -> None:
+    for fragment in ir.fragments(f):
+        for i, result in enumerate(fragment.results):
+            if ir.is_unused(result):
+                table.write(fragment, "res_attrs", i, AUTO)
+
+
+def _choose(f: ir.Func, table: _Table) -> None:
+    """A layout for each argument, then for each result of a fragment."""
+    for i, arg in enumerate(f.args):
+        if ir.is_unused(arg):
+            continue
+        own = table.read(f, "arg_attrs", i)
+        layout = _returned_layout(arg, table, own, f"Arg #{i}")
+        if layout is None:
+            continue
+        layout = _for_transfers(arg, layout, f"Arg #{i}")
+        if layout == AUTO and len(_inner_users(arg)) > 1:
+            layout = DEFAULT
+        table.write(f, "arg_attrs", i, layout)
+        _write_to_users(arg, layout, table)
+    for fragment in ir.fragments(f):
+        for i, result in enumerate(fragment.results):
+            layout = _returned_layout(result, table, AUTO, "")
             if layout is None:
                 continue
-            layout = _for_transfers(arg, layout, f"Arg #{i}")
-            if layout == AUTO and len(_inner_users(arg)) > 1:
+            inner = _inner_users(result)
+            if layout == AUTO and inner:
                 layout = DEFAULT
-            table.write(f, "arg_attrs", i, layout)
-            _write_to_users(arg, layout, table)
-        for fragment in ir.fragments(f):
-            for i, result in enumerate(fragment.results):
-                layout = _returned_layout(result, table, AUTO, "")
-                if layout is None:
-                    continue
-                inner = _inner_users(result)
-                if layout == AUTO and inner:
-                    layout = DEFAULT
-                layout = _for_transfers(result, layout, f"Result #{i}")
-                table.write(fragment, "res_attrs", i, layout)
-                _write_to_users(result, layout, table)
-        table.store()
+            layout = _for_transfers(result, layout, f"Result #{i}")
+            table.write(fragment, "res_attrs", i, layout)
+            _write_to_users(result, layout, table)
 
 
 class _Table:
@@ -76,8 +99,10 @@ class _Table:
     def _at(self, op: ir.Op, name: str) -> list[Attributes]:
         key = (op, name)
         if key not in self.dicts:
-            block = op.returned if op == self.f and name == "res_attrs" else None
-            values = block or (op.args if op == self.f else op.inputs if name == "arg_attrs" else op.results)
+            if op == self.f:
+                values = op.args if name == "arg_attrs" else op.returned
+            else:
+                values = op.inputs if name == "arg_attrs" else op.results
             self.dicts[key] = ir.attribute_dicts(op, name, len(values))
         return self.dicts[key]
 

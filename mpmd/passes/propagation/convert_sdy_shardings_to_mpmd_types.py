@@ -32,7 +32,7 @@ class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
         """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""
         types = _Types()
         _convert_arguments(f, types)
-        holders = ir.walk(f, (ir.Fragment, ir.Transfer, ir.For))
+        holders = _holders(f)
         for op in holders:
             if isinstance(op, ir.Fragment):
                 types.give(op.inputs, shardings.read(op, "in_shardings"))
@@ -49,6 +49,16 @@ class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
         for op in holders:
             if isinstance(op, ir.Transfer):
                 _check(op)
+
+
+def _holders(where: ir.Op) -> list[ir.Op]:
+    """The ops between fragments that have shardings, those in loops included."""
+    found: list[ir.Op] = []
+    for op in ir.ops(where, (ir.Fragment, ir.Transfer, ir.For)):
+        found.append(op)
+        if isinstance(op, ir.For):
+            found += _holders(op)
+    return found
 
 
 def _convert_arguments(f: ir.Func, types: _Types) -> None:

@@ -54,9 +54,7 @@ _KEEP = ("stablehlo.send", "stablehlo.recv")
 
 def drop_inside(op: ir.Op) -> None:
     """Removes `sdy.sharding` from all ops in an op, itself included, but send and recv."""
-    for inner in ir.walk(op):
-        if ARGUMENT in inner.attributes and inner.operation.name not in _KEEP:
-            ir.put(inner, ARGUMENT, None)
+    ir.drop_attribute(op, ARGUMENT, but_of=_KEEP)
 
 
 def rank(value: ir.Value) -> int:
