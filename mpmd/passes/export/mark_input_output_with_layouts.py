@@ -48,9 +48,8 @@ class MarkInputOutputWithLayouts(ir.FunctionPass):
 
 def _has_layouts(f: ir.Func) -> bool:
     """Whether anybody asks for a layout; that nobody does is the rule, and quickly seen."""
-    attributes = [
-        op.attributes.get(name) for op in (f, *ir.fragments(f)) for name in ("arg_attrs", "res_attrs")
-    ]
+    ops: list[ir.Op] = [f, *ir.fragments(f)]
+    attributes = [op.attributes.get(name) for op in ops for name in ("arg_attrs", "res_attrs")]
     return any(LAYOUT in str(attribute) for attribute in attributes if attribute is not None)
 
 
