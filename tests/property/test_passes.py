@@ -73,6 +73,7 @@ CHANGE_NOTHING = {
     "mpmd-split-accumulators-by-mesh",
     "mpmd-recompute-cheap-residuals",
     "mpmd-enforce-user-shardings",
+    "mpmd-cut-sub-axes",
 }
 
 
