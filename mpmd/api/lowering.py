@@ -20,6 +20,7 @@ from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
+from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
@@ -113,7 +114,9 @@ def partition(
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
-    orders = task_orders(module, config)
+    with diagnostics.collecting() as found:
+        orders = task_orders(module, config)
+    phases.diagnostics += found
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))

@@ -2,45 +2,135 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.runtime.entry import phase
-from mpmd.scheduling.schedule import get_schedule
+from mpmd.api.visits import BACKWARD, Unit, depths_of, rounds_of, units_of
+from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
+from mpmd.support import diagnostics
+
+# What stands in for a schedule that comes to every mesh once where microbatches come several times.
+_FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
 
 
 def task_orders(module: ir.Module, config: Config) -> str:
     """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
-    A stage without a number has that of its mesh among the meshes that are stages.  A program without
-    microbatches has no tasks and keeps the order of its data flow.
+    Each loop over microbatches is scheduled by itself.  Stages without a number follow each other as the
+    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh
+    several times.  A program without microbatches has no tasks and keeps the order of its data flow.
 
     Raises:
         ScheduleError: the schedule is unknown or cannot order these stages.
     """
     schedule = get_schedule(config.schedule)
     main = next(f for f in ir.funcs(module) if f.is_entry)
+    orders: dict[str, list[str]] = {}
+    units = units_of(main)
+    for microbatches in rounds_of(main, units):
+        of_round = [unit for unit in units if unit.microbatch in set(microbatches)]
+        chosen = schedule
+        if any(unit.stage is None for unit in of_round) and _number_visits(main, of_round):
+            of_round = [unit for unit in units_of(main) if unit.microbatch in set(microbatches)]
+            chosen = _for_several_visits(schedule, main)
+        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
+            orders.setdefault(mesh, []).extend(tasks)
+    return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
+
+
+def _round_orders(
+    main: ir.Func, units: Sequence[Unit], microbatches: Sequence[int], schedule: PipelineSchedule
+) -> dict[str, list[str]]:
+    """The tasks of one loop over microbatches, for each mesh that takes part."""
     meshes = main.topology.schedulable
-    found: dict[int, str] = {}
-    present: set[tuple[int, int, str]] = set()
-    for fragment in ir.fragments(main):
-        if fragment.is_user and fragment.call_counter is not None and fragment.mesh in meshes:
-            stage = fragment.stage if fragment.stage is not None else meshes.index(fragment.mesh)
-            found[stage] = fragment.mesh
-            present.add((stage, fragment.call_counter, phase(fragment)))
-    if not present:
-        return ""
-    stages = sorted(found)
-    used = [m for m in meshes if m in found.values()]
+    staged = [_staged(unit, meshes) for unit in units]
+    found = {unit.stage: unit.mesh for unit in staged}
+    stages = _in_pipeline_order(main, units, staged)
+    used = [mesh for mesh in meshes if mesh in found.values()]
     table = schedule.table(
         num_stages=len(stages),
         num_meshes=len(used),
-        num_microbatches=1 + max(microbatch for _, microbatch, _ in present),
+        num_microbatches=len(microbatches),
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
-    orders = []
+    present = {(unit.stage, unit.microbatch, unit.phase) for unit in staged}
+    orders = {}
     for mesh, order in zip(used, table.orders):
-        tasks = [(stages[t.stage], t.microbatch, t.phase.value) for t in order]
-        named = ",".join(f"{stage}{letter}{number}" for stage, number, letter in tasks
-                         if (stage, number, letter) in present)  # fmt: skip
-        orders.append(f"{mesh}:{named}")
-    return ";".join(orders)
+        tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
+        orders[mesh] = [
+            f"{stage}{letter}{number}" for stage, number, letter in tasks
+            if any((stage, number, other) in present for other in _that_may_stand_for(letter))
+        ]  # fmt: skip
+    return orders
+
+
+def _that_may_stand_for(letter: str) -> Sequence[str]:
+    """Phases of fragments that a task of a table may order: a backward pass may be whole or in halves."""
+    return {"F": "F", "B": BACKWARD, "I": ("I", "B"), "W": "W"}[letter]
+
+
+def _staged(unit: Unit, meshes: Sequence[str]) -> Unit:
+    """The unit with a stage: its own, or the position of its mesh."""
+    return unit if unit.stage is not None else dataclasses.replace(unit, stage=meshes.index(unit.mesh))
+
+
+def _in_pipeline_order(main: ir.Func, units: Sequence[Unit], staged: Sequence[Unit]) -> list[int]:
+    """The stages as a microbatch comes to them; by their numbers where the user gave some."""
+    stages = sorted({unit.stage for unit in staged if unit.stage is not None})
+    if any(unit.stage is not None for unit in units):
+        return stages
+    first = _first_way(units)
+    sign = -1 if first[0].is_backward else 1
+    depth: dict[int, int] = {}
+    for unit, found in depths_of(main, first).items():
+        stage = main.topology.schedulable.index(unit.mesh)
+        depth[stage] = max(depth.get(stage, found), found)
+    return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
+
+
+def _first_way(units: Sequence[Unit]) -> list[Unit]:
+    """The forward units of the first microbatch, or its backward units if it has no others."""
+    of_first = [unit for unit in units if unit.microbatch == units[0].microbatch]
+    return [unit for unit in of_first if not unit.is_backward] or of_first
+
+
+def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
+    """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
+
+    The backward way visits in the opposite order.  Whether it gave any.
+    """
+    ops, meshes = ir.ops(main), main.topology.schedulable
+    first = depths_of(main, _first_way(units))
+    ways = sorted({(depth, meshes.index(unit.mesh)) for unit, depth in first.items()})
+    if len(ways) == len({mesh for _, mesh in ways}):
+        return False
+    visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
+    stages: dict[int, int] = {}
+    for microbatch in sorted({unit.microbatch for unit in units}):
+        for phases in ("F", "BI", "W"):
+            some = [u for u in units if u.microbatch == microbatch and u.phase in phases]
+            depths = depths_of(main, some)
+            for m, of_mesh in visits.items():
+                here = [unit for unit in some if meshes.index(unit.mesh) == m]
+                order = sorted({depths[unit] for unit in here})
+                numbers = of_mesh if phases == "F" else of_mesh[::-1]
+                for unit in here:
+                    stages[unit.position] = numbers[min(order.index(depths[unit]), len(numbers) - 1)]
+    for position, stage in stages.items():
+        ops[position].stage = stage
+    return True
+
+
+def _for_several_visits(schedule: PipelineSchedule, main: ir.Func) -> PipelineSchedule:
+    """The schedule, or one like it that may come to a mesh several times."""
+    other = _FOR_SEVERAL_VISITS.get(schedule.name)
+    if other is None:
+        return schedule
+    diagnostics.warning(
+        f"microbatches come to a mesh several times, which schedule {schedule.name!r} cannot order: "
+        f"{other!r} is taken instead",
+        main.location,
+    )
+    return get_schedule(other)

@@ -1,0 +1,92 @@
+"""What the data flow of a step says of its microbatches: their loops, and their way over the meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from mpmd import ir
+from mpmd.runtime.entry import phase
+
+BACKWARD = ("B", "I", "W")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One microbatch's forward or backward work on a mesh.
+
+    Attributes:
+        position: of its fragment among the ops of the entry function.
+        mesh: where it runs.
+        stage: its pipeline stage, if the user gave one.
+        microbatch: its call counter.
+        phase: `F`, or `B`, `I` or `W` for backward work.
+    """
+
+    position: int
+    mesh: str
+    stage: int | None
+    microbatch: int
+    phase: str
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is backward work, whole or half."""
+        return self.phase in BACKWARD
+
+
+def units_of(main: ir.Func) -> list[Unit]:
+    """The microbatches' named work on meshes that are stages, in program order."""
+    meshes = main.topology.schedulable
+    return [
+        Unit(i, op.mesh, op.stage, op.call_counter, phase(op))
+        for i, op in enumerate(ir.ops(main))
+        if isinstance(op, ir.Fragment) and op.is_user and op.call_counter is not None and op.mesh in meshes
+    ]
+
+
+def rounds_of(main: ir.Func, units: Collection[Unit]) -> list[list[int]]:
+    """The microbatches in groups, each of which needs the backward work of those before it.
+
+    Microbatches of one loop over a batch are one group.  Those of a second loop that uses what the first
+    one made of its gradients, such as an evaluation of new parameters, are another.
+    """
+    at = {unit.position: unit for unit in units}
+    found: dict[int, int] = {}
+    level: dict[ir.Value, int] = {}  # even while forward work was last on the way, odd after backward work
+    for position, op in enumerate(ir.ops(main)):
+        reached = max((level.get(v, 0) for v in op.operands), default=0)
+        unit = at.get(position)
+        if unit is not None:
+            reached += reached % 2 != unit.is_backward
+            found[unit.microbatch] = max(found.get(unit.microbatch, 0), reached // 2)
+        if reached:
+            level.update(dict.fromkeys(op.results, reached))
+    groups: dict[int, list[int]] = {}
+    for microbatch in sorted(found):
+        groups.setdefault(found[microbatch], []).append(microbatch)
+    return [groups[number] for number in sorted(groups)]
+
+
+def depths_of(main: ir.Func, units: Collection[Unit]) -> dict[Unit, int]:
+    """How often a microbatch has changed meshes, on its longest way to each of its units.
+
+    Args:
+        main: the entry function.
+        units: all forward or all backward units of one microbatch.
+    """
+    at = {unit.position: unit for unit in units}
+    found: dict[Unit, int] = {}
+    reached: dict[ir.Value, dict[str, int]] = {}  # mesh that was visited last -> depth there
+    for position, op in enumerate(ir.ops(main)):
+        before: dict[str, int] = {}
+        for value in op.operands:
+            for mesh, depth in reached.get(value, {}).items():
+                before[mesh] = max(before.get(mesh, 0), depth)
+        unit = at.get(position)
+        if unit is not None:
+            found[unit] = max((d + (mesh != unit.mesh) for mesh, d in before.items()), default=0)
+            before = {unit.mesh: found[unit]}
+        if before:
+            reached.update(dict.fromkeys(op.results, before))
+    return found
