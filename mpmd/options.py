@@ -50,6 +50,8 @@ class PipelineOptions:
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
+        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise the
+            program keeps the order that it has.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
         backend: the compile backend.
@@ -91,6 +93,7 @@ class PipelineOptions:
     recompute_cheap_residuals: bool = False
     swap_transposed_dots: bool = False
     task_orders: str = ""
+    fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
     backend: str = "xla"
     disable_passes: tuple[str, ...] = ()
@@ -122,6 +125,7 @@ USER_DEFAULTS = PipelineOptions(
     keep_microbatches_equal=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,
+    fail_on_impossible_order=False,
     swap_transposed_dots=True,
 )
 """What `mpmd.jit` starts from; `PipelineOptions()` is what `mpmd-opt` starts from."""

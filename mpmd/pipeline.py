@@ -242,6 +242,7 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
             "the table of tasks that a schedule made",
             when=bool(o.task_orders) and not o.schedule_rules,
             orders=o.task_orders,
+            fail_on_impossible_order=o.fail_on_impossible_order,
         ),
         _step(
             "mpmd-rule-based-merge",

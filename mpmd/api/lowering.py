@@ -138,6 +138,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )
 
 

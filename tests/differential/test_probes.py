@@ -113,6 +113,39 @@ def test_two_loops_in_one_step():
     check(step, PARAMS, BATCH, test)
 
 
+def test_parameters_that_every_microbatch_updates():
+    """The next forward pass needs the last backward pass: nothing overlaps, and nothing is wrong."""
+
+    def step(params, *batch):
+        def body(params, x, y):
+            loss, grads = jax.value_and_grad(LOSS)(params, x, y)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+        return mpmd.microbatch_loop(body, params, *batch, num_microbatches=2)
+
+    check(step, PARAMS, *BATCH)
+
+
+def test_a_value_that_goes_from_the_last_stage_to_the_first_of_the_next_microbatch():
+    """Forward passes cannot overlap then; the order of the schedule still holds."""
+
+    def step(params, *batch):
+        def loss(params, carry, x, y):
+            x = named(dense, 0)(params["s0"], x + carry)
+            x = named(dense, 1)(params["s1"], x)
+            return named(lambda p, x, y: (square(dense(p, x), y), x), 2)(params["s2"], x, y)
+
+        def body(carry, x, y):
+            state, total = carry
+            (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params, state, x, y)
+            return (state, jax.tree.map(jnp.add, total, grads)), value
+
+        zeros = (jnp.zeros((2, D)), jax.tree.map(jnp.zeros_like, params))
+        return mpmd.microbatch_loop(body, zeros, *batch, num_microbatches=4)
+
+    check(step, PARAMS, *BATCH)
+
+
 def test_a_constant_auxiliary_output():
     def loss(params, x, y):
         return LOSS(params, x, y), {"rows": jnp.int32(x.shape[0]), "version": 7.0}

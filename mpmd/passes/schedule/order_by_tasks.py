@@ -37,7 +37,8 @@ class OrderByTasks(ir.FunctionPass):
 
     Requires: at most one task per mesh position; microbatches count from 0 as in the table.
     Ensures: the order of the table on every mesh.  Error: the table contradicts data flow; names the first
-        task that can never run, and why.  Notice: tasks without a fragment, and the reverse.
+        task that can never run, and why; unless `fail_on_impossible_order` a warning, and the order stays
+        as it is.  Notice: tasks without a fragment, and the reverse.
     Cost: linear.
     Source: ours.
     """
@@ -46,6 +47,7 @@ class OrderByTasks(ir.FunctionPass):
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
     orders: TaskOrders = _NO_ORDERS
     remove_control_dependencies: bool = True
+    fail_on_impossible_order: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Puts an edge between neighbours of the table, and sorts."""
@@ -62,9 +64,31 @@ class OrderByTasks(ir.FunctionPass):
         ]
         cycle = ir.Dependencies(f, edges).stable_order()[1]
         if cycle:
-            _report(f, cycle, rows)
+            self._report(f, cycle, rows)
             return
         apply_edges(f, edges, self.remove_control_dependencies)
+
+    def _report(self, f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
+        """Names the first task that can never run: the first of the table that stands on the cycle."""
+        task_of = {g: (mesh, task) for mesh, row in rows.items() for task, group in row.items() for g in group}
+        on_cycle = [op for op in cycle if op in task_of]
+        position = {g: i for i, g in enumerate(task_of)}
+        first = min(on_cycle, key=lambda g: position[g])
+        start = cycle.index(first)
+        turned = [*cycle[start:], *cycle[:start], first]
+        mesh, task = task_of[first]
+        lines = [
+            f"  {_called(op, task_of)}\n    {_reason(op, needed, task_of)} {_called(needed, task_of)}"
+            for op, needed in itertools.pairwise(turned)
+        ]
+        text = (
+            f'the order is impossible: task {task} of mesh "{mesh}" can never run, as it waits for itself:\n'
+            + "\n".join(lines)
+        )
+        if self.fail_on_impossible_order:
+            diagnostics.error(f"{text}\nMove one of these tasks in the order.", first.location)
+        else:
+            diagnostics.warning(f"{text}\nAll tasks run in the order of the data flow.", first.location)
 
 
 # Mesh -> task -> the fragments that it stands for, in the order of the table.
@@ -105,27 +129,6 @@ def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> TableTask | Non
         phase = "I" if fragment.split_keep_transferred else "W" if fragment.split_drop_transferred else "B"
     counter = fragment.call_counter
     return None if counter is None else TableTask(stage, counter, phase)
-
-
-def _report(f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
-    """Names the first task that can never run: the first of the table that stands on the cycle."""
-    task_of = {g: (mesh, task) for mesh, row in rows.items() for task, group in row.items() for g in group}
-    on_cycle = [op for op in cycle if op in task_of]
-    position = {g: i for i, g in enumerate(task_of)}
-    first = min(on_cycle, key=lambda g: position[g])
-    start = cycle.index(first)
-    turned = [*cycle[start:], *cycle[:start], first]
-    mesh, task = task_of[first]
-    lines = [
-        f"  {_called(op, task_of)}\n    {_reason(op, needed, task_of)} {_called(needed, task_of)}"
-        for op, needed in itertools.pairwise(turned)
-    ]
-    diagnostics.error(
-        f'the order is impossible: task {task} of mesh "{mesh}" can never run, as it waits for itself:\n'
-        + "\n".join(lines)
-        + "\nMove one of these tasks in the order.",
-        first.location,
-    )
 
 
 def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str:
