@@ -59,6 +59,9 @@ def relative_difference(got, want) -> float:
     for a, b in pairs:
         norm = float(np.linalg.norm(b))
         scale = norm if norm > 1e-6 * total else total
+        assert np.isfinite(b).all(), "what is compared with is not finite"
+        if not np.isfinite(a).all():
+            return float("inf")
         difference = float(np.linalg.norm(a - b))
         worst = max(worst, difference / scale if scale else difference)
     return worst

@@ -70,7 +70,8 @@ class OrderByTasks(ir.FunctionPass):
 
     def _report(self, f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
         """Names the first task that can never run: the first of the table that stands on the cycle."""
-        task_of = {g: (mesh, task) for mesh, row in rows.items() for task, group in row.items() for g in group}
+        tasks = ((mesh, task, group) for mesh, row in rows.items() for task, group in row.items())
+        task_of = {fragment: (mesh, task) for mesh, task, group in tasks for fragment in group}
         on_cycle = [op for op in cycle if op in task_of]
         position = {g: i for i, g in enumerate(task_of)}
         first = min(on_cycle, key=lambda g: position[g])

@@ -1,0 +1,25 @@
+"""Random steps on random meshes give `jax.jit`'s numbers."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from tests.support.comparing import copied, relative_difference
+from tests.support.random_steps import draw
+
+FAST, ALL = 25, 240
+
+
+@pytest.mark.parametrize(
+    "seed", [s if s < FAST else pytest.param(s, marks=pytest.mark.slow) for s in range(ALL)]
+)
+def test_a_random_step_gives_the_numbers_of_jit(seed):
+    random_step = draw(seed)
+    print(random_step)  # pytest shows it if the test fails
+    arguments = random_step.arguments()
+    want = jax.jit(random_step.step())(*copied(arguments))
+    got = random_step.jitted()(*copied(arguments))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    # Sums may be taken in another order; a rounding to bfloat16 in between may then fall the other way.
+    assert relative_difference(got, want) <= 2e-5
