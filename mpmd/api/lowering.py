@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,22 @@ class _Phases:
 
 
 def partition(
-    lowered: Any, config: Config, arguments: Arguments, argument_paths: list[str], out_tree: Any
+    lowered: Any,
+    config: Config,
+    arguments: Arguments,
+    argument_paths: list[str],
+    out_tree: Any,
+    names: Collection[str] = (),
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
+
+    Args:
+        lowered: by JAX.
+        config: the user's.
+        arguments: of the call that it was traced for.
+        argument_paths: what the user calls each flat argument.
+        out_tree: the pytree of its results.
+        names: names that the step was seen to call; what they name may be dead and gone.
 
     Raises:
         ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
@@ -107,7 +121,7 @@ def partition(
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
     module = to_module(lowered, config.topology.ir())
-    check_names(module, config)
+    check_names(module, config, names)
     if not options.heterogeneous_meshes:
         check_meshes(module, config)
     _prepare(module, config, arguments, out_tree)

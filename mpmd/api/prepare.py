@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -165,8 +165,10 @@ def check_meshes(module: ir.Module, config: Config) -> None:
         )
 
 
-def check_names(module: ir.Module, config: Config) -> None:
+def check_names(module: ir.Module, config: Config, called: Collection[str] = ()) -> None:
     """Every name that is used must be assigned, and every name that is assigned must be used.
+
+    Names in `called` are used, although nothing may be left of what they name.
 
     Raises:
         ConfigError: with all names that are not, and what they may have been meant to be.
@@ -179,7 +181,8 @@ def check_names(module: ir.Module, config: Config) -> None:
                 computations.setdefault(op.named.name, op)
             else:
                 tensors.setdefault(ir.StringAttr(op.attributes["name"]).value, op)
-    unused = [name for name in config.assignment if name not in computations and name not in tensors]
+    used = {*computations, *tensors, *called}
+    unused = [name for name in config.assignment if name not in used]
     problems = [
         f"named computation {name!r} is not assigned to a mesh{_where(op)}"
         f"{did_you_mean(name, unused) if unused else ''}"
@@ -188,7 +191,7 @@ def check_names(module: ir.Module, config: Config) -> None:
     ]
     problems += [
         f"{name!r} is assigned to mesh {config.assignment[name].mesh!r}, but the function never uses it"
-        f"{did_you_mean(name, [*computations, *tensors]) if computations or tensors else ''}"
+        f"{did_you_mean(name, sorted(used)) if used else ''}"
         for name in unused
     ]
     if problems:

@@ -30,12 +30,13 @@ DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
 
 @dataclasses.dataclass
 class Traced:
-    """A function traced for one signature."""
+    """A function traced for one signature; `names` are those that it was seen to call."""
 
     jax_traced: Any
     config: Config
     arguments: Arguments
     argument_paths: list[str]
+    names: frozenset[str] = frozenset()
 
     @property
     def jaxpr(self) -> Any:
@@ -56,7 +57,9 @@ class Traced:
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
-        partitioned = partition(lowered, self.config, self.arguments, self.argument_paths, self.out_tree)
+        partitioned = partition(
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names
+        )
         return Lowered(self, lowered, partitioned)
 
 

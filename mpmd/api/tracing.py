@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, paths
 from mpmd.api.stages import Traced
+from mpmd.tracing.names import names_called
 
 
 def trace(
@@ -32,6 +34,18 @@ def trace(
         fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
     )
     mesh = next(iter(config.topology.values()))
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    names = _names_of(fn)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
-    return Traced(traced, config, arguments.without_arrays(), paths(rules, args, kwargs))
+    return Traced(traced, config, arguments.without_arrays(), paths(rules, args, kwargs), frozenset(names))
+
+
+_names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
+
+
+def _names_of(fn: Callable[..., Any]) -> set[str]:
+    """The names that a function was ever seen to call: JAX does not trace it again for equal arguments."""
+    try:
+        return _names.setdefault(fn, set())
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        return set()

@@ -7,10 +7,12 @@ Outside of `mpmd.jit` everything here computes the same without any mesh.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -64,9 +66,29 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     carried = carrier(fn, "comp", chosen)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        _note(chosen)
         return (fn if _is_initializing(fn) else carried)(*args, **kwargs)
 
     return functools.wraps(fn)(call)
+
+
+_called: contextvars.ContextVar[set[str]] = contextvars.ContextVar("_called")
+
+
+@contextlib.contextmanager
+def names_called(names: set[str]) -> Iterator[None]:
+    """Adds to `names` all names of computations and tensors that are called inside."""
+    token = _called.set(names)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+def _note(name: str) -> None:
+    names = _called.get(None)
+    if names is not None:
+        names.add(name)
 
 
 def _is_initializing(fn: Callable[..., Any]) -> bool:
@@ -78,6 +100,7 @@ def _is_initializing(fn: Callable[..., Any]) -> bool:
 
 def named_tensor(x: Any, name: str) -> Any:
     """Names the arrays of a pytree, so that they can be assigned to a mesh or memory; returns them."""
+    _note(name)
     return carrier(jax.lax.optimization_barrier, "tensor", name)(x)
 
 

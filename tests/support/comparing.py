@@ -46,14 +46,15 @@ def programs_per_mesh(program) -> dict[str, int]:
 def relative_difference(got, want) -> float:
     """The largest ‖a−b‖/‖b‖ over the leaves of two pytrees.
 
-    Leaves that are zero but for rounding, as the gradient of a key bias is, are judged against the norm
+    Shapes and element types must be equal.  Leaves that are zero but for rounding, as the gradient of a key bias is, are judged against the norm
     of all leaves.
     """
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)
     pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(got, want)]
-    for a, b in pairs:
-        assert a.shape == b.shape
+    for a, b, (x, y) in zip(got, want, pairs):
+        assert x.shape == y.shape
+        assert jnp.result_type(a) == jnp.result_type(b), "element types differ"
     total = np.sqrt(sum(float((b**2).sum()) for _, b in pairs))
     worst = 0.0
     for a, b in pairs:

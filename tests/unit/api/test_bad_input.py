@@ -219,3 +219,16 @@ def test_shardings_on_meshes_that_are_not_alike():
     with pytest.raises(ConfigError, match="shardings inside meshes need meshes with equal axes") as e:
         mpmd.jit(two_stages, chosen).lower(X)
     assert "got Topology(m0: data=1, m1: x=1)" in str(e.value)
+
+
+def test_a_name_whose_computation_is_dead_is_used():
+    """Nothing needs its result, so nothing is left of it; the assignment is right all the same."""
+
+    def step(x):
+        mpmd.named_computation(jnp.sin, name="dead")(x)
+        return two_stages(x)
+
+    lowered = mpmd.jit(step, config(first="m0", second="m1", dead="m1")).lower(X)
+    assert "dead" not in lowered.as_text()
+    again = mpmd.jit(step, config(first="m1", second="m0", dead="m1")).lower(X)  # JAX does not trace again
+    assert "dead" not in again.as_text()
