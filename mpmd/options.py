@@ -48,6 +48,7 @@ class PipelineOptions:
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
+        scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise the
@@ -92,6 +93,7 @@ class PipelineOptions:
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
     swap_transposed_dots: bool = False
+    scale_smaller_factor: bool = False
     task_orders: str = ""
     fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ USER_DEFAULTS = PipelineOptions(
     recompute_cheap_residuals=True,
     fail_on_impossible_order=False,
     swap_transposed_dots=True,
+    scale_smaller_factor=True,
 )
 """What `mpmd.jit` starts from; `PipelineOptions()` is what `mpmd-opt` starts from."""
 

@@ -126,6 +126,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
+        _step(
+            "mpmd-scale-smaller-factor",
+            "after recomputing: what was kept for the backward fragment is read by the product alone now",
+            when=o.scale_smaller_factor,
+        ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
         _step("mpmd-call-inline", "microbatches stand side by side from here on"),
         _step("symbol-dce", "callees are not needed any more"),

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.runtime.decode import Engine, decode
+from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
     CallFailed,
@@ -51,12 +52,14 @@ class RuntimeOptions:
             to show, and the memory that issued work holds on devices that allocate when it is issued.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a FragmentError for the first that makes a NaN.
+        keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
     """
 
     issue: Literal["auto", "one-thread", "thread-per-mesh"] = "auto"
     run_ahead: int = 16
     blocking: bool = False
     debug_nans: bool = False
+    keep_freed_memory: bool = True
 
 
 class Executor:
@@ -85,6 +88,8 @@ class Executor:
         """
         if options.run_ahead < 1:
             raise ProgramError(f"run_ahead is {options.run_ahead}; a mesh needs at least 1 call on its way")
+        if options.keep_freed_memory:
+            keep_freed_memory()
         self.program, self.options = program, options
         self.order = verify(program)
         self._decoded = decode(program, executables, engine, options.run_ahead)

@@ -46,8 +46,8 @@ def programs_per_mesh(program) -> dict[str, int]:
 def relative_difference(got, want) -> float:
     """The largest ‖a−b‖/‖b‖ over the leaves of two pytrees.
 
-    Shapes and element types must be equal.  Leaves that are zero but for rounding, as the gradient of a key bias is, are judged against the norm
-    of all leaves.
+    Shapes and element types must be equal.  Leaves that are zero but for rounding, as the gradient of a key
+    bias is, are judged against the norm of all leaves.
     """
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)
