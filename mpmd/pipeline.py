@@ -353,6 +353,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             fail_on_inferred_fragments=o.fail_on_inferred_fragments,
         ),
         _step(
+            "mpmd-forget-carried-starts",
+            "nothing joins equal results any more; stages that are alike become one program",
+            when=o.keep_microbatches_equal,
+        ),
+        _step(
             "mpmd-lower-to-fragment-calls",
             "one function per distinct fragment",
             verbose_logging=o.verbose_logging,

@@ -14,7 +14,7 @@ from mpmd.api.config import Config
 from mpmd.api.lowering import Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
-from mpmd.compile.compiler import compile_fragments
+from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
@@ -203,6 +203,14 @@ class Compiled:
             for name, e in self.executables.items()
         }
         return {m.mesh: m for m in predict_memory(self.program, workspace)}
+
+    @property
+    def programs(self) -> list[list[str]]:
+        """The distinct programs that were compiled: for each the names of the fragments that are it.
+
+        Stages that are alike share their programs, each on its own mesh.
+        """
+        return alike(self.lowered.fragments, self.lowered.config.topology)
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""

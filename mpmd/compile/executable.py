@@ -54,3 +54,9 @@ class Backend(Protocol):
         Raises:
             CompileError: it cannot; names the fragment.
         """
+
+    def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
+        """An executable for a fragment that differs only in the devices of its mesh from one compiled before.
+
+        None if the fragment has to be compiled again.
+        """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd.passes.transfers.combine_before_transfer import CombineBeforeTransfer
+from mpmd.passes.transfers.forget_carried_starts import ForgetCarriedStarts
 from mpmd.passes.transfers.merge_transfers import MergeTransfers
 from mpmd.passes.transfers.move_transfers_to_producer import MoveTransfersToProducer
 from mpmd.passes.transfers.remove_transfer_cycles import RemoveTransferCycles
@@ -12,6 +13,7 @@ from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
     CombineBeforeTransfer,
+    ForgetCarriedStarts,
     MergeTransfers,
     MoveTransfersToProducer,
     RemoveTransferCycles,

@@ -12,7 +12,8 @@ from mpmd import ir
 Kind = tuple[str, tuple[ir.Origin, ...], bool, bool, bool]
 
 
-_START = "mpmd.start"
+START = "mpmd.start"
+"""Number of a barrier that keeps a start value apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
         copies.append(
             ir.create(
                 "stablehlo.optimization_barrier", [value], [value.type], ir.at_end(maker.body),
-                {_START: number}, value.location,
+                {START: number}, value.location,
             ).results[0]
         )  # fmt: skip
     maker.returned = returned + copies

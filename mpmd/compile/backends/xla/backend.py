@@ -14,6 +14,7 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpmd import jax_compat
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
@@ -88,6 +89,7 @@ class XlaExecutable:
 
     fragment: FragmentModule
     compiled: jax.stages.Compiled
+    devices: tuple[Any, ...]
     backend: str = "xla"
 
     def __post_init__(self) -> None:
@@ -163,7 +165,17 @@ class XlaBackend:
             raise CompileError(
                 f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
             ) from e
-        return XlaExecutable(fragment, compiled)
+        return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
+
+    def relocate(
+        self, executable: XlaExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> XlaExecutable | None:
+        """Loads it onto the devices of `mesh`; on CPU, as other platforms have devices that differ."""
+        devices = tuple(mesh.devices.flat)
+        if devices[0].platform != "cpu":
+            return None
+        loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
+        return None if loaded is None else XlaExecutable(fragment, loaded, devices)
 
 
 def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
