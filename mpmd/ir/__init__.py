@@ -18,6 +18,7 @@ from jax.extend.mlir.ir import (
     DenseI64ArrayAttr,
     DictAttr,
     FlatSymbolRefAttr,
+    FunctionType,
     InsertionPoint,
     IntegerAttr,
     IntegerType,
@@ -26,13 +27,13 @@ from jax.extend.mlir.ir import (
     RankedTensorType,
     StringAttr,
     Type,
+    TypeAttr,
     UnitAttr,
     Value,
 )
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
-from mpmd.ir.control import control_edges, control_edges_as_operands, put_control_edges
 from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
     after,
@@ -54,9 +55,9 @@ from mpmd.ir.edit import (
     keep_only,
     move_after,
     move_before,
+    move_body,
     move_to_start,
     moving,
-    op_behind,
     rebuild,
     reorder,
     replace,
@@ -65,23 +66,17 @@ from mpmd.ir.edit import (
     return_types_changed,
     set_operand,
     set_type,
+    take_bodies,
     take_sdy_meshes,
     take_uses,
 )
-from mpmd.ir.fragment_info import FragmentInfo, FragmentMergeRule, FragmentScheduleRule
 from mpmd.ir.fragments import (
-    body_text,
     drop,
     filter_attributes,
     make_fragment,
     make_transfer,
-    merge,
-    merge_all,
-    outline,
-    remove_dead_code,
-    split,
-    take_body,
 )
+from mpmd.ir.mlir_passes import mlir_problem, run_mlir
 from mpmd.ir.ops import (
     Assign,
     Broadcast,
@@ -102,8 +97,6 @@ from mpmd.ir.ops import (
     put,
     put_attribute_dicts,
 )
-from mpmd.ir.order import Dependencies
-from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
     arg_index,
     block_users,
@@ -118,7 +111,6 @@ from mpmd.ir.query import (
     module_name,
     module_of,
     ops,
-    ops_flowing_to,
     owner_of,
     parent,
     producer,
@@ -128,8 +120,8 @@ from mpmd.ir.query import (
     sdy_meshes,
     stands_before,
     symbol_table,
-    top_down,
     users,
+    uses,
     walk,
 )
 from mpmd.ir.reading import Frame, frames_of, location_of, name_of, parse

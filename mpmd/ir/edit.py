@@ -19,7 +19,7 @@ from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.ops import Func, put
-from mpmd.ir.query import first_user, is_pure, is_unused, ops
+from mpmd.ir.query import first_user, is_pure, is_unused, ops, uses
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -54,7 +54,7 @@ def replace_uses(old: Value, new: Value) -> None:
 def take_uses(old: Op, new: Op) -> None:
     """Uses the results of `new` wherever those of `old` were used; newest uses stay newest."""
     for a, b in zip(old.results, new.results):
-        for user, number in reversed([(use.owner, use.operand_number) for use in a.uses]):
+        for user, number in reversed(uses(a)):
             set_operand(user, number, b)
 
 
@@ -145,12 +145,6 @@ def _next(op: Op) -> ir.Operation | None:
     return ir.InsertionPoint.after(op.operation).ref_operation
 
 
-def op_behind(op: Op) -> Any:
-    """The op that stands right behind an op, which is no terminator."""
-    behind = _next(op)
-    return None if behind is None else behind.opview
-
-
 @contextlib.contextmanager
 def moving(f: Func) -> Iterator[None]:
     """Around moves of a function's ops: they count for nothing if all ops stand as before afterwards."""
@@ -218,30 +212,48 @@ def clone_body(
     return made, [values.get(v, v) for v in terminator.operands]
 
 
-def inline_body(op: Any) -> None:
-    """Puts the ops of an op's body where the op stands, and erases the op."""
-    for arg, value in zip(op.args, op.operands):
+def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
+    """Moves the ops of an op's body to before `where`, with `values` for its arguments; what it returned."""
+    counting.note_edit()
+    for arg, value in zip(op.args, values, strict=True):
         replace_uses(arg, value)
     for inner in ops(op.body):
-        move_before(inner, op)
-    replace(op, op.returned)
+        inner.operation.move_before(where.operation)
+    return op.returned
 
 
-def rebuild(op: Op, operands: Sequence[Value], types: Sequence[ir.Type]) -> Any:
-    """The same op, with other operands and result types; attributes and bodies are kept.
+def inline_body(op: Any) -> None:
+    """Puts the ops of an op's body where the op stands, and erases the op."""
+    replace(op, move_body(op, list(op.operands), op))
+
+
+def take_bodies(old: Op, new: Op) -> None:
+    """Moves the blocks of an op into the regions of another, which are empty."""
+    counting.note_edit()
+    for source, target in zip(old.operation.regions, new.operation.regions, strict=True):
+        for block in list(source):
+            block.append_to(target)
+
+
+def rebuild(
+    op: Op,
+    operands: Sequence[Value],
+    types: Sequence[ir.Type],
+    attributes: Collection[str] | None = None,
+    location: ir.Location | None = None,
+) -> Any:
+    """The same op, with other operands and result types; bodies are kept, and (some) attributes.
 
     MLIR cannot change these in place.  The old op is left without bodies, for the caller to take the
     uses from and erase.
     """
-    counting.note_edit()
-    made = ir.Operation.create(
-        op.operation.name, list(types), list(operands), dict(op.attributes.items()),
-        regions=len(op.operation.regions), loc=op.location, ip=before(op),
+    kept = {name: a for name, a in op.attributes.items() if attributes is None or name in attributes}
+    made = create(
+        op.operation.name, operands, types, before(op), kept, location or op.location,
+        regions=len(op.operation.regions),
     )  # fmt: skip
-    for old, new in zip(op.operation.regions, made.regions):
-        for block in list(old):
-            block.append_to(new)
-    return made.opview
+    take_bodies(op, made)
+    return made
 
 
 def drop_attribute(op: Op, name: str, but_of: Collection[str] = ()) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -82,6 +81,11 @@ def fragments(f: Func) -> list[Fragment]:
 def users(x: Value | Op) -> list[Op]:
     """The ops that use a value, or any result of an op; once per use, newest use first."""
     return [use.owner for v in _values(x) for use in v.uses]
+
+
+def uses(v: Value) -> list[tuple[Op, int]]:
+    """Where a value is used: op, and index among its operands; newest use first."""
+    return [(use.owner, use.operand_number) for use in v.uses]
 
 
 def first_user(x: Value | Op) -> Op | None:
@@ -221,47 +225,3 @@ def read_by(op: Op) -> list[Value]:
 
     op.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return [v for v in used if v not in inside]
-
-
-def ops_flowing_to(values: Iterable[Value]) -> set[Op]:
-    """The ops of a body by which the values are computed, directly or not."""
-    found: set[Op] = set()
-    todo = [producer(v) for v in values]
-    while todo:
-        op = todo.pop()
-        if op is not None and op not in found:
-            found.add(op)
-            todo += [producer(v) for v in read_by(op)]
-    return found
-
-
-def top_down(
-    f: Func, rank: Callable[[Op], int] | None = None, edges: Iterable[tuple[Op, Op]] = ()
-) -> list[Op]:
-    """The ops of a function in dependency order, `edges` (before, after) counting as dependencies.
-
-    Of the ops that are ready the one with the least rank comes first, then the one that stood first.
-    Ops on a cycle, which only `edges` can make, are left out of the result.
-    """
-    place = {op: i for i, op in enumerate(ops(f))}
-    waits: dict[Op, set[Op]] = {
-        op: {p for v in read_by(op) if (p := producer(v)) is not None and p in place} for op in place
-    }
-    followers: dict[Op, list[Op]] = {op: [] for op in place}
-    for before, after in edges:
-        waits[after].add(before)
-    for op in place:
-        for p in waits[op]:
-            followers[p].append(op)
-    rank = rank or (lambda op: 0)
-    ready = [(rank(op), place[op], op) for op in place if not waits[op]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        op = heapq.heappop(ready)[2]
-        order.append(op)
-        for follower in followers[op]:
-            waits[follower].discard(op)
-            if not waits[follower]:
-                heapq.heappush(ready, (rank(follower), place[follower], follower))
-    return order

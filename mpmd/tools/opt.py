@@ -24,6 +24,8 @@ from jax.extend.mlir import ir as mlir
 from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, MpmdError, PassError
 from mpmd.passes import PASSES, make_pass
+from mpmd.passes.bases import MlirPass, mlir_pass
+from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_options, split_outside_brackets
@@ -191,11 +193,11 @@ def passes_named(name: str, options: str) -> list[Pass]:
     if name in PASSES:
         return [make_pass(name, options)]
     if name == "inline":
-        return [make_pass("mpmd-inline"), ir.mlir_pass(name, options)]
+        return [make_pass("mpmd-inline"), mlir_pass(name, options)]
     if name.startswith("mpmd-"):
         close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return [ir.mlir_pass(name, options)]
+    return [mlir_pass(name, options)]
 
 
 def passes_of_pipeline(text: str) -> list[Pass]:
@@ -205,7 +207,7 @@ def passes_of_pipeline(text: str) -> list[Pass]:
     for part in split_outside_brackets(inner[1] if inner else text, ","):
         part = part.strip()
         if "(" in part.partition("{")[0]:
-            passes.append(ir.MlirPass(part))
+            passes.append(MlirPass(part))
         else:
             name, _, options = part.partition("{")
             passes += passes_named(name.strip(), options.removesuffix("}"))
@@ -289,8 +291,8 @@ def _run_passes(
 def _text(module: mlir.Module, command: Command) -> str:
     """The module as it is printed at the end: control edges are operands, as the dialect has them."""
     for f in ir.funcs(module):
-        if ir.control_edges(f):
-            ir.control_edges_as_operands(f)
+        if control_edges(f):
+            control_edges_as_operands(f)
     return ir.to_text(module, command.locations)
 
 

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayInferredFragments(ir.FunctionPass):
+class DelayInferredFragments(FunctionPass):
     """Moves each inferred fragment to right before what needs it first.
 
     Inferred fragments stand wherever import left them.  Run as late as possible they hold up no user

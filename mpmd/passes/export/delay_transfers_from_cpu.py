@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayTransfersFromCpu(ir.FunctionPass):
+class DelayTransfersFromCpu(FunctionPass):
     """Moves each transfer out of host memory to right before what needs it first.
 
     Host memory is plentiful and device memory is not: what is loaded late occupies the device for a

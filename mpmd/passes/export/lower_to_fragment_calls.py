@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import program_identity
 
@@ -18,7 +19,7 @@ KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_dr
 
 
 @dataclasses.dataclass(frozen=True)
-class LowerToFragmentCalls(ir.ModulePass):
+class LowerToFragmentCalls(ModulePass):
     """Makes one function per distinct fragment, and fragments calls of them.
 
         func @main(%a: !m1) -> !m1 {
@@ -87,7 +88,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
     result_attributes = _with_shardings(first, "res_attrs", list(first.results))
     _repoint_manual_computations(first)
-    made = ir.outline(first, name)
+    made = _outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
         i64 = ir.IntegerType.get_signless(64)
@@ -96,6 +97,19 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     ir.put_attribute_dicts(made, "res_attrs", result_attributes)
     for fragment in group:
         _replace_by_call(fragment, name)
+
+
+def _outline(fragment: ir.Fragment, name: str) -> ir.Func:
+    """A function with the body of a fragment, at the end of the module; the fragment keeps no body."""
+    kind = ir.FunctionType.get([a.type for a in fragment.args], [v.type for v in fragment.returned])
+    attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(kind)}
+    end = ir.InsertionPoint(ir.module_of(fragment).body)
+    made: ir.Func = ir.create("func.func", [], [], end, attributes, fragment.location, regions=1)
+    old = fragment.terminator
+    ir.create("func.return", fragment.returned, [], ir.before(old), location=old.location)
+    ir.erase(old)
+    ir.take_bodies(fragment, made)
+    return made
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.Topology:

@@ -7,6 +7,7 @@ import math
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
 from mpmd.support import diagnostics
 
@@ -16,7 +17,7 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkOffloadedInputOutput(ir.FunctionPass):
+class MarkOffloadedInputOutput(FunctionPass):
     """Writes at fragments which operands and results live in host memory, and checks that all agree.
 
         main(a@m1 {mhlo.memory_kind = "pinned_host"}):
@@ -176,9 +177,7 @@ def _word(kind: ir.Attribute | None) -> str:
     return "device" if kind is None else str(ir.StringAttr(kind).value)
 
 
-def _mismatch(
-    between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location
-) -> None:
+def _mismatch(between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location) -> None:
     texts = ["<<NULL ATTRIBUTE>>" if kind is None else str(kind) for kind in (a, b)]
     diagnostics.error(
         f"Memory kind mismatch between {between}: {texts[0]} vs {texts[1]}. Give the value the same memory "

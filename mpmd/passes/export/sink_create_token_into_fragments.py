@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 TOKEN = "!stablehlo.token"
 
 
 @dataclasses.dataclass(frozen=True)
-class SinkCreateTokenIntoFragments(ir.FunctionPass):
+class SinkCreateTokenIntoFragments(FunctionPass):
     """Lets no token cross from one fragment to another: each makes the tokens that it needs.
 
         f, t = m1[] (a) {...; ret x, t}            f = m1[] (a) {...; ret x}

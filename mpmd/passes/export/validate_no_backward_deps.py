@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoBackwardDeps(ir.FunctionPass):
+class ValidateNoBackwardDeps(FunctionPass):
     """Reports data that flows back to an earlier mesh in a program without a backward pass.
 
         a = call p0 on m1; t = transfer a to m2; b = call p1 on m2           fine

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 # Passes whose fragments cannot always be merged: users learn of these, but may keep them.
@@ -22,7 +23,7 @@ EXPECTED_MAKERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoInferredFragments(ir.FunctionPass):
+class ValidateNoInferredFragments(FunctionPass):
     """Reports unnamed work that stays a program of its own; each costs a launch per call.
 
         m1["f"] (a) {...}                   fine

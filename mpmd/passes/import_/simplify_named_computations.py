@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyNamedComputations(ir.FunctionPass):
+class SimplifyNamedComputations(FunctionPass):
     """Takes out of named computations what they only pass on, do not need, or do twice.
 
         x, y, z = comp "f" (a, b) { p, q = barrier a b; s = add p p; ret s, s, q }; w = add x y; return w, z

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 _ADVICE = {
@@ -23,7 +24,7 @@ _ADVICE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNamedOpsInMpmdFunc(ir.FunctionPass):
+class ValidateNamedOpsInMpmdFunc(FunctionPass):
     """Reports names where they cannot be mapped to a mesh, such as inside of `lax.scan`.
 
         while { x = comp "f" (a) { .. } }  -->  error: Named computations can only be nested in ..

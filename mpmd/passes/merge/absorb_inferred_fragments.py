@@ -6,6 +6,8 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.merging import merge
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 
@@ -14,7 +16,7 @@ _PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
 
 
 @dataclasses.dataclass(frozen=True)
-class AbsorbInferredFragments(ir.FunctionPass):
+class AbsorbInferredFragments(FunctionPass):
     """Lets named fragments swallow unnamed neighbours, so that a callee keeps the shape the user gave it.
 
         p = m1[] (a) { x = add a a; ret x }                    p, c = m1["f"] cc=1 (a) {
@@ -126,10 +128,10 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
     }
     makers = [] if root.is_user else list(dict.fromkeys([*root.inferred_by, *other.inferred_by]))
     if ir.stands_before(other, root):
-        merged = ir.merge(other, root)
+        merged = merge(other, root)
     else:
         ir.move_after(other, root)
-        merged = ir.merge(root, other)
+        merged = merge(root, other)
     for name, attribute in kept.items():
         ir.put(merged, name, attribute)
     if makers:

@@ -7,11 +7,13 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.merging import merge
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class MergePass(ir.FunctionPass):
+class MergePass(FunctionPass):
     """Merges producers with consumers, last producer first.
 
     Each fragment is merged with its candidate, and the merged fragment with its own, as long as a pass
@@ -97,7 +99,7 @@ def merged(producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
     counter = merged_call_counter(producer, consumer)
     inferred = not producer.is_user and not consumer.is_user
     makers = [*producer.inferred_by, *consumer.inferred_by] if inferred else []
-    result = ir.merge(producer, consumer)
+    result = merge(producer, consumer)
     result.call_counter = counter
     result.inferred_by = list(dict.fromkeys(makers))
     return result

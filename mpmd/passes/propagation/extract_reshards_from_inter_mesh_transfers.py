@@ -7,12 +7,13 @@ import math
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtractReshardsFromInterMeshTransfers(ir.FunctionPass):
+class ExtractReshardsFromInterMeshTransfers(FunctionPass):
     """Takes changes of sharding out of transfers: these then copy shard to shard.
 
         a: [{"x"}, {}]; t = transfer a to m2 {[{}, {"x"}]}

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyProgram(ir.FunctionPass):
+class SimplifyProgram(FunctionPass):
     """Takes out of fragments what they only pass on, do not need, or do twice.
 
         f, g, h = m1["f"] (a, a as b) {x = add a b; ret x, x, a};  k = m1["k"] (f, g, h) {...}

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class CombineBeforeTransfer(ir.FunctionPass):
+class CombineBeforeTransfer(FunctionPass):
     """Computes where values come from what they are only sent for.
 
         s = transfer a@m1 to m0

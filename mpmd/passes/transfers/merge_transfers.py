@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 MAX_ELEMENTS = 1
 _MARK = "concat_transfer"
@@ -32,7 +33,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class MergeTransfers(ir.FunctionPass):
+class MergeTransfers(FunctionPass):
     """Sends small values that travel from one fragment to another as one value.
 
         f, g = m1["f"] (a) { x = add a a; y = neg a; ret x, y }

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class MoveTransfersToProducer(ir.FunctionPass):
+class MoveTransfersToProducer(FunctionPass):
     """Moves each transfer right behind the op that makes its operand, or to the begin of the function.
 
         f = m1["f"] (a) { x = add a a; ret x }              t = transfer b to m2

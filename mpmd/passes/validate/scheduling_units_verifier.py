@@ -7,11 +7,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class SchedulingUnitsVerifier(ir.FunctionPass):
+class SchedulingUnitsVerifier(FunctionPass):
     """Warns of meshes that do not have one forward and one backward unit per microbatch.
 
     Changes nothing: a program whose units could not be merged runs, but its schedule is not what its name

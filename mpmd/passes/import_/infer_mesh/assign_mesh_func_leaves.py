@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
@@ -15,7 +16,7 @@ _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshAssignMeshFuncLeaves(ir.ModulePass):
+class InferMeshAssignMeshFuncLeaves(ModulePass):
     """Gives a mesh to what nothing uses: there are no uses to learn one from.
 
         main(a, b): s = add a a {src_set=m2}; t = mul a a; return s -->  main(a, b@m1): s = add a a; p =

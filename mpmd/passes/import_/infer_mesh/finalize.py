@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import COPIES
@@ -16,7 +17,7 @@ _LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshFinalize(ir.ModulePass):
+class InferMeshFinalize(ModulePass):
     """Turns what is left of assigns and unassigns into transfers, and checks that every value has a mesh.
 
         main(a): p = assign a to m1; q = assign a to m2; ..

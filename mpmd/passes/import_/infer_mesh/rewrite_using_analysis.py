@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
@@ -15,7 +16,7 @@ COPIES = "mpmd.copies"
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshRewriteUsingAnalysis(ir.ModulePass):
+class InferMeshRewriteUsingAnalysis(ModulePass):
     """Puts every op into a fragment, and every value that calls pass on onto meshes.
 
         s = mul a c; p = assign s to m1; f = m1["f"] (p) { x = neg p; ret x }
