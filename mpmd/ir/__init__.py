@@ -34,7 +34,7 @@ from jax.extend.mlir.ir import (
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
-from mpmd.ir.counting import edits, forget_edits
+from mpmd.ir.counting import edits
 from mpmd.ir.edit import (
     after,
     append_arg,
@@ -43,16 +43,11 @@ from mpmd.ir.edit import (
     before,
     clone,
     clone_body,
-    clone_module,
     clone_with,
     create,
-    delay,
-    drop_attribute,
     erase,
     erase_args,
     erase_dead_ops,
-    inline_body,
-    keep_only,
     move_after,
     move_before,
     move_body,
@@ -67,8 +62,6 @@ from mpmd.ir.edit import (
     set_operand,
     set_type,
     take_bodies,
-    take_sdy_meshes,
-    take_uses,
 )
 from mpmd.ir.fragments import (
     drop,
@@ -99,24 +92,18 @@ from mpmd.ir.ops import (
 )
 from mpmd.ir.query import (
     arg_index,
-    block_users,
     first_of,
-    first_user,
     fragments,
     funcs,
-    in_block_order,
     is_constant,
     is_pure,
     is_unused,
-    module_name,
     module_of,
     ops,
-    owner_of,
     parent,
     producer,
     read_by,
     result_index,
-    returned_by,
     sdy_meshes,
     stands_before,
     symbol_table,
@@ -124,7 +111,7 @@ from mpmd.ir.query import (
     uses,
     walk,
 )
-from mpmd.ir.reading import Frame, frames_of, location_of, name_of, parse
+from mpmd.ir.reading import name_of, parse
 from mpmd.ir.types import (
     MeshTensor,
     Origin,

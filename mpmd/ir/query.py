@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -37,12 +36,6 @@ def module_of(op: Op) -> Op:
 def parent(op: Op) -> Op:
     """The op that `op` stands in."""
     return op.operation.parent.opview
-
-
-def module_name(module: ir.Module) -> str | None:
-    """The name of a module, such as `jit_train_step`."""
-    name = module.operation.attributes.get("sym_name")
-    return None if name is None else str(ir.StringAttr(name).value)
 
 
 def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
@@ -88,12 +81,6 @@ def uses(v: Value) -> list[tuple[Op, int]]:
     return [(use.owner, use.operand_number) for use in v.uses]
 
 
-def first_user(x: Value | Op) -> Op | None:
-    """The user of a value, or of any result of an op, that stands first; all must be in one block."""
-    found = users(x)
-    return first_of(found) if found else None
-
-
 def first_of(some: Sequence[Op]) -> Op:
     """The op that stands first, of at least one, all in one block."""
     first = some[0]
@@ -101,23 +88,6 @@ def first_of(some: Sequence[Op]) -> Op:
         if stands_before(op, first):
             first = op
     return first
-
-
-def block_users(x: Op) -> list[Op]:
-    """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
-    block = x.operation.block
-    found = []
-    for user in users(x):
-        operation = user.operation
-        while operation.block != block:
-            operation = operation.parent
-        found.append(operation.opview)
-    return found
-
-
-def in_block_order(some: Iterable[Any]) -> list[Any]:
-    """Ops of one block, first one first."""
-    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if stands_before(a, b) else 1))
 
 
 def stands_before(a: Op, b: Op) -> bool:
@@ -151,16 +121,6 @@ def result_index(v: Value) -> int:
 def arg_index(v: Value) -> int:
     """The position of a block argument among the block's arguments."""
     return int(ir.BlockArgument(v).arg_number)
-
-
-def owner_of(arg: Value) -> Op:
-    """The op in whose body a block argument stands."""
-    return arg.owner.owner.opview
-
-
-def returned_by(block: ir.Block) -> list[Value]:
-    """What the terminator of a block returns."""
-    return list(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands)
 
 
 def is_constant(op: Op | None) -> bool:

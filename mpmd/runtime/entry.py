@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.support.source import frames_of
 
 _BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
 _NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
@@ -68,7 +69,7 @@ def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: objec
     donated = tuple(
         i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
     )
-    frames = ir.frames_of(op)
+    frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     return FragmentCall(
         name=op.callee_name,

@@ -30,6 +30,7 @@ from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_options, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.source import location_of
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import Recorder
 
@@ -358,7 +359,7 @@ def _finding(d: diagnostics.Diagnostic) -> Finding:
 
 def _line_and_column(location: object) -> tuple[int | None, int | None]:
     """Where in the text that was read; MLIR calls that file `-`."""
-    place = None if location is None else ir.location_of(location)
+    place = None if location is None else location_of(location)
     if place is None or place[0] != "-":
         return None, None
     return place[1], place[2]

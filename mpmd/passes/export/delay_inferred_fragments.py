@@ -33,5 +33,5 @@ class DelayInferredFragments(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that a chain of inferred fragments moves as a whole."""
         for fragment in reversed(ir.fragments(f)):
-            if not fragment.is_user:
-                ir.delay(fragment)
+            if not fragment.is_user and not ir.is_unused(fragment):
+                ir.move_before(fragment, ir.first_of(ir.users(fragment)))

@@ -35,5 +35,6 @@ class DelayTransfersFromCpu(FunctionPass):
         with ir.moving(f):
             for transfer in ir.ops(f, ir.Transfer):
                 source = transfer.tensor.type
-                if source.mesh.endswith("/cpu") or source.on_host:
-                    ir.delay(transfer)
+                on_host = source.mesh.endswith("/cpu") or source.on_host
+                if on_host and not ir.is_unused(transfer):
+                    ir.move_before(transfer, ir.first_of(ir.users(transfer)))

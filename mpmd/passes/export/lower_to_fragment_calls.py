@@ -52,11 +52,13 @@ class LowerToFragmentCalls(ModulePass):
             for fragment in ir.fragments(f):
                 groups.setdefault(program_identity(fragment), []).append(fragment)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
-        of_module = (ir.module_name(module) or "main").removeprefix("jit_")
+        name = module.operation.attributes.get("sym_name")
+        of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
-        names = [f"{fragment_name(i, g, transposed)}.{of_module}" for i, g in enumerate(sites)]
+        suffix = of_module.removeprefix("jit_")
+        names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
         if self.verbose_logging:
-            self._log(ir.module_name(module) or "main", list(groups.values()), sites, names, transposed)
+            self._log(of_module, list(groups.values()), sites, names, transposed)
         for group, name in zip(groups.values(), names):
             _lower_group(group, name)
 

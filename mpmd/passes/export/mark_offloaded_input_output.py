@@ -74,7 +74,7 @@ class _Trace:
             self.seen.add(value)
             op = ir.producer(value)
             if op is None:
-                loop = ir.owner_of(value)
+                loop = value.owner.owner.opview
                 if loop.operation.name != "stablehlo.while":
                     return False
                 value = loop.operands[ir.arg_index(value)]
@@ -96,7 +96,7 @@ class _Trace:
         if name == "stablehlo.optimization_barrier":
             return op.operands[index]
         if name == "stablehlo.while":
-            return ir.returned_by(op.regions[1].blocks[0])[index]
+            return ir.at_end(op.regions[1].blocks[0]).ref_operation.operands[index]
         if name == "func.call":
             callee = self.symbols[op.callee.value]
             return None if callee.is_external else callee.returned[index]

@@ -158,4 +158,4 @@ def remove_dead_ops(f: ir.Func | ir.For) -> None:
         elif isinstance(op, ir.For):
             remove_dead_ops(op)
         elif isinstance(op, ir.Fragment):
-            ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))
+            ir.erase_dead_ops(op.body)

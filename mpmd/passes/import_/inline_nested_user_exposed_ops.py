@@ -57,7 +57,7 @@ def _inline(inner: list[ir.Op], outer: ir.NamedComputation, places: dict[str, Pl
         _check(op, outer, places)
     for op in reversed(inner):
         if isinstance(op, ir.NamedComputation):
-            ir.inline_body(op)
+            ir.replace(op, ir.move_body(op, list(op.operands), op))
         else:
             ir.replace(op, [op.operands[0]])
     return True

@@ -107,7 +107,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
         op.returned = [returned[i] for i in kept]
     dead = [inner for inner in ir.ops(op.body) if ir.is_unused(inner) and ir.is_pure(inner)]
     if dead:
-        ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))
+        ir.erase_dead_ops(op.body)
     if not ir.ops(op.body) and not kept:
         ir.erase(op)
         return True

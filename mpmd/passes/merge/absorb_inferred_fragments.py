@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
@@ -45,12 +46,9 @@ class AbsorbInferredFragments(FunctionPass):
         """Rounds over all fragments, until one changes nothing."""
         if f.is_entry and not self.absorb_on_entry_point_function:
             return
-        edits, order = ir.edits(), ir.ops(f)
-        count = len(order)
-        while _round(f):
-            pass
-        if len(ir.ops(f)) == count and ir.ops(f) == order:
-            ir.forget_edits(edits)
+        with ir.moving(f):
+            while _round(f):
+                pass
         if not f.is_entry:
             _tell_what_is_left(f)
 
@@ -86,7 +84,7 @@ def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
             for user in ir.users(producer):
                 if isinstance(user, ir.Transfer):
                     _delay_or_erase(user)
-            if all(user == root or ir.stands_before(root, user) for user in ir.block_users(producer)):
+            if all(user == root or ir.stands_before(root, user) for user in block_users(producer)):
                 return producer
     return None
 
@@ -108,7 +106,7 @@ def _delay_or_erase(transfer: ir.Transfer) -> None:
     if ir.is_unused(transfer):
         ir.erase(transfer)
     else:
-        ir.move_before(transfer, ir.in_block_order(ir.block_users(transfer))[0])
+        ir.move_before(transfer, in_block_order(block_users(transfer))[0])
 
 
 def _hasten(transfer: ir.Transfer) -> None:

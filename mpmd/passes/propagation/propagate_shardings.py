@@ -57,13 +57,13 @@ class PropagateShardings(ModulePass):
             self._propagate(module)
             return
         f = functions[0]
-        small = ir.clone_module(module)
+        small = ir.clone(module)
         kinds = _without_copies(ir.funcs(small)[0])
         if len(set(kinds)) == len(kinds):
             self._propagate(module)
             return
         self._propagate(small)
-        ir.take_sdy_meshes(module, small)
+        _take_meshes(module, small)
         _take_over(f, ir.funcs(small)[0], kinds)
 
     def _propagate(self, module: Any) -> None:
@@ -75,6 +75,18 @@ class PropagateShardings(ModulePass):
                 shardings.drop_inside(fragment)
         for pass_ in _TIDY:
             pass_.run(module)
+
+
+def _take_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the sdy meshes of another, attributes included, where it lacks them."""
+    known = {op.sym_name.value: op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)}
+    for mesh in [op for op in source.body.operations if isinstance(op, ir.sdy.MeshOp)]:
+        have = known.get(mesh.sym_name.value)
+        if have is None:
+            ir.clone(mesh, ir.at_start(module.body))
+            continue
+        for name, attribute in mesh.attributes.items():
+            ir.put(have, name, attribute)
 
 
 def _without_copies(f: ir.Func) -> list[int]:

@@ -54,7 +54,9 @@ _KEEP = ("stablehlo.send", "stablehlo.recv")
 
 def drop_inside(op: ir.Op) -> None:
     """Removes `sdy.sharding` from all ops in an op, itself included, but send and recv."""
-    ir.drop_attribute(op, ARGUMENT, but_of=_KEEP)
+    for inner in ir.walk(op):
+        if inner.operation.name not in _KEEP:
+            ir.put(inner, ARGUMENT, None)
 
 
 def rank(value: ir.Value) -> int:

@@ -61,7 +61,7 @@ def _simplify(fragment: ir.Fragment) -> bool:
     replaced = bool(gone)
     gone |= _unneeded(fragment, gone, results, returned)
     fragment = ir.drop(fragment, results=gone)
-    ir.keep_only(fragment.body, lambda op: not ir.is_unused(op) or not ir.is_pure(op))
+    ir.erase_dead_ops(fragment.body)
     fragment = ir.drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):
         ir.erase(fragment)

@@ -7,6 +7,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.passes.cleanup.fragment_dce import remove_dead_code
+from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands, put_control_edges
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.merging import merge
@@ -43,8 +44,8 @@ def test_fragments_have_their_attributes_as_python_values(main: ir.Func) -> None
 def test_users_newest_first_and_in_block_order(main: ir.Func) -> None:
     first = ir.fragments(main)[0]
     assert names(ir.users(main.args[0])) == ["fragment"]
-    assert names(ir.in_block_order(ir.block_users(first))) == ["transfer", "fragment"]
-    assert ir.first_user(first) == ir.ops(main, ir.Transfer)[0]
+    assert names(in_block_order(block_users(first))) == ["transfer", "fragment"]
+    assert ir.first_of(ir.users(first)) == ir.ops(main, ir.Transfer)[0]
 
 
 def test_users_in_regions_count_for_the_op_around_them() -> None:
@@ -62,7 +63,7 @@ def test_users_in_regions_count_for_the_op_around_them() -> None:
     module = ir.parse(text)
     body = ir.fragments(ir.funcs(module)[0])[0].body
     constant, negate, branch = ir.ops(body)
-    assert ir.block_users(negate) == [branch]
+    assert block_users(negate) == [branch]
     assert ir.read_by(branch)[0] == constant.result and negate.result in ir.read_by(branch)
     assert ops_flowing_to([branch.result]) == {constant, negate, branch}
 

@@ -45,8 +45,10 @@ class _Growing:
         ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
         inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
         made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
-        ir.take_uses(fragment, made)
-        renamed.update(zip(fragment.results, made.results))
+        for old, new in zip(fragment.results, made.results):
+            for user, number in reversed(ir.uses(old)):
+                ir.set_operand(user, number, new)
+            renamed[old] = new
 
 
 class Absorber:
