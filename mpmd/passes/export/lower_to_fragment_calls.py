@@ -11,6 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import program_identity
+from mpmd.sharding.shards import on_sdy_mesh
 
 log = logging.getLogger("mpmd.passes")
 
@@ -140,7 +141,7 @@ def _repoint_manual_computations(fragment: ir.Fragment) -> None:
     for op in ir.walk(fragment):
         if op.operation.name == "sdy.manual_computation":
             for name in ("in_shardings", "out_shardings"):
-                ir.put(op, name, ir.on_sdy_mesh(op.attributes[name], fragment.mesh))
+                ir.put(op, name, on_sdy_mesh(op.attributes[name], fragment.mesh))
 
 
 def _replace_by_call(fragment: ir.Fragment, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
 
@@ -44,7 +45,7 @@ class ValidateNoBackwardDeps(FunctionPass):
         for call in calls:
             for value in call.operands:
                 source = _call_behind(value)
-                if source is None or ir.mesh_order([source.mesh, call.mesh])[-1] == call.mesh:
+                if source is None or mesh_order([source.mesh, call.mesh])[-1] == call.mesh:
                     continue
                 report(
                     "Detected backward dependency but expected forward-only pipeline since there are no "

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.sharding.shards import local_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def _better_mesh(fragment: ir.Fragment, topology: ir.Topology) -> str | None:
         return None
     mesh = topology[fragment.mesh]
     sent, instead = (
-        [ir.local_bytes(v.type, mesh) for v in values]
+        [local_bytes(v.type, mesh) for v in values]
         for values in (dict.fromkeys(fragment.inputs), fragment.results)
     )
     if len(instead) >= len(sent) or sum(instead) > sum(sent):

@@ -11,6 +11,7 @@ from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet
+from mpmd.passes.mesh_order import mesh_order
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
@@ -144,7 +145,7 @@ class _Leaves:
 
     def _wrap_resultless(self, op: ir.Op) -> None:
         possible = sets.src_set(op)
-        meshes = [self._default] if possible is None else ir.mesh_order(possible.names)
+        meshes = [self._default] if possible is None else mesh_order(possible.names)
         if not meshes and self._force:
             meshes = [self._default]
         if not meshes:
