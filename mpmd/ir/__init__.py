@@ -9,116 +9,33 @@ Passes read with what is in `query`, change with what is in `edit` and `fragment
 own mutators: those crash the process when misused, ours raise.
 """
 
+# fmt: off
+# isort: off
 from jax.extend.mlir.dialects import sdy, stablehlo
 from jax.extend.mlir.ir import (
-    ArrayAttr,
-    Attribute,
-    Block,
-    BoolAttr,
-    ComplexType,
-    DenseI64ArrayAttr,
-    DictAttr,
-    FlatSymbolRefAttr,
-    FunctionType,
-    InsertionPoint,
-    IntegerAttr,
-    IntegerType,
-    Location,
-    Module,
-    RankedTensorType,
-    StringAttr,
-    Type,
-    TypeAttr,
-    UnitAttr,
-    Value,
+    ArrayAttr, Attribute, Block, BoolAttr, ComplexType, DenseI64ArrayAttr, FlatSymbolRefAttr,
+    FunctionType, InsertionPoint, IntegerAttr, IntegerType, Location, Module, RankedTensorType, StringAttr,
+    Type, TypeAttr, UnitAttr, Value,
 )
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.counting import edits
 from mpmd.ir.edit import (
-    after,
-    append_arg,
-    at_end,
-    at_start,
-    before,
-    clone,
-    clone_body,
-    clone_with,
-    create,
-    erase,
-    erase_args,
-    erase_dead_ops,
-    move_after,
-    move_before,
-    move_body,
-    move_to_start,
-    moving,
-    rebuild,
-    reorder,
-    replace,
-    replace_uses,
-    replace_uses_in,
-    return_types_changed,
-    set_operand,
-    set_type,
-    take_bodies,
+    after, append_arg, at_end, at_start, before, clone, clone_body, clone_with, create, erase, erase_args,
+    erase_dead_ops, move_after, move_before, move_body, move_to_start, moving, rebuild, reorder, replace,
+    replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
-from mpmd.ir.fragments import (
-    drop,
-    filter_attributes,
-    make_fragment,
-    make_transfer,
-)
+from mpmd.ir.fragments import make_fragment, make_transfer
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir
 from mpmd.ir.ops import (
-    Assign,
-    Broadcast,
-    Call,
-    For,
-    Fragment,
-    FragmentCall,
-    Func,
-    FuncCall,
-    NamedComputation,
-    NamedTensor,
-    Reduce,
-    Return,
-    Transfer,
-    Unassign,
-    attribute_dicts,
-    entries_of,
-    put,
-    put_attribute_dicts,
+    Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
+    Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    arg_index,
-    first_of,
-    fragments,
-    funcs,
-    is_constant,
-    is_pure,
-    is_unused,
-    module_of,
-    ops,
-    parent,
-    producer,
-    read_by,
-    result_index,
-    sdy_meshes,
-    stands_before,
-    symbol_table,
-    users,
-    uses,
-    walk,
+    arg_index, first_of, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer, read_by,
+    result_index, sdy_meshes, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
-from mpmd.ir.types import (
-    MeshTensor,
-    Origin,
-    Topology,
-    axes_of,
-    string_array,
-    string_list,
-)
+from mpmd.ir.types import MeshTensor, Origin, Topology, axes_of
 from mpmd.ir.verify import verify

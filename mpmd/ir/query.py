@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +32,6 @@ def module_of(op: Op) -> Op:
     while operation.name != "builtin.module":
         operation = operation.parent
     return operation.opview
-
-
-def parent(op: Op) -> Op:
-    """The op that `op` stands in."""
-    return op.operation.parent.opview
 
 
 def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
@@ -83,11 +79,7 @@ def uses(v: Value) -> list[tuple[Op, int]]:
 
 def first_of(some: Sequence[Op]) -> Op:
     """The op that stands first, of at least one, all in one block."""
-    first = some[0]
-    for op in some[1:]:
-        if stands_before(op, first):
-            first = op
-    return first
+    return functools.reduce(lambda a, b: b if stands_before(b, a) else a, some)
 
 
 def stands_before(a: Op, b: Op) -> bool:
@@ -129,26 +121,12 @@ def is_constant(op: Op | None) -> bool:
 
 
 # MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.
-_EFFECTS = frozenset(
-    [
-        "stablehlo.infeed",
-        "stablehlo.outfeed",
-        "stablehlo.send",
-        "stablehlo.recv",
-        "stablehlo.rng",
-        "stablehlo.all_reduce",
-        "stablehlo.all_gather",
-        "stablehlo.all_to_all",
-        "stablehlo.reduce_scatter",
-        "stablehlo.collective_permute",
-        "stablehlo.collective_broadcast",
-        "sdy.sharding_group",
-        "func.call",
-        "mpmd.call",
-        "mpmd.fragment_call",
-        "mpmd.for",
-    ]
-)
+_EFFECTS = frozenset([
+    "func.call", "mpmd.call", "mpmd.fragment_call", "mpmd.for", "sdy.sharding_group", "stablehlo.infeed",
+    "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
+    "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter",
+    "stablehlo.collective_permute", "stablehlo.collective_broadcast",
+])  # fmt: skip
 
 
 def is_pure(op: Op) -> bool:

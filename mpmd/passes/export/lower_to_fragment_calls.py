@@ -116,10 +116,10 @@ def _outline(fragment: ir.Fragment, name: str) -> ir.Func:
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.Topology:
-    f = ir.parent(fragment)
-    while not isinstance(f, ir.Func):
-        f = ir.parent(f)
-    return f.topology
+    f = fragment.operation.parent
+    while not isinstance(f.opview, ir.Func):
+        f = f.parent
+    return f.opview.topology
 
 
 def _with_shardings(

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dropping import drop
 from mpmd.support import diagnostics
 
 TOKEN = "!stablehlo.token"
@@ -46,7 +47,7 @@ class SinkCreateTokenIntoFragments(FunctionPass):
                 )
                 ir.replace_uses(fragment.args[i], token.results[0])
             if _thread_returned_tokens(fragment, tokens, made):
-                ir.drop(fragment, results=made, inputs=tokens)
+                drop(fragment, results=made, inputs=tokens)
 
 
 def _is_token(value: ir.Value) -> bool:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dropping import drop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,9 @@ def _simplify(fragment: ir.Fragment) -> bool:
             gone.add(i)
     replaced = bool(gone)
     gone |= _unneeded(fragment, gone, results, returned)
-    fragment = ir.drop(fragment, results=gone)
+    fragment = drop(fragment, results=gone)
     ir.erase_dead_ops(fragment.body)
-    fragment = ir.drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
+    fragment = drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):
         ir.erase(fragment)
     return replaced

@@ -73,7 +73,7 @@ def _move(fragment: ir.Fragment, mesh: str) -> None:
 
     made = ir.make_fragment(
         mesh, inputs, [r.type.on(mesh) for r in fragment.results], where, body,
-        inferred_by=ir.string_list(fragment.attributes.get("mpmd.inferred_by")), location=fragment.location,
+        inferred_by=fragment.inferred_by, location=fragment.location,
     )  # fmt: skip
     if fragment.call_counter is not None:
         made.call_counter = fragment.call_counter

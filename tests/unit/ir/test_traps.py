@@ -10,6 +10,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
 from mpmd.passes.bases import mlir_pass
+from mpmd.passes.fragments.dropping import drop
 from mpmd.passes.fragments.merging import merge
 from tests.unit.ir.programs import TWO_FRAGMENTS
 
@@ -54,7 +55,7 @@ def test_erasing_a_block_argument_that_is_used_raises(main: ir.Func) -> None:
 
 def test_dropping_a_result_that_is_used_raises(main: ir.Func) -> None:
     with pytest.raises(IRError, match="still used"):
-        ir.drop(ir.fragments(main)[0], results=[0])
+        drop(ir.fragments(main)[0], results=[0])
 
 
 def test_an_erased_op_raises_when_it_is_used(main: ir.Func) -> None:
