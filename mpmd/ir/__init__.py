@@ -20,10 +20,10 @@ from jax.extend.mlir.ir import (
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
-from mpmd.ir.counting import edits
+from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
     after, append_arg, at_end, at_start, before, clone, clone_body, clone_with, create, erase, erase_args,
-    erase_dead_ops, move_after, move_before, move_body, move_to_start, moving, rebuild, reorder, replace,
+    erase_dead_ops, move_after, move_before, move_body, move_to_start, rebuild, reorder, replace,
     replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
 from mpmd.ir.fragments import make_fragment, make_transfer

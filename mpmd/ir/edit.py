@@ -6,8 +6,7 @@ and for what is in its body must not be used again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -135,15 +134,6 @@ def move_after(op: Op, other: Op) -> None:
 
 def _next(op: Op) -> ir.Operation | None:
     return ir.InsertionPoint.after(op.operation).ref_operation
-
-
-@contextlib.contextmanager
-def moving(f: Func) -> Iterator[None]:
-    """Around moves of a function's ops: they count for nothing if all ops stand as before afterwards."""
-    since, order = counting.edits(), ops(f)
-    yield
-    if ops(f) == order:
-        counting.forget_edits(since)
 
 
 def move_to_start(op: Op, block: ir.Block) -> None:

@@ -44,6 +44,7 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments
   -allow-unregistered-dialect accept ops of unknown dialects
   -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-debuginfo       print locations
@@ -57,6 +58,7 @@ _SWITCHES = {
     "verify-diagnostics": "verify_diagnostics",
     "allow-unregistered-dialect": "allow_unregistered",
     "verify-each": "verify_each",
+    "check-changed": "check_changed",
     "mlir-print-ir-after-all": "print_after_all",
     "mlir-print-ir-after-change": "print_after_change",
     "mlir-print-debuginfo": "locations",
@@ -82,6 +84,7 @@ class Command:
     verify_diagnostics: bool = False
     allow_unregistered: bool = False
     verify_each: bool = True
+    check_changed: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
     locations: bool = False
@@ -274,6 +277,7 @@ def _run_passes(
         verify=_verify,
         text=lambda m: ir.to_text(m, command.locations),
         verify_each=command.verify_each,
+        check_changed=command.check_changed,
         after=_after(command, sys.stderr, timing, recorder),
     )
     if recorder is not None:

@@ -4,7 +4,8 @@
 
 Known are `not` in front of the tool, `2>&1`, and lines that end with a backslash.  A line without
 FileCheck passes if the tool exits with 0, which for `-verify-diagnostics` says that all is as expected.
-FileCheck is LLVM's if one is on PATH, else that of PyPI.
+FileCheck is LLVM's if one is on PATH, else that of PyPI.  Every pass is also held to what it says about
+having changed something.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def test_file(path: Path, command: str) -> None:
     out = io.StringIO()
     err = out if "2>&1" in tool else io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = TOOLS[words[0]](words[1:])
+        code = TOOLS[words[0]](["-check-changed", *words[1:]])
     assert code == wanted, f"exit {code}\n{err.getvalue()}"
     if check.strip():
         options = [word.replace("%s", str(path)) for word in shlex.split(check)[1:]]

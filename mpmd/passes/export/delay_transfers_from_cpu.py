@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.moving import moving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class DelayTransfersFromCpu(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order."""
-        with ir.moving(f):
+        with moving(f):
             for transfer in ir.ops(f, ir.Transfer):
                 source = transfer.tensor.type
                 on_host = source.mesh.endswith("/cpu") or source.on_host

@@ -9,6 +9,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.merging import merge
+from mpmd.passes.fragments.moving import moving
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 
@@ -46,7 +47,7 @@ class AbsorbInferredFragments(FunctionPass):
         """Rounds over all fragments, until one changes nothing."""
         if f.is_entry and not self.absorb_on_entry_point_function:
             return
-        with ir.moving(f):
+        with moving(f):
             while _round(f):
                 pass
         if not f.is_entry:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.moving import moving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +30,10 @@ class MoveTransfersToProducer(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order: a transfer of a transfer follows it."""
-        for transfer in ir.ops(f, ir.Transfer):
-            maker = ir.producer(transfer.tensor)
-            if maker is None:
-                ir.move_to_start(transfer, f.body)
-            else:
-                ir.move_after(transfer, maker)
+        with moving(f):
+            for transfer in ir.ops(f, ir.Transfer):
+                maker = ir.producer(transfer.tensor)
+                if maker is None:
+                    ir.move_to_start(transfer, f.body)
+                else:
+                    ir.move_after(transfer, maker)
