@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import shlex
 import shutil
 import subprocess
@@ -23,15 +22,10 @@ import pytest
 
 from mpmd.passes import PASSES
 from mpmd.tools import opt
+from tests.text.outcomes import files_of, outcomes, run_lines, wanted
 
 HERE = Path(__file__).parent
 TOOLS = {"mpmd-opt": opt.main}
-
-
-def run_lines(text: str) -> list[str]:
-    """The commands of a file."""
-    joined = re.sub(r"\\\n\s*//\s*RUN:", " ", text)
-    return [match[1].strip() for match in re.finditer(r"^\s*//\s*RUN:(.*)$", joined, re.M)]
 
 
 def file_check() -> str:
@@ -72,7 +66,7 @@ def test_file(path: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_every_pass_has_a_file(name: str) -> None:
-    found = list(HERE.rglob(f"{name.removeprefix('mpmd-')}.mlir"))
-    assert found, f"no text test for {name}"
-    assert any(f"-{name}" in command for command in run_lines(found[0].read_text()))
+def test_every_pass_shows_what_it_does_what_it_leaves_and_its_errors(name: str) -> None:
+    files = files_of(name)
+    assert any(f"-{name}" in command for path in files for command in run_lines(path.read_text()))
+    assert wanted(name) - outcomes(name) == set(), f"not shown in {[str(path) for path in files]}"
