@@ -15,8 +15,8 @@ from mpmd.support import diagnostics
 class ValidateNoBackwardDeps(FunctionPass):
     """Reports data that flows back to an earlier mesh in a program without a backward pass.
 
-        a = call p0 on m1; t = transfer a to m2; b = call p1 on m2           fine
-        u = transfer b to m1; c = call p2 on m1 (u)                          warning, or an error
+        a = call p0 on m1; t = transfer a to m2; b = call p1 on m2      ->  fine
+        u = transfer b to m1; c = call p2 on m1 (u)                     ->  warning, or an error
 
     Such a pipeline stalls: the next microbatch waits for the last mesh.  Where something is transposed data
     must flow back: then nothing is looked at, and asking for an error is one.

@@ -26,10 +26,10 @@ EXPECTED_MAKERS = frozenset(
 class ValidateNoInferredFragments(FunctionPass):
     """Reports unnamed work that stays a program of its own; each costs a launch per call.
 
-        m1["f"] (a) {...}                   fine
-        m1[] by=uniquify (a) {...}          warning: a pass made it that cannot always be avoided
-        m1[] by=split (a) {...}             error, or a warning without `fail-on-inferred-fragments`
-        m1[] (a) {...}                      error: a pass forgot to say that it made it
+        m1["f"] (a) {...}               ->  fine
+        m1[] by=uniquify (a) {...}      ->  warning: a pass made it that cannot always be avoided
+        m1[] by=split (a) {...}         ->  error, or a warning without `fail-on-inferred-fragments`
+        m1[] (a) {...}                  ->  error: a pass forgot to say that it made it
 
     Requires: merging is over.  Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_inferred_fragments`.

@@ -14,8 +14,8 @@ from mpmd.support import diagnostics
 class ValidateNoParamTransfers(FunctionPass):
     """Reports parameters that travel between meshes in every step, by the names of arguments.
 
-        t = transfer %"params['transformer']['w']" to m2      warning, or an error with the option
-        t = transfer %"x" to m2                               fine
+        t = transfer %"params['transformer']['w']" to m2  ->  warning, or an error with the option
+        t = transfer %"x" to m2                           ->  fine
 
     Requires: locations of arguments hold their path in the user's pytree.
     Ensures: changes nothing.  Cost: linear.

@@ -18,6 +18,9 @@ _Key = tuple[str, int, int | None, str, bool]
 class VerifyStageMerging(FunctionPass):
     """Refuses programs in which a stage is more than one fragment per microbatch and phase.
 
+        m1["f"] stage=0 cc=0 (a); m1["f"] stage=0 cc=1 (b)   ->  fine
+        m1["f"] stage=0 cc=0 (a); m1["g"] stage=0 cc=0 (b)   ->  error: two forward fragments of stage 0
+
     Changes nothing.  Two fragments with a stage are in conflict if they have the same mesh, stage,
     transpose count, kind of split and remat mark, and the same call counter or one has none.
 
