@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpmd import ir
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions
 from mpmd.passes import make_pass
+from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
 
 
@@ -410,7 +410,7 @@ def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
     pairs = [(key.replace("_", "-"), option_text(value)) for key, value in options.items()]
     if name.startswith("mpmd-"):
         return [Step(make_pass(name, pairs), why)]
-    return [Step(ir.mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
+    return [Step(mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
 
 
 def _flattened(*parts: Iterable[Step]) -> list[Step]:

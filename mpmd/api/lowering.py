@@ -25,6 +25,7 @@ from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
 
@@ -63,7 +64,7 @@ class Partitioned:
 
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
-    frames = [] if diagnostic.location is None else ir.frames_of(diagnostic.location)
+    frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
     return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
+from mpmd.support.source import frames_of
 
 MESH = "mesh"
 _CUT = "mpmd.microbatches"
@@ -203,5 +204,5 @@ def _is_nested(op: Any) -> bool:
 
 
 def _where(op: Any) -> str:
-    frames = ir.frames_of(op)
+    frames = frames_of(op)
     return f" ({frames[0]})" if frames else ""

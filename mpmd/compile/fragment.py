@@ -8,6 +8,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import CompileError
+from mpmd.sharding.shards import axes_by_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ def value_spec(kind: Any) -> ValueSpec:
     """
     spec: tuple[tuple[str, ...], ...] = ((),) * len(kind.shape)
     if kind.sharding is not None:
-        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in ir.axes_by_dim(kind.sharding))
+        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in axes_by_dim(kind.sharding))
     return ValueSpec(
         tuple(kind.shape), str(kind.element_type), spec, kind.memory_kind if kind.on_host else None
     )

@@ -12,6 +12,7 @@ from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, PassError
 from mpmd.options import PipelineOptions
 from mpmd.passes import PASSES, make_pass
+from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
@@ -106,7 +107,7 @@ def options(seed: int, module: ir.Module) -> PipelineOptions:
 
 def rules(module: ir.Module, seed: int, text: str, join: str) -> str:
     """A rule about two fragments of one mesh, or nothing if there are no two that infos tell apart."""
-    infos = [ir.FragmentInfo.of(op) for f in ir.funcs(module) for op in ir.fragments(f) if op.is_user]
+    infos = [FragmentInfo.of(op) for f in ir.funcs(module) for op in ir.fragments(f) if op.is_user]
     infos = [info for info in infos if infos.count(info) == 1 and info.stage is None]
     random.Random(seed).shuffle(infos)
     for i, a in enumerate(infos):

@@ -9,14 +9,6 @@ from mpmd.passes.calls.inline import Inline
 from mpmd.passes.calls.sink_negligible_ops_into_call_op import SinkNegligibleOpsIntoCallOp
 from mpmd.passes.calls.split_accumulators_by_mesh import SplitAccumulatorsByMesh
 from mpmd.passes.calls.unroll_for_loops import UnrollForLoops
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    CallInline,
-    EraseUnusedCalleeBlockArguments,
-    FromUnrollToCallCounter,
-    Inline,
-    SinkNegligibleOpsIntoCallOp,
-    SplitAccumulatorsByMesh,
-    UnrollForLoops,
-)
+PASSES = passes_in(vars())

@@ -6,12 +6,13 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class CallInline(ir.ModulePass):
+class CallInline(ModulePass):
     """Puts the body of the callee in the place of each `mpmd.call`.
 
         x = call body(a) cc=3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.dropping import filter_attributes
 
 
 def calls_by_callee(module: ir.Module) -> dict[str, list[ir.Call]]:
@@ -24,7 +25,7 @@ def drop_from_function(f: ir.Func, args: Collection[int], results: Collection[in
     if results:
         f.returned = [returned[i] for i in kept_results]
     ir.erase_args(f.body, args)
-    ir.filter_attributes(f, kept_args, kept_results)
+    filter_attributes(f, kept_args, kept_results)
     ir.return_types_changed(f)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class _Accumulator:
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitAccumulatorsByMesh(ir.ModulePass):
+class SplitAccumulatorsByMesh(ModulePass):
     """Gives a sum over microbatches, whose terms arise on several meshes, one accumulator per mesh.
 
         x = call body(acc, ..) cc=0                  x, x2 = call body(acc, zero, ..) cc=0

@@ -10,15 +10,6 @@ from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResidual
 from mpmd.passes.cleanup.scale_smaller_factor import ScaleSmallerFactor
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.cleanup.swap_transposed_dots import SwapTransposedDots
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    CopyCheapConstants,
-    CopyConstants,
-    FragmentDce,
-    FragmentDedup,
-    RecomputeCheapResiduals,
-    ScaleSmallerFactor,
-    SimplifyStablehlo,
-    SwapTransposedDots,
-)
+PASSES = passes_in(vars())

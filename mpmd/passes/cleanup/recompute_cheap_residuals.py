@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -15,7 +16,7 @@ CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
 @dataclasses.dataclass(frozen=True)
-class RecomputeCheapResiduals(ir.FunctionPass):
+class RecomputeCheapResiduals(FunctionPass):
     """Computes in a backward fragment what its forward fragment would keep for it at no gain.
 
         y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }

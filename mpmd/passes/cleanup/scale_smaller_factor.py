@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 # Kinds of elements for which a product may be scaled after it as well as before it: floating point that
 # overflows late, and for multiplication integers, which wrap around either way.
@@ -16,7 +17,7 @@ _INTEGERS = frozenset({"i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleSmallerFactor(ir.FunctionPass):
+class ScaleSmallerFactor(FunctionPass):
     """Scales the other factor of a matrix product, or its result, where that is smaller.
 
         p = divide e, (broadcast s [0])                    (f32[512,512])

@@ -7,6 +7,7 @@ import math
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
 from mpmd.support import diagnostics
 
@@ -16,7 +17,7 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkOffloadedInputOutput(ir.FunctionPass):
+class MarkOffloadedInputOutput(FunctionPass):
     """Writes at fragments which operands and results live in host memory, and checks that all agree.
 
         main(a@m1 {mhlo.memory_kind = "pinned_host"}):
@@ -73,7 +74,7 @@ class _Trace:
             self.seen.add(value)
             op = ir.producer(value)
             if op is None:
-                loop = ir.owner_of(value)
+                loop = value.owner.owner.opview
                 if loop.operation.name != "stablehlo.while":
                     return False
                 value = loop.operands[ir.arg_index(value)]
@@ -95,7 +96,7 @@ class _Trace:
         if name == "stablehlo.optimization_barrier":
             return op.operands[index]
         if name == "stablehlo.while":
-            return ir.returned_by(op.regions[1].blocks[0])[index]
+            return ir.at_end(op.regions[1].blocks[0]).ref_operation.operands[index]
         if name == "func.call":
             callee = self.symbols[op.callee.value]
             return None if callee.is_external else callee.returned[index]
@@ -176,9 +177,7 @@ def _word(kind: ir.Attribute | None) -> str:
     return "device" if kind is None else str(ir.StringAttr(kind).value)
 
 
-def _mismatch(
-    between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location
-) -> None:
+def _mismatch(between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location) -> None:
     texts = ["<<NULL ATTRIBUTE>>" if kind is None else str(kind) for kind in (a, b)]
     diagnostics.error(
         f"Memory kind mismatch between {between}: {texts[0]} vs {texts[1]}. Give the value the same memory "

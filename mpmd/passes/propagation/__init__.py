@@ -15,18 +15,6 @@ from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnre
 from mpmd.passes.propagation.propagate_shardings import PropagateShardings
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 from mpmd.passes.propagation.simplify_program import SimplifyProgram
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    PropagateShardings,
-    ReshardsToConstraints,
-    PopulateUnreducedOutSharding,
-    CutSubAxes,
-    EnforceUserShardings,
-    ExtractReshardsFromInterMeshTransfers,
-    ConvertSdyShardingsToMpmdTypes,
-    ForgetEmptyShardings,
-    ConvertSdyConstants,
-    SimplifyProgram,
-    ForgetEmptyComputations,
-)
+PASSES = passes_in(vars())

@@ -8,13 +8,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import MlirPass, ModulePass
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 from mpmd.support.passes import Pass
 
-_PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
+_PIPELINE = MlirPass("sdy-propagation-pipeline")
 _TIDY: tuple[Pass, ...] = (ReshardsToConstraints(), ConvertSdyConstants(), SimplifyStablehlo())
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
@@ -25,7 +26,7 @@ _REPRESENTATIVES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class PropagateShardings(ir.ModulePass):
+class PropagateShardings(ModulePass):
     """Lets Shardy decide how every value is sharded, once for all microbatches.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] (a) {...}
@@ -56,13 +57,13 @@ class PropagateShardings(ir.ModulePass):
             self._propagate(module)
             return
         f = functions[0]
-        small = ir.clone_module(module)
+        small = ir.clone(module)
         kinds = _without_copies(ir.funcs(small)[0])
         if len(set(kinds)) == len(kinds):
             self._propagate(module)
             return
         self._propagate(small)
-        ir.take_sdy_meshes(module, small)
+        _take_meshes(module, small)
         _take_over(f, ir.funcs(small)[0], kinds)
 
     def _propagate(self, module: Any) -> None:
@@ -74,6 +75,18 @@ class PropagateShardings(ir.ModulePass):
                 shardings.drop_inside(fragment)
         for pass_ in _TIDY:
             pass_.run(module)
+
+
+def _take_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the sdy meshes of another, attributes included, where it lacks them."""
+    known = {op.sym_name.value: op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)}
+    for mesh in [op for op in source.body.operations if isinstance(op, ir.sdy.MeshOp)]:
+        have = known.get(mesh.sym_name.value)
+        if have is None:
+            ir.clone(mesh, ir.at_start(module.body))
+            continue
+        for name, attribute in mesh.attributes.items():
+            ir.put(have, name, attribute)
 
 
 def _without_copies(f: ir.Func) -> list[int]:
@@ -112,9 +125,7 @@ def _body_text(fragment: ir.Fragment) -> str:
     return hashlib.sha256("\n".join([*types, body]).encode()).hexdigest()
 
 
-def _kind_of(
-    value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func
-) -> Hashable:
+def _kind_of(value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func) -> Hashable:
     """What has to be equal for values that fragments which are alike read in the same place.
 
     A parameter, which many fragments read, is itself; data of one microbatch is like that of another; what

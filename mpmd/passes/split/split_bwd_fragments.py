@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.splitting import ops_flowing_to, split
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitBwdFragments(ir.FunctionPass):
+class SplitBwdFragments(FunctionPass):
     """Splits backward fragments, so that what other meshes wait for is computed first.
 
         dw, dx = m2["f"(1)] (w, g) {                       dx, s = m2["f"(1)] keep (w, g) {
@@ -36,9 +38,9 @@ class SplitBwdFragments(ir.FunctionPass):
             sent = [i for i, result in enumerate(fragment.results) if _is_transferred(result)]
             if not 0 < len(sent) < len(fragment.results):
                 continue
-            needed = ir.ops_flowing_to([fragment.returned[i] for i in sent])
+            needed = ops_flowing_to([fragment.returned[i] for i in sent])
             if len(needed) < len(ir.ops(fragment.body)):
-                first, second = ir.split(fragment, needed, sent)
+                first, second = split(fragment, needed, sent)
                 first.split_keep_transferred = True
                 second.split_drop_transferred = True
 

@@ -9,14 +9,6 @@ from mpmd.passes.transfers.move_transfers_to_producer import MoveTransfersToProd
 from mpmd.passes.transfers.remove_transfer_cycles import RemoveTransferCycles
 from mpmd.passes.transfers.uniquify_carried_values import UniquifyCarriedValues
 from mpmd.passes.transfers.uniquify_function_inputs_outputs import UniquifyFunctionInputsOutputs
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    CombineBeforeTransfer,
-    ForgetCarriedStarts,
-    MergeTransfers,
-    MoveTransfersToProducer,
-    RemoveTransferCycles,
-    UniquifyCarriedValues,
-    UniquifyFunctionInputsOutputs,
-)
+PASSES = passes_in(vars())

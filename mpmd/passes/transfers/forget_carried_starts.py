@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.transfers.uniquify_carried_values import START
 
 
 @dataclasses.dataclass(frozen=True)
-class ForgetCarriedStarts(ir.FunctionPass):
+class ForgetCarriedStarts(FunctionPass):
     """Drops the numbered barriers that kept equal start values apart.
 
         x, y = m1[] () { c = const 0; p = barrier c {start = 0}; q = barrier c {start = 1}; ret p, q }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 Kind = tuple[str, tuple[ir.Origin, ...], bool, bool, bool]
 
@@ -17,7 +18,7 @@ START = "mpmd.start"
 
 
 @dataclasses.dataclass(frozen=True)
-class UniquifyCarriedValues(ir.FunctionPass):
+class UniquifyCarriedValues(FunctionPass):
     """Gives the first microbatch a start value of its own for everything that microbatches hand on.
 
         z = m1[] () { c = const 0; ret c }

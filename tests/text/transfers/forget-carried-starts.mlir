@@ -1,4 +1,4 @@
-// RUN: mpmd-opt %s -mpmd-forget-carried-starts | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-forget-carried-starts -split-input-file | FileCheck %s
 
 // The marked barriers go; a barrier without a mark is the user's and stays.
 
@@ -16,4 +16,20 @@ func.func @main() -> (!t, !t, !t) attributes {topology = #mpmd.topology<<"m1" : 
     mpmd.return %p, %q, %r : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
   } : () -> (!t, !t, !t)
   return %0#0, %0#1, %0#2 : !t, !t, !t
+}
+
+// -----
+
+// Start values that were never marked stay as they are.
+
+// CHECK-LABEL: func.func @unmarked
+// CHECK:         %[[C:.*]] = stablehlo.constant
+// CHECK-NEXT:    mpmd.return %[[C]]
+!t = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+func.func @unmarked() -> !t attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
+  %0 = mpmd.fragment<mesh="m1", origin=[]> () () {
+    %c = stablehlo.constant dense<0.0> : tensor<4xf32>
+    mpmd.return %c : tensor<4xf32>
+  } : () -> !t
+  return %0 : !t
 }

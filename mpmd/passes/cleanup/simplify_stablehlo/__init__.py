@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
 
@@ -44,7 +46,7 @@ REWRITES = _table()
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyStablehlo(ir.FunctionPass):
+class SimplifyStablehlo(FunctionPass):
     """Folds indices, slices and shapes that are known, wherever ops stand.
 
         i = add 1 1; b = dynamic_update_slice b0 x at 0; b1 = dynamic_update_slice b y at 1
@@ -67,7 +69,7 @@ class SimplifyStablehlo(ir.FunctionPass):
             return
         model_of: dict[str, ir.Fragment | None] = {}
         for fragment in ir.fragments(f):
-            body = ir.body_text(fragment)
+            body = _body_text(fragment)
             if body not in model_of:
                 edits = ir.edits()
                 _simplify(fragment)
@@ -75,8 +77,28 @@ class SimplifyStablehlo(ir.FunctionPass):
                 continue
             model = model_of[body]
             if model is not None:
-                ir.take_body(fragment, model)
+                _take_body(fragment, model)
         _simplify(f)
+
+
+def _body_text(fragment: ir.Fragment) -> str:
+    """Equal for fragments whose bodies do the same: a digest of the body and of its argument types."""
+    types = " ".join(str(arg.type) for arg in fragment.args)
+    body = ir.op_text(fragment).partition("\n")[2].rpartition("\n")[0]
+    return hashlib.sha256(f"{types}\n{body}".encode()).hexdigest()
+
+
+def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
+    """Gives a fragment a copy of the body of `model`, which has the same argument and result types."""
+    where, types = ir.before(fragment), [r.type for r in fragment.results]
+    attributes = dict(fragment.attributes.items())
+    copy = ir.clone(model, where)
+    made = ir.create(
+        "mpmd.fragment", list(fragment.inputs), types, where, attributes, fragment.location, regions=1
+    )
+    ir.take_bodies(copy, made)
+    ir.erase(copy)
+    ir.replace(fragment, list(made.results))
 
 
 def _simplify(where: ir.Func | ir.Fragment) -> None:
