@@ -297,6 +297,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
+        _step("mpmd-fit-shardings-to-meshes", "meshes that are not alike have been one mesh until here"),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
         _step(

@@ -12,7 +12,7 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_meshes, check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import task_orders
 from mpmd.errors import ConfigError
@@ -123,8 +123,6 @@ def partition(
     options = _options(config, arguments, out_tree)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
-    if not options.heterogeneous_meshes:
-        check_meshes(module, config)
     _prepare(module, config, arguments, out_tree)
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start
@@ -180,12 +178,11 @@ def _for_arguments(prefix: Any) -> Any:
 
 
 def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
-    mesh = next(iter(config.topology.values()))
     inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
-        mark_shardings(module, inputs, results, dict(mesh.shape))
+        mark_shardings(module, inputs, results, config.topology.axes)
         forget_cuts(module)
 
 

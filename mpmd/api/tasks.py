@@ -99,7 +99,8 @@ def _first_way(units: Sequence[Unit]) -> list[Unit]:
 def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order.  Whether it gave any.
+    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
+    there are no stages to give.  Whether it gave any.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
     first = depths_of(main, _first_way(units))
@@ -116,8 +117,9 @@ def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
                 here = [unit for unit in some if meshes.index(unit.mesh) == m]
                 order = sorted({depths[unit] for unit in here})
                 numbers = of_mesh if phases == "F" else of_mesh[::-1]
-                for unit in here:
-                    stages[unit.position] = numbers[min(order.index(depths[unit]), len(numbers) - 1)]
+                if len(order) > len(numbers):
+                    return False
+                stages |= {unit.position: numbers[order.index(depths[unit])] for unit in here}
     for position, stage in stages.items():
         ops[position].stage = stage
     return True

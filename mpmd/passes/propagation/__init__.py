@@ -9,6 +9,7 @@ from mpmd.passes.propagation.enforce_user_shardings import EnforceUserShardings
 from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
     ExtractReshardsFromInterMeshTransfers,
 )
+from mpmd.passes.propagation.fit_shardings_to_meshes import FitShardingsToMeshes
 from mpmd.passes.propagation.forget_empty_computations import ForgetEmptyComputations
 from mpmd.passes.propagation.forget_empty_shardings import ForgetEmptyShardings
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
