@@ -45,6 +45,7 @@ class PipelineOptions:
         verbose_logging: say how programs were grouped and named.
         keep_microbatches_equal: keep unnamed work around the microbatches out of their fragments, so that
             all microbatches run the same programs.
+        carry_sums: add up in each microbatch what is summed behind all of them.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
@@ -90,6 +91,7 @@ class PipelineOptions:
     param_transfer_pattern: str = "params['transformer"
     verbose_logging: bool = False
     keep_microbatches_equal: bool = False
+    carry_sums: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
     swap_transposed_dots: bool = False
@@ -125,6 +127,7 @@ USER_DEFAULTS = PipelineOptions(
     pipeline_schedule="none",
     merge_forward_with_backward=True,
     keep_microbatches_equal=True,
+    carry_sums=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,
     fail_on_impossible_order=False,

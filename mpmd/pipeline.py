@@ -6,12 +6,14 @@ Read each from top to bottom.  A step that an option leaves out says so with `wh
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpmd.errors import ConfigError
+from mpmd import ir
+from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions
-from mpmd.passes import make_pass
+from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
 
@@ -44,6 +46,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
+        _step(
+            "mpmd-carry-sums-through-calls",
+            "as soon as microbatches can be told; the terms of a sum need not all be kept then",
+            when=o.carry_sums,
+        ),
         _step("mpmd-sink-negligible-ops-into-call-op", "less for inference, and merges at once"),
         _step(
             "mpmd-insert-nameless-clone-of-negligible-ops",
@@ -402,6 +409,34 @@ def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
     pairs = [(_OTHER_NAMES.get(key, key), value) for key, value in options]
     given = _DEFAULTS.get(name, {}) | parsed_options(PipelineOptions, pairs, name)
     return [step.pass_ for step in PIPELINES[name](PipelineOptions(**given))]
+
+
+def check_options(o: PipelineOptions) -> None:
+    """Looks up the passes and the options of passes that the options name.
+
+    Raises:
+        ConfigError: there is no such pass, or it has no such option; all problems at once.
+    """
+    problems = []
+    for name in o.disable_passes:
+        if name not in PASSES and ir.mlir_problem(name):
+            problems.append(f"disable_passes: there is no pass {name!r}{_close_to(name)}")
+    for entry in o.pass_options:
+        name, _, options = entry.partition("{")
+        if name not in PASSES:
+            problems.append(f"pass_options: there is no pass {name!r}{_close_to(name)}")
+            continue
+        try:
+            make_pass(name, options.removesuffix("}"))
+        except ConfigError as e:
+            problems.append(str(e))
+    if problems:
+        raise collect(ConfigError, problems, "the options cannot be used:")
+
+
+def _close_to(name: str) -> str:
+    close = difflib.get_close_matches(name, PASSES, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:

@@ -24,7 +24,7 @@ from mpmd.runtime.program import Program
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
@@ -85,6 +85,7 @@ class _Phases:
         self.diagnostics = Diagnostics()
         self.timing = Timing()
         self.seconds: dict[str, float] = {}
+        self.ran: set[str] = set()
 
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
         """Runs the passes of one phase."""
@@ -94,6 +95,17 @@ class _Phases:
         watch = dataclasses.replace(self.watch, dump_to=folder)
         self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
+        self.ran |= {name_of(pass_) for pass_ in passes}
+
+    def warn_of_unused_overrides(self) -> None:
+        """Options of passes that did not run had no effect."""
+        with diagnostics.collecting() as found:
+            for entry in self.overrides:
+                if entry.partition("{")[0] not in self.ran:
+                    diagnostics.warning(
+                        f"the option {entry} has no effect: with these options its pass does not run"
+                    )
+        self.diagnostics += found
 
 
 def partition(
@@ -121,6 +133,7 @@ def partition(
     """
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
+    pipeline.check_options(options)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
     _prepare(module, config, arguments, out_tree)
@@ -133,6 +146,7 @@ def partition(
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
+    phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)

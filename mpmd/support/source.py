@@ -37,7 +37,7 @@ def frames_of(place: object) -> list[Frame]:
     found = dict.fromkeys(
         Frame(function, file, int(line))
         for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
-        if file != "-" and not file.startswith(_PACKAGE)
+        if file != "-" and not file.startswith((_PACKAGE, "<frozen "))
     )
     own = [frame for frame in found if not _INSTALLED & set(Path(frame.file).parts)]
     return own or [frame for frame in found if not {"jax", "jaxlib"} & set(Path(frame.file).parts)]

@@ -35,6 +35,7 @@ IN_PIPELINE = {
         PipelineOptions(
             constraints=("0:0",),
             heterogeneous_meshes=True,
+            carry_sums=True,
             split_accumulators=True,
             keep_microbatches_equal=True,
             recompute_cheap_residuals=True,
@@ -95,6 +96,7 @@ def options(seed: int, module: ir.Module) -> PipelineOptions:
         constraints=tuple(pairs[:1]),
         infer_transfers=coin() or coin(),
         max_clones=rng.randint(1, 3),
+        carry_sums=True,
         split_accumulators=True,
         keep_microbatches_equal=True,
         recompute_cheap_residuals=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd.passes.calls.call_inline import CallInline
+from mpmd.passes.calls.carry_sums_through_calls import CarrySumsThroughCalls
 from mpmd.passes.calls.erase_unused_callee_block_arguments import EraseUnusedCalleeBlockArguments
 from mpmd.passes.calls.from_unroll_to_call_counter import FromUnrollToCallCounter
 from mpmd.passes.calls.inline import Inline
