@@ -24,8 +24,9 @@ import mpmd
 
 TARGET = "mpmd_benchmark_sleep"
 
-# XLA_FFI_Error* handler(XLA_FFI_CallFrame*): first it is asked for the version of its interface, then it runs.
-# Linux may wake a sleeper 50 us late unless it is told (prctl 29).  Offsets are those of xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends only.
+# XLA_FFI_Error* handler(XLA_FFI_CallFrame*): first it is asked for the version of its interface, then it
+# runs.  Offsets are those of xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends
+# only.  Linux may wake a sleeper 50 us late unless it is told not to (prctl 29).
 _HANDLER = r"""
 declare i32 @nanosleep(ptr, ptr)
 declare i32 @prctl(i32, i64, i64, i64, i64)

@@ -107,9 +107,7 @@ def _timeline(
         _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, workspace)
         for s, stream in enumerate(program.streams)
     ]
-    return Timeline(
-        tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory)
-    )
+    return Timeline(tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory))
 
 
 def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
