@@ -23,7 +23,7 @@ from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
-from mpmd.runtime.memory import MeshMemory, predict_memory
+from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
@@ -216,6 +216,15 @@ class Compiled:
         """For each mesh the predicted peak in bytes over its devices, and what holds it."""
         return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
 
+    def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
+        """Runs one step and counts the arrays of its streams; its results, and for each mesh the peak in bytes.
+
+        The scratch memory of fragments cannot be seen from outside, and is not counted.
+        """
+        meter = MemoryMeter(self.program)
+        results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
+        return jax.tree.unflatten(self._out_tree, results), dict(meter.peaks)
+
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""
         return {name: e.memory_analysis() for name, e in self.executables.items()}
@@ -243,6 +252,14 @@ class Compiled:
             self._executor, self._placement, leaves, meshes, self._workspace
         )
         return jax.tree.unflatten(self._out_tree, results), timeline
+
+    def synchronize(self) -> None:
+        """Waits until every step so far is computed.
+
+        Raises:
+            FragmentError: a fragment failed on its device; names it.
+        """
+        self._executor.synchronize()
 
     def close(self) -> None:
         """Ends the threads that run it."""
