@@ -1,7 +1,7 @@
 """Stages that hold their device for a known time without using the CPU, to measure schedules with.
 
 `sleep(seconds, after)` is a custom call whose handler is a few lines of LLVM IR: it sleeps, or fails as a
-device would if `seconds` is negative, and results in zero.  Other load on the machine hardly disturbs it,
+device would if `seconds` is `OUT_OF_MEMORY` or `BROKEN`, and results in zero.  Other load on the machine hardly disturbs it,
 and as many of them as there are meshes sleep at the same time on a machine with few cores.
 
 `Stages` is a train step of such stages, to be run under `mpmd.jit`: a forward sleeps, and its backward
@@ -23,6 +23,7 @@ import numpy as np
 import mpmd
 
 TARGET = "mpmd_benchmark_sleep"
+OUT_OF_MEMORY, BROKEN = -1.0, -2.0
 
 # XLA_FFI_Error* handler(XLA_FFI_CallFrame*): first it is asked for the version of its interface, then it
 # runs.  Offsets are those of xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends
@@ -30,7 +31,8 @@ TARGET = "mpmd_benchmark_sleep"
 _HANDLER = r"""
 declare i32 @nanosleep(ptr, ptr)
 declare i32 @prctl(i32, i64, i64, i64, i64)
-@message = internal constant [35 x i8] c"injected: the device has no memory\00"
+@out.of.memory = internal constant [35 x i8] c"injected: the device has no memory\00"
+@broken = internal constant [31 x i8] c"injected: the device is broken\00"
 
 define ptr @handler(ptr %frame) {
   %extension.at = getelementptr i8, ptr %frame, i64 8
@@ -88,9 +90,12 @@ fail:
   %private.at = getelementptr i64, ptr %request, i64 1
   store ptr null, ptr %private.at
   %message.at = getelementptr i64, ptr %request, i64 2
-  store ptr @message, ptr %message.at
+  %is.broken = fcmp olt float %seconds, -1.5
+  %message = select i1 %is.broken, ptr @broken, ptr @out.of.memory
+  store ptr %message, ptr %message.at
   %code.at = getelementptr i64, ptr %request, i64 3
-  store i32 8, ptr %code.at
+  %code = select i1 %is.broken, i32 13, i32 8
+  store i32 %code, ptr %code.at
   %api.at = getelementptr i8, ptr %frame, i64 16
   %api = load ptr, ptr %api.at
   %create.at = getelementptr i8, ptr %api, i64 48
@@ -119,7 +124,7 @@ def _registered() -> Any:
 
 
 def sleep(seconds: Any, after: jax.Array) -> jax.Array:
-    """Zero, `seconds` after a value of `after` is known; a failure of the device if it is negative."""
+    """Zero, `seconds` after a value of `after` is known; or a failure of the device."""
     _registered()
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((), jnp.float32))
     zero = call(jnp.asarray(seconds, jnp.float32), after.ravel()[0].astype(jnp.float32))
