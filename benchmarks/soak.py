@@ -35,13 +35,14 @@ from benchmarks.sleeping import BROKEN, OUT_OF_MEMORY, sleep
 WIDTH, ROWS, STAGES, MICROBATCHES = 16, 4, 2, 4
 KINDS = ("broken", "out of memory", "nan", "interrupt")
 CAUSES = {"broken": "the device is broken", "out of memory": "RESOURCE_EXHAUSTED", "nan": "NaN"}
-SLOW_S, INTERRUPT_AFTER_S, INTERRUPT_WITHIN_S = 0.25, 0.03, 1.0
+VALUES = {"broken": BROKEN, "out of memory": OUT_OF_MEMORY, "nan": -2.0, "interrupt": 0.25}
+INTERRUPT_AFTER_S, INTERRUPT_WITHIN_S = 0.03, 1.0
 
 
 @jax.custom_vjp
 def product(w: Any, x: Any, waits: Any) -> Any:
-    """`x @ w`; `waits` are what `sleep` is given, forwards and backwards."""
-    return x @ w + sleep(waits[0], x)
+    """`x @ w`; `waits` are what `sleep` is given, forwards and backwards; below -1 the third makes a NaN."""
+    return x @ w + sleep(waits[0], x) + jnp.log1p(waits[2])
 
 
 def _backward(saved: Any, g: Any) -> Any:
@@ -54,7 +55,7 @@ product.defvjp(lambda w, x, waits: (product(w, x, waits), (w, x, waits)), _backw
 
 
 def loss_fn(params: Any, x: Any, waits: Any) -> Any:
-    """A loss of two stages; `waits` is `f32[rows, stages, 2]`."""
+    """A loss of two stages; `waits` is `f32[rows, stages, 3]`."""
     for s in range(STAGES):
 
         def layer(w: Any, x: Any, waits: Any, last: bool = s == STAGES - 1) -> Any:
@@ -76,7 +77,7 @@ def arguments() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(0)
     params = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4 for _ in range(STAGES)]
     x = rng.normal(size=(ROWS * MICROBATCHES, WIDTH)).astype(np.float32)
-    return params, x, np.zeros((ROWS * MICROBATCHES, STAGES, 2), np.float32)
+    return params, x, np.zeros((ROWS * MICROBATCHES, STAGES, 3), np.float32)
 
 
 def lowered(donate: bool) -> Any:
@@ -144,28 +145,23 @@ class Faults:
         ways = self.nans if kind == "nan" else self.compiled
         way = list(ways)[self.rng.integers(len(ways))]
         stage, microbatch, direction = (int(self.rng.integers(n)) for n in (STAGES, MICROBATCHES, 2))
-        x, waits = self.x.copy(), self.waits.copy()
+        waits = self.waits.copy()
         rows = slice(microbatch * ROWS, (microbatch + 1) * ROWS)
-        if kind == "nan":
-            x[rows.start, 0], stage = np.nan, 0
-        else:
-            value = {"broken": BROKEN, "out of memory": OUT_OF_MEMORY, "interrupt": SLOW_S}[kind]
-            waits[rows, stage, direction] = value
-        wrong = self._provoke(ways[way], kind, x, waits, stage, microbatch)
+        waits[rows, stage, 2 if kind == "nan" else direction] = VALUES[kind]
+        wrong = self._provoke(ways[way], kind, waits, stage, microbatch)
         again = self._good(ways[way])
         if not wrong and any(not np.array_equal(a, b) for a, b in zip(again, self.want)):
             wrong = "the next step gave something else"
         return f"{kind}, {way}, stage {stage}, microbatch {microbatch}: {wrong}" if wrong else ""
 
-    def _provoke(self, compiled: Any, kind: str, x: Any, waits: Any, stage: int, microbatch: int) -> str:
+    def _provoke(self, compiled: Any, kind: str, waits: Any, stage: int, microbatch: int) -> str:
+        """Runs a step that must fail; what was wrong about that, or nothing."""
         start = time.perf_counter()
         try:
             if kind == "interrupt":
                 alarm = threading.Timer(INTERRUPT_AFTER_S, os.kill, (os.getpid(), signal.SIGINT))
                 alarm.start()
-            jax.block_until_ready(compiled(self.params, x, waits)) if kind == "interrupt" else compiled(
-                self.params, x, waits
-            )
+            compiled(self.params, self.x, waits)
             compiled.synchronize()
         except KeyboardInterrupt:
             seconds = time.perf_counter() - start

@@ -21,6 +21,7 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts, measure_costs
+from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
@@ -134,8 +135,13 @@ class Lowered:
         Raises:
             CompileError: a fragment cannot be compiled; names it.
         """
+        unwatched = {name for _, name in unwatched_executables(self.program)}
+        fragments = {
+            name: dataclasses.replace(fragment, token=name in unwatched)
+            for name, fragment in self.fragments.items()
+        }
         executables = compile_fragments(
-            self.fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
+            fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
 
@@ -217,7 +223,7 @@ class Compiled:
         return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
 
     def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
-        """Runs one step and counts the arrays of its streams; its results, and for each mesh the peak in bytes.
+        """Runs one step and counts the arrays of its streams; its results, and the peak of each mesh.
 
         The scratch memory of fragments cannot be seen from outside, and is not counted.
         """

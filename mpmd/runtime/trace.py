@@ -119,10 +119,10 @@ class TraceRecorder:
 
     def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
         """Notes a call."""
-        if call.outputs:
-            # Only a result that nothing consumes later can be waited for; else a token of it.
-            handle = frame.slots[call.outputs[call.handle or 0]]
-            self._add(call, frame, issued, handle if call.handle is not None else self._token(handle))
+        if call.handle is not None:
+            self._add(call, frame, issued, call.lane.unfinished[-1].handle)
+        elif call.outputs:  # they will be consumed, and cannot be waited for
+            self._add(call, frame, issued, self._token(frame.slots[call.outputs[0]]))
 
     def issued(self, step: Step, frame: Frame) -> None:
         """Notes a receive."""
