@@ -1,8 +1,8 @@
 """Stages that hold their device for a known time without using the CPU, to measure schedules with.
 
 `sleep(seconds, after)` is a custom call whose handler is a few lines of LLVM IR: it sleeps, or fails as a
-device would if `seconds` is `OUT_OF_MEMORY` or `BROKEN`, and results in zero.  Other load on the machine hardly disturbs it,
-and as many of them as there are meshes sleep at the same time on a machine with few cores.
+device would if `seconds` is `OUT_OF_MEMORY` or `BROKEN`, and results in zero.  Other load on the machine
+hardly disturbs it, and as many of them as there are meshes sleep at the same time on few cores.
 
 `Stages` is a train step of such stages, to be run under `mpmd.jit`: a forward sleeps, and its backward
 sleeps once for the gradient of its input and once for that of its weights.
@@ -169,6 +169,7 @@ class Stages:
         meshes: how many meshes the stages are on.
         folded: stages go up the meshes and come down again, in turns; otherwise they go round.
         width: of the arrays: large enough that XLA dispatches a fragment without waiting for it.
+        devices: of each mesh.
     """
 
     durations: tuple[Durations, ...]
@@ -176,6 +177,7 @@ class Stages:
     meshes: int
     folded: bool = False
     width: int = 16
+    devices: int = 1
 
     def mesh_of(self, stage: int) -> int:
         """The mesh of a stage."""
@@ -212,7 +214,7 @@ class Stages:
 
     def jitted(self, schedule: Any) -> Any:
         """The step under `mpmd.jit`."""
-        topology = mpmd.make_topology({f"m{m}": 1 for m in range(self.meshes)})
+        topology = mpmd.make_topology({f"m{m}": self.devices for m in range(self.meshes)})
         assignment = {f"stage{s}": (f"m{self.mesh_of(s)}", s) for s in range(len(self.durations))}
         config = mpmd.make_config(topology, assignment, schedule=schedule)
         return mpmd.jit(self.step, config, donate_argnums=0)

@@ -153,6 +153,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        heterogeneous_meshes=options.heterogeneous_meshes or config.topology.has_own_axes,
         split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )
@@ -181,12 +182,12 @@ def _for_arguments(prefix: Any) -> Any:
 
 
 def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
-    mesh = next(iter(config.topology.values()))
+    axes = {name: size for mesh in config.topology.values() for name, size in mesh.shape.items()}
     inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
-        mark_shardings(module, inputs, results, dict(mesh.shape))
+        mark_shardings(module, inputs, results, axes)
         forget_cuts(module)
 
 

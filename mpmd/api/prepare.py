@@ -161,7 +161,8 @@ def check_meshes(module: ir.Module, config: Config) -> None:
         raise ConfigError(
             "shardings inside meshes need meshes with equal axes\n"
             f"  got {config.topology}\n"
-            "  give all meshes the same axes, or no shardings and no sharding constraints"
+            "  give all meshes the same axes; or axes of their own that begin with the name of the mesh,\n"
+            "  such as {'m0': {'m0_data': 2}, 'm1': {'m1_data': 4}}; or no shardings and no constraints"
         )
 
 

@@ -48,6 +48,13 @@ class Topology(Mapping[str, Mesh]):
         return len({tuple(mesh.shape.items()) for mesh in self.values()}) > 1
 
     @property
+    def has_own_axes(self) -> bool:
+        """Whether meshes differ and every axis says whose it is: axes of `m0` begin with `m0_`."""
+        return self.is_heterogeneous and all(
+            axis.startswith(f"{name}_") for name, mesh in self.items() for axis in mesh.shape
+        )
+
+    @property
     def shared_devices(self) -> dict[str, list[str]]:
         """Device -> names of the meshes that it stands in, for devices in more than one."""
         found: dict[tuple[int, str], list[str]] = {}

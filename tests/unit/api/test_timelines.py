@@ -94,3 +94,21 @@ def test_pictures_of_both(step):
     events = json.loads(chrome_trace(predicted, measured))["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {"main, measured: m0"}
     assert any(e["ph"] == "C" and sum(e["args"].values()) for e in events)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_meshes_work_at_the_same_time(devices):
+    """Also those of several devices, whose fragments one client would run one after the other."""
+    stages = Stages((Durations(0.03, 0.03, 0.03),) * 2, 4, 2, devices=devices)
+    params, x = stages.arguments()
+    compiled = stages.jitted("1f1b").lower(params, x).compile()
+    (params, _), _ = compiled.timeline(params, x)
+    _, timeline = compiled.timeline(params, x)
+    overlap = sum(
+        max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s))
+        for a in timeline.compute("m0")
+        for b in timeline.compute("m1")
+    )
+    assert overlap > 0.5 * min(timeline.busy_s("m0"), timeline.busy_s("m1"))
+    assert timeline.makespan_s < 0.85 * (timeline.busy_s("m0") + timeline.busy_s("m1"))
+    compiled.close()
