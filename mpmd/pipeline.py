@@ -168,7 +168,10 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.verify_schedule_units,
         ),
         _step(
-            "mpmd-split-bwd-fragments", "what other meshes wait for comes first", when=o.split_bwd_fragments
+            "mpmd-split-bwd-fragments",
+            "what other meshes and stages wait for comes first",
+            when=o.split_bwd_fragments,
+            between_stages=o.keep_microbatches_equal,
         ),
         _step(
             "canonicalize",

@@ -21,6 +21,7 @@ from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
+from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
@@ -165,6 +166,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )
 

@@ -21,7 +21,10 @@ class MemoryStats:
 
 
 class Executable(Protocol):
-    """A compiled fragment."""
+    """A compiled fragment.
+
+    One that gives a token behind its results, as its fragment asks for, has an attribute `has_token`.
+    """
 
     fragment: FragmentModule
     backend: str

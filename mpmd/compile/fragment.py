@@ -40,6 +40,8 @@ class FragmentModule:
         results: its results, in order.
         donated: positions of arguments whose memory a result takes over.
         reserved_bytes: bytes that other values occupy on the mesh while it runs.
+        token: whether its executable should give one more result, of one element, that is there when it has
+            ended: for fragments whose results are all consumed.
     """
 
     name: str
@@ -49,11 +51,12 @@ class FragmentModule:
     results: tuple[ValueSpec, ...]
     donated: tuple[int, ...] = ()
     reserved_bytes: int = 0
+    token: bool = False
 
     @property
     def fingerprint(self) -> str:
         """Equal for fragments that compile to the same code, whatever their names."""
-        content = (self.text, self.arguments, self.results, self.donated)
+        content = (self.text, self.arguments, self.results, self.donated, self.token)
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 

@@ -13,6 +13,7 @@ before its work is done; otherwise one thread per mesh, so that no mesh waits fo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 import weakref
@@ -95,7 +96,6 @@ class Executor:
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
         self._one_thread = self._issues_from_one_thread(executables)
-        self._issue_order = self._merged_streams() if self._one_thread else ()
         if self._one_thread:
             for lane in self._decoded.lanes:
                 lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
@@ -112,12 +112,15 @@ class Executor:
         """Whether the caller's thread issues everything."""
         return self._one_thread
 
-    def run(self, inputs: Sequence[Any], *, observers: Iterable[Observer] = ()) -> list[Any]:
+    def run(
+        self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
+    ) -> list[Any]:
         """Issues one step.
 
         Args:
             inputs: the user's flat arguments.  Those that the program may consume are gone afterwards.
             observers: what to tell about every instruction; they may make the step wait.
+            one_by_one: issue everything from this thread, whatever the options say.
 
         Returns:
             The flat results; arrays that may still be computed.
@@ -141,7 +144,7 @@ class Executor:
             )
             self.steps += 1
             try:
-                self._issue(frame)
+                self._issue(frame, one_by_one or self._one_thread)
                 if self.options.blocking:
                     self._wait()
             except CallFailed as failed:
@@ -204,7 +207,9 @@ class Executor:
             return True
         return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
 
-    def _merged_streams(self) -> tuple[Step, ...]:
+    @functools.cached_property
+    def _issue_order(self) -> tuple[Step, ...]:
+        """All streams as one, for one thread."""
         steps = {(step.mesh, step.at): step for steps in self._decoded.streams for step in steps}
         nodes = issue_order(self.program, self.order)
         keys = [(self.program.streams[s].mesh, at) for s, at in nodes]
@@ -230,10 +235,10 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.forget_finished()
 
-    def _issue(self, frame: Frame) -> None:
+    def _issue(self, frame: Frame, one_thread: bool) -> None:
         self._settle()
         issue_all(self._decoded.feeds, frame)
-        if self._one_thread:
+        if one_thread:
             issue_all(self._issue_order, frame)
             return
         if self._workers is None:

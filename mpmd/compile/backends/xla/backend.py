@@ -96,6 +96,11 @@ class XlaExecutable:
         self._call = self.compiled
 
     @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
+
+    @property
     def name(self) -> str:
         """The fragment's name."""
         return self.fragment.name
@@ -147,14 +152,18 @@ class XlaBackend:
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
-            return module_p.bind(*arrays, text=fragment.text, results=results)
+            made = module_p.bind(*arrays, text=fragment.text, results=results)
+            return [*made, jax.numpy.int8(0)] if fragment.token else made
 
         run.__name__ = run.__qualname__ = fragment.name
         jitted = jax.jit(
             run,
             donate_argnums=fragment.donated,
             keep_unused=True,
-            out_shardings=[named_sharding(mesh, r) for r in results],
+            out_shardings=[
+                *(named_sharding(mesh, r) for r in results),
+                *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+            ],
         )
         try:
             with warnings.catch_warnings():
