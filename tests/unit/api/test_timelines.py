@@ -55,9 +55,10 @@ def test_the_prediction_is_the_measured_step_in_kind(step):
     predicted = compiled.schedule(costs)
     for mesh in ("m0", "m1"):
         assert tasks(predicted, mesh) == tasks(measured, mesh)
-        for span in measured.compute(mesh):
+        for span in predicted.compute(mesh):
             parts = {"F": 1, "B": 2 + (mesh == "m1")}[span.task.phase.value] if span.task else 0
-            assert span.seconds >= 0.9 * parts * EACH
+            assert span.seconds >= parts * EACH
+        assert all(span.seconds > 0 for span in measured.compute(mesh))
     for timeline in (predicted, measured):
         assert timeline.makespan_s >= STAGES.ideal_1f1b_s()
         assert len(timeline.transfers) == 2 * 3
