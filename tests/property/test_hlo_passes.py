@@ -18,8 +18,8 @@ from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import PATTERNS, rewritable
 
 STEPS = 14
-FAST = -(-len(PATTERNS) // STEPS) * 4
-"""Programs in every test run: enough for every pattern to occur in four of them."""
+FAST = -(-2 * len(PATTERNS) // STEPS) * 2
+"""Programs in every test run: enough for every pattern to occur in three of them or so."""
 SLOW = 200
 
 LOCAL = sorted(name for name, kind in PASSES.items() if kind not in collectives.PASSES)

@@ -15,7 +15,7 @@ PATTERNS = (*arithmetic.PATTERNS, *movement.PATTERNS, *products.PATTERNS, *contr
 
 
 def rewritable(seed: int, steps: int = 14) -> Case:
-    """A program of some twenty patterns, every one of which occurs once in so many seeds."""
+    """A program of random patterns: every other one in turn, so that a few programs have them all."""
     draft = Draft(np.random.default_rng([seed, 77]), f"rewritable#{seed}", seed)
     pool = Pool(draft)
     for dtype in ("f32", "f32", "s32"):
@@ -23,8 +23,8 @@ def rewritable(seed: int, steps: int = 14) -> Case:
             dims = draft.dims(1, 3, zero=False)
             pool.values.append(draft.parameter(small_integers(draft.rng, dtype, dims), dtype))
     for number in range(steps):
-        pattern = PATTERNS[(seed * steps + number) % len(PATTERNS)]
-        pool.grow(pattern)
+        in_turn = PATTERNS[(seed * steps + number) // 2 % len(PATTERNS)]
+        pool.grow(in_turn if number % 2 else draft.pick(PATTERNS))
     outputs = [v for v in pool.values if not v.users][-4:] or [pool.values[-1]]
     outputs += [pool.pick("f32"), pool.pick("s32")]
     draft.exact, draft.terms = False, 4
