@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
+from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
+from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
+from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
+from mpmd.compile.passes.expand.gather_expander import GatherExpander
+from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
+from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
+from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
+from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
+from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.simplify.algebraic_simplifier import AlgebraicSimplifier
 from mpmd.compile.passes.simplify.call_inliner import CallInliner
@@ -16,6 +27,7 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.convert_mover import ConvertMover
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
+from mpmd.compile.passes.simplify.dot_merger import DotMerger
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
@@ -35,6 +47,22 @@ def inlining() -> list[Pass]:
         TupleSimplifier(),  # calls returned tuples
         ZeroSizedRemoval(),  # no later pass need think of empty arrays
         Dce(),
+    ]
+
+
+def expansion() -> list[Pass]:
+    """Operations that no later pass need know, as others; products and indexed accesses in one form."""
+    return [
+        BatchNormExpander(),  # first: it makes reductions and elementwise work
+        TopkDecomposer(),
+        ComparisonExpander(),  # after topk, which compares in total order
+        MapInliner(),
+        ReduceWindowRewriter(),
+        ConvolutionToDot(),
+        GatherSimplifier(),  # one form; batching dims go
+        ScatterSimplifier(),
+        GatherExpander(),  # of that form only
+        ScatterExpander(),
     ]
 
 
@@ -63,6 +91,8 @@ def products() -> list[Pass]:
     """Matrix products and conversions, once no rule would undo it."""
     return [
         TransposeFolding(),  # after the reshape mover: transposes stand at the products
+        DotMerger(),  # after folding: equal operands are the same instruction
+        DotDimensionMerger(),  # after folding: what is left needs no transpose
         ConvertMover(),
         Fixpoint("after-products", (AlgebraicSimplifier(), Cse(), Dce())),
     ]
@@ -70,6 +100,7 @@ def products() -> list[Pass]:
 
 GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-inlining": inlining,
+    "hlo-expansion": expansion,
     "hlo-simplification": simplification,
     "hlo-products": products,
 }

@@ -10,6 +10,7 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.convert_mover import ConvertMover
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
+from mpmd.compile.passes.simplify.dot_merger import DotMerger
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
 from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
@@ -31,6 +32,7 @@ PASSES: tuple[type[Pass], ...] = (
     ConvertMover,
     Cse,
     Dce,
+    DotMerger,
     FlattenCallGraph,
     OptimizationBarrierRemoval,
     ReshapeMover,

@@ -141,7 +141,17 @@ def total_order(p: Pool) -> HloInstruction:
     return p.build.select(flag, x, y)
 
 
+def narrow(p: Pool) -> HloInstruction:
+    x = p.build.convert(p.pick("f32"), "bf16")
+    y = p.build.add("add", x, p.build.add("negate", x))
+    z = p.build.add(p.choose("maximum", "subtract"), x, y)
+    if z.shape.rank and p.rng.random() < 0.5:
+        z = p.build.reduce([z], [p.build.constant(0.0, "bf16")], (0,), p.reducer("add", "bf16"))
+    return p.build.convert(z, "f32")
+
+
 PATTERNS = (
+    narrow,
     neutral,
     negations,
     powers,

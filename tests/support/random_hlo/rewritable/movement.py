@@ -141,7 +141,9 @@ def dynamic(p: Pool) -> HloInstruction:
 def gathers(p: Pool) -> HloInstruction:
     x = p.pick("f32", 2)
     n, m = x.shape.dims
-    kind = p.choose("iota", "rows", "one", "batched")
+    kind = p.choose("iota", "rows", "one", "batched", "normal")
+    if kind == "normal":
+        return p.build.gather(x, p.fresh("s32", (1, 1)), GatherDims((1,), (0,), (0,), 1), (1, m))
     if kind == "one":
         indices = p.build.reshape(p.pick("s32", 0), (1,))
         return p.build.gather(x, indices, GatherDims((0,), (0,), (0,), 0), (1, m))
@@ -159,7 +161,10 @@ def gathers(p: Pool) -> HloInstruction:
 def scatters(p: Pool) -> HloInstruction:
     x = p.pick("f32", 2)
     n, m = x.shape.dims
-    kind = p.choose("row", "rows", "batched")
+    kind = p.choose("row", "rows", "batched", "normal")
+    if kind == "normal":
+        indices, updates = p.fresh("s32", (1, 1)), p.fresh("f32", (1, m))
+        return p.build.scatter(x, indices, updates, ScatterDims((1,), (0,), (0,), 1), p.reducer("add", "f32"))
     if kind == "batched":
         indices, updates = p.fresh("s32", (n, 2)), p.fresh("f32", (n, 2))
         dims = ScatterDims((), (1,), (1,), 2, (0,), (0,))
