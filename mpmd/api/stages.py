@@ -12,6 +12,7 @@ import jax
 
 from mpmd import ir
 from mpmd.api.config import Config
+from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
@@ -124,10 +125,22 @@ class Lowered:
         """The predicted timeline, with the bytes that every mesh holds.
 
         Args:
-            costs: seconds of fragments by name, or `Compiled.costs`; 1 for each that is not there.
+            costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
+                not there.
         """
         known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
         return predicted_timeline(self.program, known, list(self.config.topology))
+
+    def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
+        """What fragments and messages should take on such devices, by the work in them.
+
+        Args:
+            speed: of one device; by default about that of a CPU core.
+
+        Raises:
+            CompileError: the work of a fragment cannot be counted; names the operation.
+        """
+        return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
 
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.

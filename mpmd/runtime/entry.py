@@ -35,6 +35,7 @@ def read_entry(
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
     meshes = {name: ir.axes_of(mesh) for name, mesh in main.topology.items()}
+    stages = {mesh: position for position, mesh in enumerate(main.topology.schedulable)}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
 
@@ -53,7 +54,8 @@ def read_entry(
         if isinstance(op, ir.Transfer):
             ops.append(TransferOp(number(op.tensor), number(op.result)))
         elif isinstance(op, ir.FragmentCall):
-            ops.append(_call(op, symbols[op.callee_name], [number(v) for v in op.operands], number))
+            operands = [number(v) for v in op.operands]
+            ops.append(_call(op, symbols[op.callee_name], operands, number, stages))
         else:
             raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
     outputs = tuple(
@@ -66,21 +68,26 @@ def _at(paths: Sequence[str], i: int, what: str) -> str:
     return paths[i] if i < len(paths) else f"{what} {i}"
 
 
-def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: object) -> FragmentCall:
+def _call(
+    op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: object, stages: dict[str, int]
+) -> FragmentCall:
+    """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
     donated = tuple(
         i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
     )
     frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
+    task = phase(op)
+    stage = stages.get(op.mesh) if task and op.stage is None else op.stage
     return FragmentCall(
         name=op.callee_name,
         mesh=op.mesh,
         inputs=tuple(inputs),
         outputs=tuple(number(v) for v in op.results),  # type: ignore[operator]
         donated=donated,
-        stage=op.stage,
+        stage=stage,
         microbatch=op.call_counter,
-        phase=phase(op),
+        phase=task,
         label=f"{names} ({frames[0]})" if frames else names,
     )
 
