@@ -40,6 +40,7 @@ class Partitioned:
         backend: name of the compile backend that the options ask for.
         diagnostics: warnings and notices of all passes.
         seconds: how long each phase took.
+        pass_seconds: name of each pass with its options, and how long it took, in order.
     """
 
     module: ir.Module
@@ -49,6 +50,7 @@ class Partitioned:
     backend: str
     diagnostics: Diagnostics
     seconds: dict[str, float]
+    pass_seconds: list[tuple[str, float]]
 
     @property
     def warnings(self) -> list[str]:
@@ -128,9 +130,11 @@ def partition(
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
+    start = time.perf_counter()
     with diagnostics.collecting() as found:
         orders = task_orders(module, config)
     phases.diagnostics += found
+    phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
@@ -139,8 +143,9 @@ def partition(
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds
-    )
+        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds,
+        phases.timing.seconds,
+    )  # fmt: skip
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
