@@ -14,10 +14,10 @@ step `--repeats` times; the best time of each phase stands in the table, and `fi
     linearize  the instruction streams, verified
     partition  all of it after tracing
 
-All are wall seconds; `cpu` is partition in CPU seconds.  `peak` is the most memory that the process held, MiB,
-`growth` what of it came with tracing and partitioning.  The last line is one JSON object: `partition_s_8`,
-`partition_s_64` ..., the slope of log(partition) over log(microbatches) by least squares as `exponent`, the
-same of the growth of memory as `memory_exponent`, and all rows.
+All are wall seconds; `cpu` is partition in CPU seconds.  `peak` is the most memory that the process held,
+in MiB, `growth` what of it came with tracing and partitioning.  The last line is one JSON object:
+`partition_s_8`, `partition_s_64` ..., the slope of log(partition) over log(microbatches) by least squares as
+`exponent`, the same of the growth of memory as `memory_exponent`, and all rows.
 """
 
 from __future__ import annotations
