@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -316,6 +317,11 @@ def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.A
     attribute = op.attributes.get(name)
     if attribute is None:
         return [{} for _ in range(count)]
+    return [dict(entries) for entries in _dicts_of(attribute)]
+
+
+@functools.lru_cache(1 << 12)
+def _dicts_of(attribute: ir.Attribute) -> list[dict[str, ir.Attribute]]:
     return [entries_of(a) for a in ir.ArrayAttr(attribute)]
 
 
@@ -323,8 +329,12 @@ def put_attribute_dicts(
     op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]], even_if_empty: bool = False
 ) -> None:
     """Sets a per-operand or per-result attribute; removes it if all its dictionaries are empty."""
-    array = ir.ArrayAttr.get([ir.DictAttr.get(d, context()) for d in dicts], context())
-    put(op, name, array if even_if_empty or any(dicts) else None)
+    if not even_if_empty and not any(dicts):
+        put(op, name, None)
+        return
+    empty = ir.DictAttr.get({}, context())
+    entries = [ir.DictAttr.get(d, context()) if d else empty for d in dicts]
+    put(op, name, ir.ArrayAttr.get(entries, context()))
 
 
 def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:

@@ -55,7 +55,9 @@ def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
 def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """The ops of a block, or of the body of an op, but for its terminator: a list, safe to erase from."""
     block = where if isinstance(where, ir.Block) else where.body
-    return [op for op in list(block.operations)[:-1] if isinstance(op, kind)]
+    found = list(block.operations)
+    del found[-1:]
+    return found if kind is Op else [op for op in found if isinstance(op, kind)]
 
 
 def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
@@ -123,10 +125,8 @@ def stands_before(a: Op, b: Op) -> bool:
 
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
-    for v in (x,) if isinstance(x, Value) else x.results:
-        for _ in v.uses:
-            return False
-    return True
+    values = (x,) if isinstance(x, Value) else x.operation.results
+    return all(next(v.uses, None) is None for v in values)
 
 
 def _values(x: Value | Op) -> list[Value]:
@@ -189,6 +189,8 @@ _EFFECTS = frozenset(
 
 def is_pure(op: Op) -> bool:
     """Whether the op, and all in it, only computes its results."""
+    if op.operation.name in _EFFECTS:
+        return False
     pure = True
 
     def visit(inner: ir.Operation) -> ir.WalkResult:

@@ -80,7 +80,7 @@ class MeshTensor(ir.ShapedType):
 
     @property
     def _parts(self) -> tuple[str, str | None, str | None]:
-        return _mesh_tensor_parts(str(self))
+        return _mesh_tensor_parts(self)
 
 
 @functools.lru_cache(None)
@@ -94,7 +94,8 @@ def _mesh_tensor(mesh: str, tensor: str, sharding: str | None, memory_kind: str 
 
 
 @functools.lru_cache(None)
-def _mesh_tensor_parts(text: str) -> tuple[str, str | None, str | None]:
+def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
+    text = str(kind)
     found = re.fullmatch(
         r'!mpmd\.mesh_tensor<"([^"]*)", tensor<.*?>'
         r'(?:, sharding=(<@.*?>))?(?:, memory_kind="([^"]*)")?>',

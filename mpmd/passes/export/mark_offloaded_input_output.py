@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from mpmd import ir
@@ -135,8 +137,12 @@ def _frontend(op: ir.Op) -> dict[str, str]:
 
 def _check(f: ir.Func, arguments: list[Attributes]) -> None:
     results = ir.attribute_dicts(f, "res_attrs", len(f.returned))
+    wanted: dict[ir.Value, list[ir.Attribute | None]] = {}
+    for op in [*ir.ops(f), f.terminator]:
+        for value, kind in zip(op.operands, _kinds_at(op, results)):
+            wanted.setdefault(value, []).append(kind)
     for i, (arg, of_arg) in enumerate(zip(f.args, arguments)):
-        kinds = [_kind_at(use.owner, use.operand_number, results) for use in arg.uses]
+        kinds = wanted.get(arg, [])[::-1]
         others = [kind for kind in kinds if not _agree(kinds[0], kind)]
         if others:
             _mismatch(f"users of arg {i}", kinds[0], others[0], arg.location)
@@ -149,13 +155,15 @@ def _check(f: ir.Func, arguments: list[Attributes]) -> None:
             _mismatch(f"result {i} and defining op", told, made, f.terminator.location)
 
 
-def _kind_at(user: ir.Op, operand: int, results: list[Attributes]) -> ir.Attribute | None:
-    """The memory kind that one use of a value expects."""
+def _kinds_at(user: ir.Op, results: list[Attributes]) -> Iterable[ir.Attribute | None]:
+    """The memory kind that an op expects of each of its operands."""
     if isinstance(user, ir.Fragment):
-        return ir.attribute_dicts(user, "arg_attrs", len(user.inputs))[operand].get(MEMORY_KIND)
-    if user.operation.name == "func.return":
-        return results[operand].get(MEMORY_KIND)
-    return None
+        dicts = ir.attribute_dicts(user, "arg_attrs", len(user.inputs))
+    elif user.operation.name == "func.return":
+        dicts = results
+    else:
+        return itertools.repeat(None)
+    return (of_value.get(MEMORY_KIND) for of_value in dicts)
 
 
 def _kind_where_made(value: ir.Value, arguments: list[Attributes]) -> ir.Attribute | None:
@@ -176,9 +184,7 @@ def _word(kind: ir.Attribute | None) -> str:
     return "device" if kind is None else str(ir.StringAttr(kind).value)
 
 
-def _mismatch(
-    between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location
-) -> None:
+def _mismatch(between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location) -> None:
     texts = ["<<NULL ATTRIBUTE>>" if kind is None else str(kind) for kind in (a, b)]
     diagnostics.error(
         f"Memory kind mismatch between {between}: {texts[0]} vs {texts[1]}. Give the value the same memory "
