@@ -288,6 +288,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
+            share=o.keep_microbatches_equal,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),

@@ -105,6 +105,7 @@ from mpmd.ir.ops import (
 from mpmd.ir.order import Dependencies
 from mpmd.ir.passes import FunctionPass, MlirPass, ModulePass, mlir_pass
 from mpmd.ir.query import (
+    PURE,
     arg_index,
     block_users,
     first_of,

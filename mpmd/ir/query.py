@@ -14,6 +14,7 @@ from jax.extend.mlir.ir import Value
 
 from mpmd.ir.ops import Fragment, Func
 
+PURE = "mpmd.pure"  # says of a call that what it calls only computes
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
 
 
@@ -179,7 +180,6 @@ _EFFECTS = frozenset(
         "stablehlo.collective_permute",
         "stablehlo.collective_broadcast",
         "sdy.sharding_group",
-        "func.call",
         "mpmd.call",
         "mpmd.fragment_call",
         "mpmd.for",
@@ -195,7 +195,9 @@ def is_pure(op: Op) -> bool:
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
         nonlocal pure
-        if inner.name == "stablehlo.custom_call":
+        if inner.name == "func.call":
+            pure = PURE in inner.attributes
+        elif inner.name == "stablehlo.custom_call":
             effect = inner.attributes.get("has_side_effect")
             pure = effect is None or not ir.BoolAttr(effect).value
         else:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.calls.shared_bodies import narrow_calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class FragmentDce(ir.FunctionPass):
         """Users come before producers, so one walk suffices."""
         for op in reversed(ir.ops(f, (ir.Fragment, ir.Transfer))):
             if isinstance(op, ir.Fragment):
-                ir.remove_dead_code(op)
+                left = ir.remove_dead_code(op)
+                if left is not None and narrow_calls(left):
+                    ir.remove_dead_code(left)
             elif ir.is_unused(op):
                 ir.erase(op)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import program_identity
 
@@ -46,10 +47,10 @@ class LowerToFragmentCalls(ir.ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Groups all fragments of the module, names the groups, and replaces the members."""
         callers = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
-        groups: dict[bytes, list[ir.Fragment]] = {}
-        for f in callers:
-            for fragment in ir.fragments(f):
-                groups.setdefault(program_identity(fragment), []).append(fragment)
+        groups = _groups([fragment for f in callers for fragment in ir.fragments(f)])
+        bodies = functions_of(module)
+        if bodies:
+            groups = _with_own_bodies(groups, module)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
         of_module = (ir.module_name(module) or "main").removeprefix("jit_")
         transposed = has_transposed(site for group in sites for site in group)
@@ -58,6 +59,8 @@ class LowerToFragmentCalls(ir.ModulePass):
             self._log(ir.module_name(module) or "main", list(groups.values()), sites, names, transposed)
         for group, name in zip(groups.values(), names):
             _lower_group(group, name)
+        for body in bodies:
+            ir.erase(body)
 
     def _log(
         self,
@@ -74,6 +77,30 @@ class LowerToFragmentCalls(ir.ModulePass):
             lines += [f"  - {name} from program with {site_text(site, transposed)}" for site in of_group]
         for mesh, lines in by_mesh.items():
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
+
+
+def _groups(fragments: Iterable[ir.Fragment]) -> dict[bytes, list[ir.Fragment]]:
+    """The fragments that are one program, for each program, in order."""
+    groups: dict[bytes, list[ir.Fragment]] = {}
+    for fragment in fragments:
+        groups.setdefault(program_identity(fragment), []).append(fragment)
+    return groups
+
+
+def _with_own_bodies(
+    groups: dict[bytes, list[ir.Fragment]], module: ir.Module
+) -> dict[bytes, list[ir.Fragment]]:
+    """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
+    symbols = ir.symbol_table(module)
+    group_of = {group[0]: group for group in groups.values()}
+    for first in group_of:
+        put_back(first, symbols)
+    united = _groups(group_of).items()
+    place = {g: i for f in ir.funcs(module) if f.is_mpmd for i, g in enumerate(ir.fragments(f))}
+    return {
+        identity: sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
+        for identity, firsts in united
+    }
 
 
 def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
+from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 from mpmd.support.passes import Pass
 
@@ -35,7 +37,8 @@ class PropagateShardings(ir.ModulePass):
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.
+    constraints again, sdy constants ordinary ones, and what folds folds.  With `share` too, copies then
+    call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
@@ -48,6 +51,7 @@ class PropagateShardings(ir.ModulePass):
     tells_changes: ClassVar[bool] = False
     once_per_kind: bool = True
     tidy: bool = False
+    share: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
@@ -63,7 +67,13 @@ class PropagateShardings(ir.ModulePass):
             return
         self._propagate(small)
         ir.take_sdy_meshes(module, small)
-        _take_over(f, ir.funcs(small)[0], kinds)
+        f_small = ir.funcs(small)[0]
+        if self.tidy and self.share:
+            PopulateUnreducedOutSharding().run(small)
+            _share_bodies(f_small)
+            for body in functions_of(small):
+                ir.clone(body, ir.InsertionPoint(module.body))
+        _take_over(f, f_small, kinds)
 
     def _propagate(self, module: Any) -> None:
         _PIPELINE.run(module)
@@ -112,9 +122,7 @@ def _body_text(fragment: ir.Fragment) -> str:
     return hashlib.sha256("\n".join([*types, body]).encode()).hexdigest()
 
 
-def _kind_of(
-    value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func
-) -> Hashable:
+def _kind_of(value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func) -> Hashable:
     """What has to be equal for values that fragments which are alike read in the same place.
 
     A parameter, which many fragments read, is itself; data of one microbatch is like that of another; what
@@ -130,6 +138,14 @@ def _kind_of(
     if isinstance(op, ir.Fragment) and op.is_user:
         return (bodies[op], op.mesh, ir.result_index(value))
     return str(value.type)
+
+
+def _share_bodies(f: ir.Func) -> None:
+    """Makes the bodies of named fragments functions, for all copies of them to call."""
+    bodies = SharedBodies()
+    for fragment in ir.fragments(f):
+        if fragment.is_user:
+            bodies.share(fragment)
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:

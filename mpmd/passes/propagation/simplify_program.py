@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.calls.shared_bodies import narrow_calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,7 @@ def _simplify(fragment: ir.Fragment) -> bool:
     gone |= _unneeded(fragment, gone, results, returned)
     fragment = ir.drop(fragment, results=gone)
     ir.keep_only(fragment.body, lambda op: not ir.is_unused(op) or not ir.is_pure(op))
+    narrow_calls(fragment)
     fragment = ir.drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):
         ir.erase(fragment)
