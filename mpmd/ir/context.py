@@ -52,7 +52,7 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, 
 
 def _address(op: Any) -> int:
     try:
-        return int(_pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr"))
+        return _pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr")
     except RuntimeError:  # the bindings know that it was erased: it is equal to itself alone
         return -id(op)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 from mpmd import ir
@@ -79,17 +79,17 @@ class LowerToFragmentCalls(ir.ModulePass):
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
 
 
-def _groups(fragments: Iterable[ir.Fragment]) -> dict[bytes, list[ir.Fragment]]:
+def _groups(fragments: Iterable[ir.Fragment]) -> dict[Hashable, list[ir.Fragment]]:
     """The fragments that are one program, for each program, in order."""
-    groups: dict[bytes, list[ir.Fragment]] = {}
+    groups: dict[Hashable, list[ir.Fragment]] = {}
     for fragment in fragments:
         groups.setdefault(program_identity(fragment), []).append(fragment)
     return groups
 
 
 def _with_own_bodies(
-    groups: dict[bytes, list[ir.Fragment]], module: ir.Module
-) -> dict[bytes, list[ir.Fragment]]:
+    groups: dict[Hashable, list[ir.Fragment]], module: ir.Module
+) -> dict[Hashable, list[ir.Fragment]]:
     """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
     symbols = ir.symbol_table(module)
     group_of = {group[0]: group for group in groups.values()}

@@ -45,6 +45,7 @@ class MarkOffloadedInputOutput(ir.FunctionPass):
         """Marks in program order, then checks."""
         symbols = ir.symbol_table(ir.module_of(f))
         arguments = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+        trace = _Trace(symbols)
         on_host = {arg for arg, of_arg in zip(f.args, arguments) if says_host(of_arg)}
         for fragment in ir.fragments(f):
             of_inputs = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
@@ -53,7 +54,7 @@ class MarkOffloadedInputOutput(ir.FunctionPass):
                     of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
             of_results = ir.attribute_dicts(fragment, "res_attrs", len(fragment.results))
             for returned, result, of_value in zip(fragment.returned, fragment.results, of_results):
-                if _Trace(symbols).ends_on_host(returned):
+                if trace.ends_on_host(returned):
                     of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
                 if says_host(of_value):
                     on_host.add(result)
@@ -67,12 +68,21 @@ class _Trace:
 
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self.symbols = symbols
-        self.seen: set[ir.Value] = set()
+        self._known: dict[ir.Value, bool] = {}
+        self._returned: dict[str, list[ir.Value]] = {}
 
     def ends_on_host(self, value: ir.Value) -> bool:
         """Whether the value was computed in host memory, or placed there."""
-        while value not in self.seen:
-            self.seen.add(value)
+        way: dict[ir.Value, None] = {}
+        found = self._follow(value, way)
+        self._known.update(dict.fromkeys(way, found))
+        return found
+
+    def _follow(self, value: ir.Value, way: dict[ir.Value, None]) -> bool:
+        while value not in way:
+            if value in self._known:
+                return self._known[value]
+            way[value] = None
             op = ir.producer(value)
             if op is None:
                 loop = ir.owner_of(value)
@@ -99,8 +109,11 @@ class _Trace:
         if name == "stablehlo.while":
             return ir.returned_by(op.regions[1].blocks[0])[index]
         if name == "func.call":
-            callee = self.symbols[op.callee.value]
-            return None if callee.is_external else callee.returned[index]
+            name = op.callee.value
+            if name not in self._returned:
+                callee = self.symbols[name]
+                self._returned[name] = [] if callee.is_external else callee.returned
+            return self._returned[name][index] if self._returned[name] else None
         if name == "stablehlo.dynamic_update_slice":
             return op.operands[1]
         if name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):

@@ -89,7 +89,7 @@ class PropagateShardings(ir.ModulePass):
 def _without_copies(f: ir.Func) -> list[int]:
     """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
     kept: dict[Hashable, list[ir.Op]] = {}
-    bodies: dict[ir.Op, str] = {}
+    bodies: dict[ir.Op, Hashable] = {}
     number_of: dict[ir.Op, int] = {}
     numbers = []
     uses = {arg: len({*ir.users(arg)}) for arg in f.args}
@@ -97,7 +97,7 @@ def _without_copies(f: ir.Func) -> list[int]:
         key: Hashable = number
         limit = 1
         if isinstance(op, ir.Fragment):
-            bodies[op] = _body_text(op)
+            bodies[op] = _body_of(op)
             key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
             limit = _REPRESENTATIVES
         elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
@@ -115,14 +115,16 @@ def _without_copies(f: ir.Func) -> list[int]:
     return numbers
 
 
-def _body_text(fragment: ir.Fragment) -> str:
+def _body_of(fragment: ir.Fragment) -> Hashable:
     """Equal for fragments with equal bodies and types."""
-    types = [str(v.type) for v in (*fragment.inputs, *fragment.results)]
     body = ir.op_text(fragment).partition("\n")[2]
-    return hashlib.sha256("\n".join([*types, body]).encode()).hexdigest()
+    types = tuple(v.type for v in (*fragment.inputs, *fragment.results))
+    return types, hashlib.sha256(body.encode()).digest()
 
 
-def _kind_of(value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func) -> Hashable:
+def _kind_of(
+    value: ir.Value, bodies: dict[ir.Op, Hashable], uses: dict[ir.Value, int], f: ir.Func
+) -> Hashable:
     """What has to be equal for values that fragments which are alike read in the same place.
 
     A parameter, which many fragments read, is itself; data of one microbatch is like that of another; what
@@ -132,12 +134,12 @@ def _kind_of(value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int
     if op is None:
         if uses[value] > 1:
             return ir.arg_index(value)
-        return (str(value.type), str(f.arg_attribute(ir.arg_index(value), shardings.ARGUMENT)))
+        return (value.type, f.arg_attribute(ir.arg_index(value), shardings.ARGUMENT))
     if isinstance(op, ir.Transfer):
-        return (str(value.type), _kind_of(op.tensor, bodies, uses, f))
+        return (value.type, _kind_of(op.tensor, bodies, uses, f))
     if isinstance(op, ir.Fragment) and op.is_user:
         return (bodies[op], op.mesh, ir.result_index(value))
-    return str(value.type)
+    return value.type
 
 
 def _share_bodies(f: ir.Func) -> None:
