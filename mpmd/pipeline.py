@@ -127,7 +127,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
-        _step("mpmd-call-inline", "microbatches stand side by side from here on"),
+        _step(
+            "mpmd-call-inline",
+            "microbatches stand side by side from here on; splitting looks into their bodies",
+            share_bodies=o.keep_microbatches_equal and not o.split_bwd_fragments,
+        ),
         _step("symbol-dce", "callees are not needed any more"),
         _step(
             "mpmd-copy-cheap-constants",

@@ -58,8 +58,9 @@ def _address(op: Any) -> int:
 
 
 def _equal(op: Any, other: object) -> bool:
-    return isinstance(other, (ir.Operation, ir.OpView)) and _address(op) == _address(other)
+    return isinstance(other, _OPS) and _address(op) == _address(other)
 
 
-for _class in (ir.Operation, ir.OpView):
+_OPS = (ir.Operation, ir.OpView)
+for _class in _OPS:
     _class.__hash__, _class.__eq__ = _address, _equal

@@ -84,7 +84,9 @@ def fragments(f: Func) -> list[Fragment]:
 
 def users(x: Value | Op) -> list[Op]:
     """The ops that use a value, or any result of an op; once per use, newest use first."""
-    return [use.owner for v in _values(x) for use in v.uses]
+    if isinstance(x, Value):
+        return [use.owner for use in x.uses]
+    return [use.owner for v in x.operation.results for use in v.uses]
 
 
 def first_user(x: Value | Op) -> Op | None:
@@ -132,10 +134,6 @@ def is_unused(x: Value | Op) -> bool:
         if next(v.uses, None) is not None:
             return False
     return True
-
-
-def _values(x: Value | Op) -> list[Value]:
-    return [x] if isinstance(x, Value) else list(x.results)
 
 
 def producer(v: Value) -> Op | None:

@@ -23,9 +23,13 @@ _KEPT = "mpmd.kept_arguments"
 
 
 class SharedBodies:
-    """Makes the bodies of fragments of one module functions; equal bodies become one."""
+    """Makes the bodies of fragments of one module functions; equal bodies become one.
 
-    def __init__(self) -> None:
+    `first` is the number of the first function, for modules that have some already.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
         self._functions: dict[str, ir.Func] = {}
 
     def share(self, fragment: ir.Fragment) -> None:
@@ -37,12 +41,19 @@ class SharedBodies:
         text = ir.body_text(fragment)
         if text not in self._functions:
             positions = [fragment.returned.index(v) for v in computed]
-            self._functions[text] = _function(fragment, f"{_PREFIX}{len(self._functions)}", positions)
+            number = self._first + len(self._functions)
+            self._functions[text] = _function(fragment, f"{_PREFIX}{number}", positions)
         call = _call(self._functions[text], fragment.args, ir.at_end(fragment.body), fragment.location)
         results = dict(zip(computed, call.results))
         fragment.returned = [results.get(v, v) for v in fragment.returned]
         stays = {call, *(ir.producer(v) for v in fragment.returned)}
         ir.keep_only(fragment.body, lambda op: op in stays)
+
+
+def numbered(module: ir.Module) -> int:
+    """A number from which on names for functions of a module are free."""
+    numbers = [int(f.symbol.removeprefix(_PREFIX).partition(".")[0]) for f in functions_of(module)]
+    return max(numbers, default=-1) + 1
 
 
 def functions_of(module: ir.Module) -> list[ir.Func]:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
-from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of
+from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of, numbered, put_back
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
@@ -55,25 +55,31 @@ class PropagateShardings(ir.ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
-        functions = ir.funcs(module)
+        shared = functions_of(module)
+        functions = [f for f in ir.funcs(module) if f not in shared]
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
+            _put_back_bodies(module)
             self._propagate(module)
             return
         f = functions[0]
         small = ir.clone_module(module)
         kinds = _without_copies(ir.funcs(small)[0])
         if len(set(kinds)) == len(kinds):
+            _put_back_bodies(module)
             self._propagate(module)
             return
+        _put_back_bodies(small)
         self._propagate(small)
         ir.take_sdy_meshes(module, small)
         f_small = ir.funcs(small)[0]
         if self.tidy and self.share:
             PopulateUnreducedOutSharding().run(small)
-            _share_bodies(f_small)
+            _share_bodies(f_small, numbered(module))
             for body in functions_of(small):
                 ir.clone(body, ir.InsertionPoint(module.body))
         _take_over(f, f_small, kinds)
+        for body in shared:
+            ir.erase(body)
 
     def _propagate(self, module: Any) -> None:
         _PIPELINE.run(module)
@@ -142,9 +148,21 @@ def _kind_of(
     return value.type
 
 
-def _share_bodies(f: ir.Func) -> None:
+def _put_back_bodies(module: ir.Module) -> None:
+    """Gives fragments bodies of their own again."""
+    symbols = ir.symbol_table(module)
+    bodies = functions_of(module)
+    for f in symbols.values() if bodies else ():
+        if f.is_mpmd:
+            for fragment in ir.fragments(f):
+                put_back(fragment, symbols)
+    for body in bodies:
+        ir.erase(body)
+
+
+def _share_bodies(f: ir.Func, first: int) -> None:
     """Makes the bodies of named fragments functions, for all copies of them to call."""
-    bodies = SharedBodies()
+    bodies = SharedBodies(first)
     for fragment in ir.fragments(f):
         if fragment.is_user:
             bodies.share(fragment)
@@ -157,10 +175,13 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
         for op in ir.ops(small)
         if _NUMBER in op.attributes
     }
+    symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):
         model = found.get(kind)  # Shardy drops what nothing needs
         if isinstance(model, ir.Fragment):
             _take_body(op, model)
+        elif model is None and isinstance(op, ir.Fragment):
+            put_back(op, symbols)
         elif model is not None:
             ir.put(op, shardings.ARGUMENT, model.attributes.get(shardings.ARGUMENT))
     for name, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
