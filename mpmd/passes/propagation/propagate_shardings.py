@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraint
 from mpmd.support.passes import Pass
 
 _PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
+_CSE = ir.MlirPass("cse")
 _TIDY: tuple[Pass, ...] = (ReshardsToConstraints(), ConvertSdyConstants(), SimplifyStablehlo())
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
@@ -38,7 +40,8 @@ class PropagateShardings(ir.ModulePass):
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
     constraints again, sdy constants ordinary ones, and what folds folds.  With `share` too, copies then
-    call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
+    call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.  Where nobody
+    says how anything is sharded there is nothing to propagate.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
@@ -82,14 +85,22 @@ class PropagateShardings(ir.ModulePass):
             ir.erase(body)
 
     def _propagate(self, module: Any) -> None:
-        _PIPELINE.run(module)
         if not self.tidy:
+            _PIPELINE.run(module)
             return
+        (_PIPELINE if _mentions_shardings(module) else _CSE).run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
         for pass_ in _TIDY:
             pass_.run(module)
+
+
+def _mentions_shardings(module: Any) -> bool:
+    """Whether there is anything for Shardy to go by: a mesh, a sharding, a constraint."""
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    return b"sdy" in code.getvalue()
 
 
 def _without_copies(f: ir.Func) -> list[int]:
