@@ -53,6 +53,7 @@ from mpmd.ir.edit import (
     inline_body,
     keep_only,
     move_after,
+    move_all_before,
     move_before,
     move_to_start,
     moving,

@@ -16,8 +16,7 @@ def inline_call(call: ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
     for arg, value in zip(copy.args, call.operands):
         ir.replace_uses(arg, value)
     inner = ir.ops(copy)
-    for op in inner:
-        ir.move_before(op, call)
+    ir.move_all_before(inner, call)
     returned = copy.returned
     ir.replace(call, returned)
     ir.erase(copy)

@@ -11,8 +11,7 @@ def inline_call(call: ir.Call | ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
     for arg, value in zip(copy.args, call.operands):
         ir.replace_uses(arg, value)
     made = ir.ops(copy)
-    for op in made:
-        ir.move_before(op, call)
+    ir.move_all_before(made, call)
     ir.replace(call, copy.returned)
     ir.erase(copy)
     return made

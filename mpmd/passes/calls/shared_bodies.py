@@ -33,21 +33,33 @@ class SharedBodies:
         self._functions: dict[str, ir.Func] = {}
 
     def share(self, fragment: ir.Fragment) -> None:
-        """Puts a call in the place of what a fragment computes."""
-        returned = list(dict.fromkeys(fragment.returned))
-        computed = [v for v in returned if (op := ir.producer(v)) is not None and not ir.is_constant(op)]
+        """Puts a fragment in the place of one, with a call in the place of what that computes."""
+        returned = fragment.returned
+        makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
+        computed = [v for v, op in makers.items() if not ir.is_constant(op)]
         if not computed:
             return
         text = ir.body_text(fragment)
         if text not in self._functions:
-            positions = [fragment.returned.index(v) for v in computed]
+            positions = [returned.index(v) for v in computed]
             number = self._first + len(self._functions)
             self._functions[text] = _function(fragment, f"{_PREFIX}{number}", positions)
-        call = _call(self._functions[text], fragment.args, ir.at_end(fragment.body), fragment.location)
-        results = dict(zip(computed, call.results))
-        fragment.returned = [results.get(v, v) for v in fragment.returned]
-        stays = {call, *(ir.producer(v) for v in fragment.returned)}
-        ir.keep_only(fragment.body, lambda op: op in stays)
+        function = self._functions[text]
+
+        def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
+            values = dict(zip(fragment.args, args))
+            for constant in [op for op in makers.values() if ir.is_constant(op)]:
+                ir.clone_with(constant, values, inside)
+            values.update(zip(computed, _call(function, args, inside, fragment.location).results))
+            return [values[v] for v in returned]
+
+        types, where = [r.type for r in fragment.results], ir.before(fragment)
+        made = ir.make_fragment(
+            fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
+        )
+        for name, attribute in fragment.attributes.items():
+            ir.put(made, name, attribute)
+        ir.replace(fragment, list(made.results))
 
 
 def numbered(module: ir.Module) -> int:

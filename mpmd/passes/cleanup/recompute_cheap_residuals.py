@@ -79,7 +79,7 @@ class RecomputeCheapResiduals(ir.FunctionPass):
             if len(needed) > self.max_ops:
                 return None
             todo += op.operands
-        return [op for op in ir.ops(maker.body) if op in needed] if needed else None
+        return ir.in_block_order(needed) or None
 
 
 def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
