@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Hashable, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import program_identity
+from mpmd.passes.export.programs import program_identity, program_signature
 
 log = logging.getLogger("mpmd.passes")
 
@@ -95,11 +96,16 @@ def _with_own_bodies(
     group_of = {group[0]: group for group in groups.values()}
     for first in group_of:
         put_back(first, symbols)
-    united = _groups(group_of).items()
+    same_signature = collections.Counter(program_signature(first) for first in group_of)
+    united: dict[Hashable, list[ir.Fragment]] = {}
+    for first in group_of:
+        signature = program_signature(first)
+        is_alone = same_signature[signature] == 1
+        united.setdefault(signature if is_alone else program_identity(first), []).append(first)
     place = {g: i for f in ir.funcs(module) if f.is_mpmd for i, g in enumerate(ir.fragments(f))}
     return {
         identity: sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
-        for identity, firsts in united
+        for identity, firsts in united.items()
     }
 
 
