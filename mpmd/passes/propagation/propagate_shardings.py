@@ -15,11 +15,10 @@ from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
-from mpmd.support.passes import Pass
 
 _PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
 _CSE = ir.MlirPass("cse")
-_TIDY: tuple[Pass, ...] = (ReshardsToConstraints(), ConvertSdyConstants(), SimplifyStablehlo())
+_FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
@@ -88,11 +87,15 @@ class PropagateShardings(ir.ModulePass):
         if not self.tidy:
             _PIPELINE.run(module)
             return
-        (_PIPELINE if _mentions_shardings(module) else _CSE).run(module)
+        if not _mentions_shardings(module):
+            _CSE.run(module)
+            _FOLD.run(module)
+            return
+        _PIPELINE.run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
-        for pass_ in _TIDY:
+        for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), _FOLD):
             pass_.run(module)
 
 
