@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,30 @@ def partition(
         PassError: a pass found the program wrong.
         ProgramError: the streams break a rule of the runtime.
     """
+    with _garbage_kept():
+        return _partition(lowered, config, arguments, argument_paths, out_tree, names)
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Without searching for cycles of objects: passes make none, and JAX holds much to search through."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _partition(
+    lowered: Any,
+    config: Config,
+    arguments: Arguments,
+    argument_paths: list[str],
+    out_tree: Any,
+    names: Collection[str],
+) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
     module = to_module(lowered, config.topology.ir())
