@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
 __all__ = [
     "ShapedArray",
     "array_copier",
+    "compiled_for",
     "func_dialect",
     "make_cpu_client",
     "mpmd_dialect",
@@ -39,6 +40,27 @@ def make_cpu_client(num_devices: int) -> Any | None:
         return None
     make = getattr(xla_client, "make_cpu_client", None)
     return None if make is None else make(num_devices=num_devices)
+
+
+def compiled_for(
+    compiled: jax.stages.Compiled, devices: Sequence[Any], others: Sequence[Any]
+) -> jax.stages.Compiled | None:
+    """What was compiled for some devices, loaded onto the same devices of another client.
+
+    Loading takes a tenth of the time of compiling.  None where the devices have other numbers, which an
+    executable keeps, or where the client cannot write executables down.
+    """
+    from jax.experimental import serialize_executable
+
+    if [device.id for device in devices] != [device.id for device in others]:
+        return None
+    try:
+        written = serialize_executable.serialize(compiled)
+        return serialize_executable.deserialize_and_load(
+            *written, backend=others[0].client, execution_devices=list(others)
+        )
+    except (ValueError, jax.errors.JaxRuntimeError):
+        return None
 
 
 def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:

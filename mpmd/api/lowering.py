@@ -14,7 +14,7 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_meshes, check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import task_orders
 from mpmd.errors import ConfigError
@@ -23,10 +23,12 @@ from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
+from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import with_overrides
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
+from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
 
@@ -67,7 +69,7 @@ class Partitioned:
 
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
-    frames = [] if diagnostic.location is None else ir.frames_of(diagnostic.location)
+    frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
     return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 
@@ -88,6 +90,7 @@ class _Phases:
         self.diagnostics = Diagnostics()
         self.timing = Timing()
         self.seconds: dict[str, float] = {}
+        self.ran: set[str] = set()
 
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
         """Runs the passes of one phase."""
@@ -97,6 +100,17 @@ class _Phases:
         watch = dataclasses.replace(self.watch, dump_to=folder)
         self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
+        self.ran |= {name_of(pass_) for pass_ in passes}
+
+    def warn_of_unused_overrides(self) -> None:
+        """Options of passes that did not run had no effect."""
+        with diagnostics.collecting() as found:
+            for entry in self.overrides:
+                if entry.partition("{")[0] not in self.ran:
+                    diagnostics.warning(
+                        f"the option {entry} has no effect: with these options its pass does not run"
+                    )
+        self.diagnostics += found
 
 
 def partition(
@@ -148,10 +162,9 @@ def _partition(
 ) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
+    pipeline.check_options(options)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
-    if not options.heterogeneous_meshes:
-        check_meshes(module, config)
     _prepare(module, config, arguments, out_tree)
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start
@@ -164,6 +177,7 @@ def _partition(
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
+    phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
@@ -183,6 +197,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )
 
@@ -210,12 +225,11 @@ def _for_arguments(prefix: Any) -> Any:
 
 
 def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
-    mesh = next(iter(config.topology.values()))
     inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
-        mark_shardings(module, inputs, results, dict(mesh.shape))
+        mark_shardings(module, inputs, results, config.topology.axes)
         forget_cuts(module)
 
 

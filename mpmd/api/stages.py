@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,16 +15,19 @@ from mpmd.api.config import Config
 from mpmd.api.lowering import Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
-from mpmd.compile.compiler import compile_fragments
+from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.costs import ProgramCosts, measure_costs
+from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
-from mpmd.runtime.memory import MeshMemory, predict_memory
+from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
+from mpmd.scheduling.timeline import Timeline
 
 DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
 
@@ -116,9 +120,14 @@ class Lowered:
         """The distinct fragments by name, as they will be compiled."""
         return fragment_modules(self.partitioned.module)
 
-    def schedule(self, costs: dict[str, float] | None = None) -> Any:
-        """The predicted timeline; `costs` gives seconds per fragment by name, 1 for each if absent."""
-        return predicted_timeline(self.program, costs or {}, list(self.config.topology))
+    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
+        """The predicted timeline, with the bytes that every mesh holds.
+
+        Args:
+            costs: seconds of fragments by name, or `Compiled.costs`; 1 for each that is not there.
+        """
+        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
+        return predicted_timeline(self.program, known, list(self.config.topology))
 
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
@@ -126,8 +135,13 @@ class Lowered:
         Raises:
             CompileError: a fragment cannot be compiled; names it.
         """
+        unwatched = {name for _, name in unwatched_executables(self.program)}
+        fragments = {
+            name: dataclasses.replace(fragment, token=name in unwatched)
+            for name, fragment in self.fragments.items()
+        }
         executables = compile_fragments(
-            self.fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
+            fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
 
@@ -195,28 +209,71 @@ class Compiled:
         }
         return {**total, "fragments": fragments, "calls": calls}
 
-    def memory_analysis(self) -> dict[str, MeshMemory]:
-        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
+    @functools.cached_property
+    def _workspace(self) -> dict[tuple[str, str], int]:
+        """Scratch bytes of every fragment over the devices of its mesh."""
         meshes = self._placement.meshes
-        workspace = {
+        return {
             (e.fragment.mesh, name): e.memory_analysis().temporaries * meshes[e.fragment.mesh].size
             for name, e in self.executables.items()
         }
-        return {m.mesh: m for m in predict_memory(self.program, workspace)}
+
+    def memory_analysis(self) -> dict[str, MeshMemory]:
+        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
+        return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
+
+    def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
+        """Runs one step and counts the arrays of its streams; its results, and the peak of each mesh.
+
+        The scratch memory of fragments cannot be seen from outside, and is not counted.
+        """
+        meter = MemoryMeter(self.program)
+        results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
+        return jax.tree.unflatten(self._out_tree, results), dict(meter.peaks)
+
+    @property
+    def programs(self) -> list[list[str]]:
+        """The distinct programs that were compiled: for each the names of the fragments that are it.
+
+        Stages that are alike share their programs, each on its own mesh.
+        """
+        return alike(self.lowered.fragments, self.lowered.config.topology)
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""
         return {name: e.memory_analysis() for name, e in self.executables.items()}
 
-    def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
+        """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
+        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
+        meshes = list(self.lowered.config.topology)
+        return predicted_timeline(self.program, known, meshes, self._workspace)
+
+    def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
+        """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
+        leaves = jax.tree.leaves((args, kwargs))
+        results, costs = measure_costs(self._executor, self._placement, leaves)
+        return jax.tree.unflatten(self._out_tree, results), costs
+
+    def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 
-        The step waits more often than others do, so it takes longer than they.
+        A thread per mesh watches what ends when, so the step takes a little longer than others do.
         """
         leaves = jax.tree.leaves((args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(self._executor, self._placement, leaves, meshes)
+        results, timeline = measured_timeline(
+            self._executor, self._placement, leaves, meshes, self._workspace
+        )
         return jax.tree.unflatten(self._out_tree, results), timeline
+
+    def synchronize(self) -> None:
+        """Waits until every step so far is computed.
+
+        Raises:
+            FragmentError: a fragment failed on its device; names it.
+        """
+        self._executor.synchronize()
 
     def close(self) -> None:
         """Ends the threads that run it."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.api.config import Config
 from mpmd.api.visits import BACKWARD, Unit, depths_of, rounds_of, units_of
-from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
+from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
 # What stands in for a schedule that comes to every mesh once where microbatches come several times.
@@ -56,6 +57,8 @@ def _round_orders(
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
     present = {(unit.stage, unit.microbatch, unit.phase) for unit in staged}
+    split = {unit.stage for unit in staged if unit.phase == "I"}
+    table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])
     orders = {}
     for mesh, order in zip(used, table.orders):
         tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
@@ -64,6 +67,21 @@ def _round_orders(
             if any((stage, number, other) in present for other in _that_may_stand_for(letter))
         ]  # fmt: skip
     return orders
+
+
+def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
+    """The table for a program in which the backward of these stages is whole.
+
+    Nothing waits for the backward of the first stage: it stands where the table has its second half, if
+    the step is shorter so.
+    """
+    if not table.splits_backward:
+        return table
+    early = table.with_whole_backward(stages)
+    if 0 not in stages:
+        return early
+    late = table.with_whole_backward(stages, late=[0])
+    return min((early, late), key=lambda t: simulate(t).makespan_s)
 
 
 def _that_may_stand_for(letter: str) -> Sequence[str]:
@@ -99,7 +117,8 @@ def _first_way(units: Sequence[Unit]) -> list[Unit]:
 def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order.  Whether it gave any.
+    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
+    there are no stages to give.  Whether it gave any.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
     first = depths_of(main, _first_way(units))
@@ -116,8 +135,9 @@ def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
                 here = [unit for unit in some if meshes.index(unit.mesh) == m]
                 order = sorted({depths[unit] for unit in here})
                 numbers = of_mesh if phases == "F" else of_mesh[::-1]
-                for unit in here:
-                    stages[unit.position] = numbers[min(order.index(depths[unit]), len(numbers) - 1)]
+                if len(order) > len(numbers):
+                    return False
+                stages |= {unit.position: numbers[order.index(depths[unit])] for unit in here}
     for position, stage in stages.items():
         ops[position].stage = stage
     return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import CompileError
+from mpmd.sharding.shards import axes_by_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,8 @@ class FragmentModule:
         results: its results, in order.
         donated: positions of arguments whose memory a result takes over.
         reserved_bytes: bytes that other values occupy on the mesh while it runs.
+        token: whether its executable should give one more result, of one element, that is there when it has
+            ended: for fragments whose results are all consumed.
     """
 
     name: str
@@ -48,11 +51,12 @@ class FragmentModule:
     results: tuple[ValueSpec, ...]
     donated: tuple[int, ...] = ()
     reserved_bytes: int = 0
+    token: bool = False
 
     @property
     def fingerprint(self) -> str:
         """Equal for fragments that compile to the same code, whatever their names."""
-        content = (self.text, self.arguments, self.results, self.donated)
+        content = (self.text, self.arguments, self.results, self.donated, self.token)
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
@@ -106,7 +110,7 @@ def value_spec(kind: Any) -> ValueSpec:
     """
     spec: tuple[tuple[str, ...], ...] = ((),) * len(kind.shape)
     if kind.sharding is not None:
-        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in ir.axes_by_dim(kind.sharding))
+        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in axes_by_dim(kind.sharding))
     return ValueSpec(
         tuple(kind.shape), str(kind.element_type), spec, kind.memory_kind if kind.on_host else None
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -34,17 +33,6 @@ def module_of(op: Op) -> Op:
     while operation.name != "builtin.module":
         operation = operation.parent
     return operation.opview
-
-
-def parent(op: Op) -> Op:
-    """The op that `op` stands in."""
-    return op.operation.parent.opview
-
-
-def module_name(module: ir.Module) -> str | None:
-    """The name of a module, such as `jit_train_step`."""
-    name = module.operation.attributes.get("sym_name")
-    return None if name is None else str(ir.StringAttr(name).value)
 
 
 def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
@@ -89,36 +77,14 @@ def users(x: Value | Op) -> list[Op]:
     return [use.owner for v in x.operation.results for use in v.uses]
 
 
-def first_user(x: Value | Op) -> Op | None:
-    """The user of a value, or of any result of an op, that stands first; all must be in one block."""
-    found = users(x)
-    return first_of(found) if found else None
+def uses(v: Value) -> list[tuple[Op, int]]:
+    """Where a value is used: op, and index among its operands; newest use first."""
+    return [(use.owner, use.operand_number) for use in v.uses]
 
 
 def first_of(some: Sequence[Op]) -> Op:
     """The op that stands first, of at least one, all in one block."""
-    first = some[0]
-    for op in some[1:]:
-        if stands_before(op, first):
-            first = op
-    return first
-
-
-def block_users(x: Op) -> list[Op]:
-    """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
-    block = x.operation.block
-    found = []
-    for user in users(x):
-        operation = user.operation
-        while operation.block != block:
-            operation = operation.parent
-        found.append(operation.opview)
-    return found
-
-
-def in_block_order(some: Iterable[Any]) -> list[Any]:
-    """Ops of one block, first one first."""
-    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if stands_before(a, b) else 1))
+    return functools.reduce(lambda a, b: b if stands_before(b, a) else a, some)
 
 
 def stands_before(a: Op, b: Op) -> bool:
@@ -152,47 +118,22 @@ def arg_index(v: Value) -> int:
     return int(ir.BlockArgument(v).arg_number)
 
 
-def owner_of(arg: Value) -> Op:
-    """The op in whose body a block argument stands."""
-    return arg.owner.owner.opview
-
-
-def returned_by(block: ir.Block) -> list[Value]:
-    """What the terminator of a block returns."""
-    return list(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands)
-
-
 def is_constant(op: Op | None) -> bool:
     """Whether it is a constant op."""
     return op is not None and op.operation.name in CONSTANTS
 
 
 # MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.
-_EFFECTS = frozenset(
-    [
-        "stablehlo.infeed",
-        "stablehlo.outfeed",
-        "stablehlo.send",
-        "stablehlo.recv",
-        "stablehlo.rng",
-        "stablehlo.all_reduce",
-        "stablehlo.all_gather",
-        "stablehlo.all_to_all",
-        "stablehlo.reduce_scatter",
-        "stablehlo.collective_permute",
-        "stablehlo.collective_broadcast",
-        "sdy.sharding_group",
-        "mpmd.call",
-        "mpmd.fragment_call",
-        "mpmd.for",
-    ]
-)
+_EFFECTS = frozenset([
+    "mpmd.call", "mpmd.fragment_call", "mpmd.for", "sdy.sharding_group", "stablehlo.infeed",
+    "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
+    "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter",
+    "stablehlo.collective_permute", "stablehlo.collective_broadcast",
+])  # fmt: skip
 
 
 def is_pure(op: Op) -> bool:
     """Whether the op, and all in it, only computes its results."""
-    if op.operation.name in _EFFECTS:
-        return False
     pure = True
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
@@ -227,47 +168,3 @@ def read_by(op: Op) -> list[Value]:
 
     op.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return [v for v in used if v not in inside]
-
-
-def ops_flowing_to(values: Iterable[Value]) -> set[Op]:
-    """The ops of a body by which the values are computed, directly or not."""
-    found: set[Op] = set()
-    todo = [producer(v) for v in values]
-    while todo:
-        op = todo.pop()
-        if op is not None and op not in found:
-            found.add(op)
-            todo += [producer(v) for v in read_by(op)]
-    return found
-
-
-def top_down(
-    f: Func, rank: Callable[[Op], int] | None = None, edges: Iterable[tuple[Op, Op]] = ()
-) -> list[Op]:
-    """The ops of a function in dependency order, `edges` (before, after) counting as dependencies.
-
-    Of the ops that are ready the one with the least rank comes first, then the one that stood first.
-    Ops on a cycle, which only `edges` can make, are left out of the result.
-    """
-    place = {op: i for i, op in enumerate(ops(f))}
-    waits: dict[Op, set[Op]] = {
-        op: {p for v in read_by(op) if (p := producer(v)) is not None and p in place} for op in place
-    }
-    followers: dict[Op, list[Op]] = {op: [] for op in place}
-    for before, after in edges:
-        waits[after].add(before)
-    for op in place:
-        for p in waits[op]:
-            followers[p].append(op)
-    rank = rank or (lambda op: 0)
-    ready = [(rank(op), place[op], op) for op in place if not waits[op]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        op = heapq.heappop(ready)[2]
-        order.append(op)
-        for follower in followers[op]:
-            waits[follower].discard(op)
-            if not waits[follower]:
-                heapq.heappush(ready, (rank(follower), place[follower], follower))
-    return order

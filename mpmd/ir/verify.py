@@ -43,14 +43,10 @@ def violations(module: ir.Module) -> Iterator[str]:
         if f.is_external:
             continue
         for op in ops(f):
-            if isinstance(op, (Call, FragmentCall)):
-                problems = _call_problems(op, symbols)
-            elif isinstance(op, Fragment):
-                problems = _fragment_problems(op)
-            else:
-                continue
-            for problem in problems:
-                yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
+            if isinstance(op, (Call, FragmentCall, Fragment)):
+                found = _fragment_problems(op) if isinstance(op, Fragment) else _call_problems(op, symbols)
+                for problem in found:
+                    yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 
 def _topology_problems(f: Func) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.sharding.shards import axes_by_dim
+from mpmd.support.source import frames_of
 
 _BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
 _NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
@@ -86,7 +88,7 @@ def _call(
     outputs: tuple[int, ...],
     donated: tuple[int, ...],
 ) -> FragmentCall:
-    frames = ir.frames_of(op)
+    frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     return FragmentCall(
         name=callee,
@@ -120,7 +122,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     sharding = kind.sharding
     shards = 1
     if sharding is not None:
-        names = [axis.name for dim in ir.axes_by_dim(sharding) for axis in dim]
+        names = [axis.name for dim in axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
     width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
     local = math.prod(kind.shape) * width // shards

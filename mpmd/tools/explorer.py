@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from mpmd import ir
+from mpmd.passes.bases import MlirPass
 from mpmd.support.passes import Pass
 from mpmd.tools.explorer_page import PAGE
 
@@ -52,7 +53,7 @@ class Recorder:
     def after(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
         """The module after a pass."""
         about = "A pass of MLIR, StableHLO or Shardy."
-        if not isinstance(pass_, ir.MlirPass):
+        if not isinstance(pass_, MlirPass):
             about = (type(pass_).__doc__ or "").strip().partition("\n")[0]
         self._take(_short(str(pass_)), about, seconds, changed, module)
 

@@ -24,10 +24,13 @@ from jax.extend.mlir import ir as mlir
 from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, MpmdError, PassError
 from mpmd.passes import PASSES, make_pass
+from mpmd.passes.bases import MlirPass, mlir_pass
+from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_options, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.source import location_of
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import Recorder
 
@@ -41,6 +44,7 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments
   -allow-unregistered-dialect accept ops of unknown dialects
   -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-debuginfo       print locations
@@ -54,6 +58,7 @@ _SWITCHES = {
     "verify-diagnostics": "verify_diagnostics",
     "allow-unregistered-dialect": "allow_unregistered",
     "verify-each": "verify_each",
+    "check-changed": "check_changed",
     "mlir-print-ir-after-all": "print_after_all",
     "mlir-print-ir-after-change": "print_after_change",
     "mlir-print-debuginfo": "locations",
@@ -79,6 +84,7 @@ class Command:
     verify_diagnostics: bool = False
     allow_unregistered: bool = False
     verify_each: bool = True
+    check_changed: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
     locations: bool = False
@@ -191,11 +197,11 @@ def passes_named(name: str, options: str) -> list[Pass]:
     if name in PASSES:
         return [make_pass(name, options)]
     if name == "inline":
-        return [make_pass("mpmd-inline"), ir.mlir_pass(name, options)]
+        return [make_pass("mpmd-inline"), mlir_pass(name, options)]
     if name.startswith("mpmd-"):
         close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return [ir.mlir_pass(name, options)]
+    return [mlir_pass(name, options)]
 
 
 def passes_of_pipeline(text: str) -> list[Pass]:
@@ -205,7 +211,7 @@ def passes_of_pipeline(text: str) -> list[Pass]:
     for part in split_outside_brackets(inner[1] if inner else text, ","):
         part = part.strip()
         if "(" in part.partition("{")[0]:
-            passes.append(ir.MlirPass(part))
+            passes.append(MlirPass(part))
         else:
             name, _, options = part.partition("{")
             passes += passes_named(name.strip(), options.removesuffix("}"))
@@ -271,6 +277,7 @@ def _run_passes(
         verify=_verify,
         text=lambda m: ir.to_text(m, command.locations),
         verify_each=command.verify_each,
+        check_changed=command.check_changed,
         after=_after(command, sys.stderr, timing, recorder),
     )
     if recorder is not None:
@@ -289,8 +296,8 @@ def _run_passes(
 def _text(module: mlir.Module, command: Command) -> str:
     """The module as it is printed at the end: control edges are operands, as the dialect has them."""
     for f in ir.funcs(module):
-        if ir.control_edges(f):
-            ir.control_edges_as_operands(f)
+        if control_edges(f):
+            control_edges_as_operands(f)
     return ir.to_text(module, command.locations)
 
 
@@ -356,7 +363,7 @@ def _finding(d: diagnostics.Diagnostic) -> Finding:
 
 def _line_and_column(location: object) -> tuple[int | None, int | None]:
     """Where in the text that was read; MLIR calls that file `-`."""
-    place = None if location is None else ir.location_of(location)
+    place = None if location is None else location_of(location)
     if place is None or place[0] != "-":
         return None, None
     return place[1], place[2]

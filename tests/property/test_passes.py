@@ -12,6 +12,7 @@ from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, PassError
 from mpmd.options import PipelineOptions
 from mpmd.passes import PASSES, make_pass
+from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
@@ -34,6 +35,7 @@ IN_PIPELINE = {
         PipelineOptions(
             constraints=("0:0",),
             heterogeneous_meshes=True,
+            carry_sums=True,
             split_accumulators=True,
             keep_microbatches_equal=True,
             recompute_cheap_residuals=True,
@@ -70,8 +72,9 @@ _EXERCISED = """
     merge-user-fragments-into-scheduling-units move-transfers-to-producer order-by-tasks
     pipeline-scheduler remat-fragment remove-transfer-cycles rule-based-merge rule-based-schedule
     simplify-named-computations simplify-stablehlo sink-negligible-ops-into-call-op
-    split-and-prioritize-transfer-independent-computations split-bwd-fragments swap-transposed-dots
-    uniquify-carried-values uniquify-function-inputs-outputs unroll-for-loops
+    split-and-prioritize-transfer-independent-computations split-bwd-fragments
+    scale-smaller-factor swap-transposed-dots uniquify-carried-values uniquify-function-inputs-outputs
+    unroll-for-loops
 """
 EXERCISED = frozenset("mpmd-" + name for name in _EXERCISED.split())
 
@@ -93,6 +96,7 @@ def options(seed: int, module: ir.Module) -> PipelineOptions:
         constraints=tuple(pairs[:1]),
         infer_transfers=coin() or coin(),
         max_clones=rng.randint(1, 3),
+        carry_sums=True,
         split_accumulators=True,
         keep_microbatches_equal=True,
         recompute_cheap_residuals=True,
@@ -105,7 +109,7 @@ def options(seed: int, module: ir.Module) -> PipelineOptions:
 
 def rules(module: ir.Module, seed: int, text: str, join: str) -> str:
     """A rule about two fragments of one mesh, or nothing if there are no two that infos tell apart."""
-    infos = [ir.FragmentInfo.of(op) for f in ir.funcs(module) for op in ir.fragments(f) if op.is_user]
+    infos = [FragmentInfo.of(op) for f in ir.funcs(module) for op in ir.fragments(f) if op.is_user]
     infos = [info for info in infos if infos.count(info) == 1 and info.stage is None]
     random.Random(seed).shuffle(infos)
     for i, a in enumerate(infos):

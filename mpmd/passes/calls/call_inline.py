@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
 from mpmd.passes.calls.shared_bodies import SharedBodies
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class CallInline(ir.ModulePass):
+class CallInline(ModulePass):
     """Puts the body of the callee in the place of each `mpmd.call`.
 
         x = call body(a) cc=3

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.fragments.bodies import body_text, outline
 
 _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"
@@ -39,7 +40,7 @@ class SharedBodies:
         computed = [v for v, op in makers.items() if not ir.is_constant(op)]
         if not computed:
             return
-        text = ir.body_text(fragment)
+        text = body_text(fragment)
         if text not in self._functions:
             positions = [returned.index(v) for v in computed]
             number = self._first + len(self._functions)
@@ -113,7 +114,7 @@ def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.
     """A private function that computes the results of a fragment at those positions."""
     copy: ir.Fragment = ir.clone(fragment, ir.before(fragment))
     is_pure = ir.is_pure(copy)
-    made = ir.outline(copy, name)
+    made = outline(copy, name)
     ir.erase(copy)
     ir.put(made, "sym_visibility", ir.StringAttr.get("private"))
     ir.put(made, ir.PURE, ir.UnitAttr.get() if is_pure else None)

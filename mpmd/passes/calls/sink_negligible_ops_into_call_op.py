@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 
 
 @dataclasses.dataclass(frozen=True)
-class SinkNegligibleOpsIntoCallOp(ir.ModulePass):
+class SinkNegligibleOpsIntoCallOp(ModulePass):
     """Computes in a callee what all its calls are given and what costs nothing to compute.
 
         c = const 1                          x = call body(a) cc=0

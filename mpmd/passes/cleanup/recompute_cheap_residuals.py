@@ -6,6 +6,8 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -15,7 +17,7 @@ CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
 @dataclasses.dataclass(frozen=True)
-class RecomputeCheapResiduals(ir.FunctionPass):
+class RecomputeCheapResiduals(FunctionPass):
     """Computes in a backward fragment what its forward fragment would keep for it at no gain.
 
         y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
@@ -79,7 +81,7 @@ class RecomputeCheapResiduals(ir.FunctionPass):
             if len(needed) > self.max_ops:
                 return None
             todo += op.operands
-        return ir.in_block_order(needed) or None
+        return in_block_order(needed) or None
 
 
 def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:

@@ -9,9 +9,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import program_identity, program_signature
+from mpmd.passes.fragments.bodies import outline
+from mpmd.sharding.shards import on_sdy_mesh
 
 log = logging.getLogger("mpmd.passes")
 
@@ -20,7 +23,7 @@ KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_dr
 
 
 @dataclasses.dataclass(frozen=True)
-class LowerToFragmentCalls(ir.ModulePass):
+class LowerToFragmentCalls(ModulePass):
     """Makes one function per distinct fragment, and fragments calls of them.
 
         func @main(%a: !m1) -> !m1 {
@@ -53,11 +56,13 @@ class LowerToFragmentCalls(ir.ModulePass):
         if bodies:
             groups = _with_own_bodies(groups, module)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
-        of_module = (ir.module_name(module) or "main").removeprefix("jit_")
+        name = module.operation.attributes.get("sym_name")
+        of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
-        names = [f"{fragment_name(i, g, transposed)}.{of_module}" for i, g in enumerate(sites)]
+        suffix = of_module.removeprefix("jit_")
+        names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
         if self.verbose_logging:
-            self._log(ir.module_name(module) or "main", list(groups.values()), sites, names, transposed)
+            self._log(of_module, list(groups.values()), sites, names, transposed)
         for group, name in zip(groups.values(), names):
             _lower_group(group, name)
         for body in bodies:
@@ -120,7 +125,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
     result_attributes = _with_shardings(first, "res_attrs", list(first.results))
     _repoint_manual_computations(first)
-    made = ir.outline(first, name)
+    made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
         i64 = ir.IntegerType.get_signless(64)
@@ -132,10 +137,10 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.Topology:
-    f = ir.parent(fragment)
-    while not isinstance(f, ir.Func):
-        f = ir.parent(f)
-    return f.topology
+    f = fragment.operation.parent
+    while not isinstance(f.opview, ir.Func):
+        f = f.parent
+    return f.opview.topology
 
 
 def _with_shardings(
@@ -157,7 +162,7 @@ def _repoint_manual_computations(fragment: ir.Fragment) -> None:
     for op in ir.walk(fragment):
         if op.operation.name == "sdy.manual_computation":
             for name in ("in_shardings", "out_shardings"):
-                ir.put(op, name, ir.on_sdy_mesh(op.attributes[name], fragment.mesh))
+                ir.put(op, name, on_sdy_mesh(op.attributes[name], fragment.mesh))
 
 
 def _replace_by_call(fragment: ir.Fragment, name: str) -> None:

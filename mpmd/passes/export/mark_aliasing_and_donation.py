@@ -8,12 +8,13 @@ from collections.abc import Hashable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor, says_host, type_says_host
 from mpmd.passes.export.programs import program_identity
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkAliasingAndDonation(ir.FunctionPass):
+class MarkAliasingAndDonation(FunctionPass):
     """Lets fragments overwrite operands that nothing needs afterwards.
 
     An operand whose value is used here for the last time is *aliased* with a result of its type, which

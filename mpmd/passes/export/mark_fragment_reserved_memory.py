@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import is_donor, local_bytes, says_host, type_says_host
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkFragmentReservedMemory(ir.FunctionPass):
+class MarkFragmentReservedMemory(FunctionPass):
     """Tells each fragment how much memory of its devices other values occupy while it runs.
 
         f = m1["f"] (a) {...}          f = m1["f"] (a) <reserved_hbm_bytes = 16> {...}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
 from mpmd.support import diagnostics
 
@@ -18,7 +19,7 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkOffloadedInputOutput(ir.FunctionPass):
+class MarkOffloadedInputOutput(FunctionPass):
     """Writes at fragments which operands and results live in host memory, and checks that all agree.
 
         main(a@m1 {mhlo.memory_kind = "pinned_host"}):
@@ -85,7 +86,7 @@ class _Trace:
             way[value] = None
             op = ir.producer(value)
             if op is None:
-                loop = ir.owner_of(value)
+                loop = value.owner.owner.opview
                 if loop.operation.name != "stablehlo.while":
                     return False
                 value = loop.operands[ir.arg_index(value)]
@@ -107,7 +108,7 @@ class _Trace:
         if name == "stablehlo.optimization_barrier":
             return op.operands[index]
         if name == "stablehlo.while":
-            return ir.returned_by(op.regions[1].blocks[0])[index]
+            return ir.at_end(op.regions[1].blocks[0]).ref_operation.operands[index]
         if name == "func.call":
             name = op.callee.value
             if name not in self._returned:

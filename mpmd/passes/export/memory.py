@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
+from mpmd.sharding import shards
 
 MEMORY_KIND = "mhlo.memory_kind"
 DONOR = "jax.buffer_donor"
@@ -32,4 +33,4 @@ def is_donor(attributes: Attributes) -> bool:
 def local_bytes(value: ir.Value, topology: ir.Topology) -> int:
     """Bytes of one device's shard of a mesh tensor; 0 for anything else, such as a token."""
     kind = value.type
-    return ir.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0
+    return shards.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import MlirPass, ModulePass
 from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of, numbered, put_back
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
@@ -16,8 +17,8 @@ from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
 
-_PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
-_CSE = ir.MlirPass("cse")
+_PIPELINE = MlirPass("sdy-propagation-pipeline")
+_CSE = MlirPass("cse")
 _FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
@@ -28,7 +29,7 @@ _REPRESENTATIVES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class PropagateShardings(ir.ModulePass):
+class PropagateShardings(ModulePass):
     """Lets Shardy decide how every value is sharded, once for all microbatches.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] (a) {...}
@@ -64,7 +65,7 @@ class PropagateShardings(ir.ModulePass):
             self._propagate(module)
             return
         f = functions[0]
-        small = ir.clone_module(module)
+        small = ir.clone(module)
         kinds = _without_copies(ir.funcs(small)[0])
         if len(set(kinds)) == len(kinds):
             _put_back_bodies(module)
@@ -72,7 +73,7 @@ class PropagateShardings(ir.ModulePass):
             return
         _put_back_bodies(small)
         self._propagate(small)
-        ir.take_sdy_meshes(module, small)
+        _take_meshes(module, small)
         f_small = ir.funcs(small)[0]
         if self.tidy and self.share:
             PopulateUnreducedOutSharding().run(small)
@@ -104,6 +105,18 @@ def _mentions_shardings(module: Any) -> bool:
     code = io.BytesIO()
     module.operation.write_bytecode(code)
     return b"sdy" in code.getvalue()
+
+
+def _take_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the sdy meshes of another, attributes included, where it lacks them."""
+    known = {op.sym_name.value: op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)}
+    for mesh in [op for op in source.body.operations if isinstance(op, ir.sdy.MeshOp)]:
+        have = known.get(mesh.sym_name.value)
+        if have is None:
+            ir.clone(mesh, ir.at_start(module.body))
+            continue
+        for name, attribute in mesh.attributes.items():
+            ir.put(have, name, attribute)
 
 
 def _without_copies(f: ir.Func) -> list[int]:

@@ -9,6 +9,9 @@ import pytest
 
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
+from mpmd.passes.bases import mlir_pass
+from mpmd.passes.fragments.dropping import drop
+from mpmd.passes.fragments.merging import merge
 from tests.unit.ir.programs import TWO_FRAGMENTS
 
 
@@ -52,7 +55,7 @@ def test_erasing_a_block_argument_that_is_used_raises(main: ir.Func) -> None:
 
 def test_dropping_a_result_that_is_used_raises(main: ir.Func) -> None:
     with pytest.raises(IRError, match="still used"):
-        ir.drop(ir.fragments(main)[0], results=[0])
+        drop(ir.fragments(main)[0], results=[0])
 
 
 def test_an_erased_op_raises_when_it_is_used(main: ir.Func) -> None:
@@ -82,10 +85,10 @@ def test_merging_across_meshes_or_stages_raises(main: ir.Func) -> None:
     first, second = ir.fragments(main)
     first.stage = 2
     with pytest.raises(IRError, match=r"cannot merge fragments of mesh m1, stage 2 and mesh m1, stage 3"):
-        ir.merge(first, second)
+        merge(first, second)
     first.stage, first.mesh = None, "m2"
     with pytest.raises(IRError, match="mesh m2, stage None and mesh m1, stage 3"):
-        ir.merge(first, second)
+        merge(first, second)
 
 
 @pytest.mark.parametrize(
@@ -123,15 +126,15 @@ def test_verifying_with_a_diagnostic_handler_ends(module: ir.Module) -> None:
 
 def test_what_is_no_pass_of_mlir_raises() -> None:
     with pytest.raises(ConfigError, match="no-such-pass"):
-        ir.mlir_pass("no-such-pass")
+        mlir_pass("no-such-pass")
     with pytest.raises(ConfigError, match="cannot make the pass 'cse'"):
-        ir.mlir_pass("cse", "no-such-option=1")
+        mlir_pass("cse", "no-such-option=1")
 
 
 def test_a_failing_pass_of_mlir_raises(main: ir.Func, module: ir.Module) -> None:
     ir.set_type(main.args[0], main.args[0].type.on("m2"))
     with pytest.raises(IRError, match="symbol-dce failed"):
-        ir.mlir_pass("symbol-dce").run(module)
+        mlir_pass("symbol-dce").run(module)
 
 
 def test_a_context_that_was_never_left_does_not_abort_the_process() -> None:

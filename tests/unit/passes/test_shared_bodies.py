@@ -6,7 +6,9 @@ import pytest
 
 from mpmd import ir
 from mpmd.passes import make_pass
+from mpmd.passes.bases import mlir_pass
 from mpmd.passes.calls import shared_bodies
+from mpmd.passes.fragments.bodies import body_text
 
 _T = '!mpmd.mesh_tensor<"m1", tensor<4xf32>>'
 
@@ -47,7 +49,7 @@ def test_equal_bodies_become_one_function():
     module = _module()
     first, second = _shared(module)
     (body,) = shared_bodies.functions_of(module)
-    assert ir.body_text(first) == ir.body_text(second)
+    assert body_text(first) == body_text(second)
     assert len(body.args) == 1 and len(body.returned) == 2
     # What is passed on, returned twice or constant can still be seen.
     sum_, negated, twice, passed, constant = second.returned
@@ -84,7 +86,7 @@ def test_bodies_come_back_with_the_functions_of_fragments():
     for m in (module, plain):
         make_pass("mpmd-lower-to-fragment-calls", []).run(m)
         ir.verify(m)
-        ir.mlir_pass("canonicalize").run(m)
+        mlir_pass("canonicalize").run(m)
     assert "mpmd.body" not in ir.to_text(module)
     assert len(ir.funcs(module)) == len(ir.funcs(plain)) == 2
     outlined, expected = (ir.to_text(m).partition("func.func @p0")[2] for m in (module, plain))

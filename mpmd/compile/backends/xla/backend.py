@@ -14,6 +14,7 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpmd import jax_compat
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
@@ -88,10 +89,16 @@ class XlaExecutable:
 
     fragment: FragmentModule
     compiled: jax.stages.Compiled
+    devices: tuple[Any, ...]
     backend: str = "xla"
 
     def __post_init__(self) -> None:
         self._call = self.compiled
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
 
     @property
     def name(self) -> str:
@@ -145,14 +152,18 @@ class XlaBackend:
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
-            return module_p.bind(*arrays, text=fragment.text, results=results)
+            made = module_p.bind(*arrays, text=fragment.text, results=results)
+            return [*made, jax.numpy.int8(0)] if fragment.token else made
 
         run.__name__ = run.__qualname__ = fragment.name
         jitted = jax.jit(
             run,
             donate_argnums=fragment.donated,
             keep_unused=True,
-            out_shardings=[named_sharding(mesh, r) for r in results],
+            out_shardings=[
+                *(named_sharding(mesh, r) for r in results),
+                *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+            ],
         )
         try:
             with warnings.catch_warnings():
@@ -163,7 +174,17 @@ class XlaBackend:
             raise CompileError(
                 f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
             ) from e
-        return XlaExecutable(fragment, compiled)
+        return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
+
+    def relocate(
+        self, executable: XlaExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> XlaExecutable | None:
+        """Loads it onto the devices of `mesh`; on CPU, as other platforms have devices that differ."""
+        devices = tuple(mesh.devices.flat)
+        if devices[0].platform != "cpu":
+            return None
+        loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
+        return None if loaded is None else XlaExecutable(fragment, loaded, devices)
 
 
 def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
+from mpmd.passes.fragments.bodies import body_text
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
@@ -44,7 +46,7 @@ REWRITES = _table()
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyStablehlo(ir.FunctionPass):
+class SimplifyStablehlo(FunctionPass):
     """Folds indices, slices and shapes that are known, wherever ops stand.
 
         i = add 1 1; b = dynamic_update_slice b0 x at 0; b1 = dynamic_update_slice b y at 1
@@ -67,7 +69,7 @@ class SimplifyStablehlo(ir.FunctionPass):
             return
         model_of: dict[str, ir.Fragment | None] = {}
         for fragment in ir.fragments(f):
-            body = ir.body_text(fragment)
+            body = body_text(fragment)
             if body not in model_of:
                 edits = ir.edits()
                 _simplify(fragment)
@@ -75,8 +77,21 @@ class SimplifyStablehlo(ir.FunctionPass):
                 continue
             model = model_of[body]
             if model is not None:
-                ir.take_body(fragment, model)
+                _take_body(fragment, model)
         _simplify(f)
+
+
+def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
+    """Gives a fragment a copy of the body of `model`, which has the same argument and result types."""
+    where, types = ir.before(fragment), [r.type for r in fragment.results]
+    attributes = dict(fragment.attributes.items())
+    copy = ir.clone(model, where)
+    made = ir.create(
+        "mpmd.fragment", list(fragment.inputs), types, where, attributes, fragment.location, regions=1
+    )
+    ir.take_bodies(copy, made)
+    ir.erase(copy)
+    ir.replace(fragment, list(made.results))
 
 
 def _simplify(where: ir.Func | ir.Fragment) -> None:

@@ -7,6 +7,7 @@ import functools
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
+from mpmd.passes.mesh_order import mesh_order
 
 _MADE_BY = "infer_mesh_wrap_meshless_ops"
 
@@ -45,8 +46,10 @@ class _Growing:
         ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
         inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
         made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
-        ir.take_uses(fragment, made)
-        renamed.update(zip(fragment.results, made.results))
+        for old, new in zip(fragment.results, made.results):
+            for user, number in reversed(ir.uses(old)):
+                ir.set_operand(user, number, new)
+            renamed[old] = new
 
 
 class Absorber:
@@ -158,7 +161,7 @@ class Absorber:
         """One fragment per mesh that the op's assigns name, in mesh order."""
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
-        meshes = ir.mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
+        meshes = mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
         for mesh in meshes:
             made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):
