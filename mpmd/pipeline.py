@@ -139,7 +139,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.scale_smaller_factor,
         ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
-        _step("mpmd-call-inline", "microbatches stand side by side from here on"),
+        _step(
+            "mpmd-call-inline",
+            "microbatches stand side by side from here on; splitting looks into their bodies",
+            share_bodies=o.keep_microbatches_equal and not o.split_bwd_fragments,
+        ),
         _step("symbol-dce", "callees are not needed any more"),
         _step(
             "mpmd-copy-cheap-constants",
@@ -303,6 +307,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
+            share=o.keep_microbatches_equal,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ class Partitioned:
         backend: name of the compile backend that the options ask for.
         diagnostics: warnings and notices of all passes.
         seconds: how long each phase took.
+        pass_seconds: name of each pass with its options, and how long it took, in order.
     """
 
     module: ir.Module
@@ -51,6 +54,7 @@ class Partitioned:
     backend: str
     diagnostics: Diagnostics
     seconds: dict[str, float]
+    pass_seconds: list[tuple[str, float]]
 
     @property
     def warnings(self) -> list[str]:
@@ -132,6 +136,30 @@ def partition(
         PassError: a pass found the program wrong.
         ProgramError: the streams break a rule of the runtime.
     """
+    with _garbage_kept():
+        return _partition(lowered, config, arguments, argument_paths, out_tree, names)
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Without searching for cycles of objects: passes make none, and JAX holds much to search through."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _partition(
+    lowered: Any,
+    config: Config,
+    arguments: Arguments,
+    argument_paths: list[str],
+    out_tree: Any,
+    names: Collection[str],
+) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
     pipeline.check_options(options)
@@ -141,9 +169,11 @@ def partition(
     phases = _Phases(module, options)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
+    start = time.perf_counter()
     with diagnostics.collecting() as found:
         orders = task_orders(module, config)
     phases.diagnostics += found
+    phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
@@ -153,8 +183,9 @@ def partition(
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds
-    )
+        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds,
+        phases.timing.seconds,
+    )  # fmt: skip
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:

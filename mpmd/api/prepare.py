@@ -21,9 +21,13 @@ _CUT = "mpmd.microbatches"
 def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
     """Marks arguments of `@main` as donated; what JAX paired with results is paired anew after placement."""
     main = ir.symbol_table(module)["main"]
-    for i in range(len(main.args)):
-        main.set_arg_attribute(i, "tf.aliasing_output", None)
-        main.set_arg_attribute(i, "jax.buffer_donor", ir.BoolAttr.get(True) if i in donated else None)
+    donor = {"jax.buffer_donor": ir.BoolAttr.get(True)}
+    of_args = ir.attribute_dicts(main, "arg_attrs", len(main.args))
+    for i, of_arg in enumerate(of_args):
+        for name in ("tf.aliasing_output", "jax.buffer_donor"):
+            of_arg.pop(name, None)
+        of_arg.update(donor if i in donated else {})
+    ir.put_attribute_dicts(main, "arg_attrs", of_args)
 
 
 def mark_shardings(

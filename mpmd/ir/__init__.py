@@ -33,8 +33,8 @@ from mpmd.ir.ops import (
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    arg_index, first_of, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer, read_by,
-    result_index, sdy_meshes, stands_before, symbol_table, users, uses, walk,
+    PURE, arg_index, first_of, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
+    read_by, result_index, sdy_meshes, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
 from mpmd.ir.types import MeshTensor, Origin, Topology, axes_of

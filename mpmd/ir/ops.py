@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -317,6 +318,11 @@ def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.A
     attribute = op.attributes.get(name)
     if attribute is None:
         return [{} for _ in range(count)]
+    return [dict(entries) for entries in _dicts_of(attribute)]
+
+
+@functools.lru_cache(1 << 12)
+def _dicts_of(attribute: ir.Attribute) -> list[dict[str, ir.Attribute]]:
     return [entries_of(a) for a in ir.ArrayAttr(attribute)]
 
 
@@ -324,8 +330,8 @@ def put_attribute_dicts(
     op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]], even_if_empty: bool = False
 ) -> None:
     """Sets a per-operand or per-result attribute; removes it if all its dictionaries are empty."""
-    array = ir.ArrayAttr.get([ir.DictAttr.get(d, context()) for d in dicts], context())
-    put(op, name, array if even_if_empty or any(dicts) else None)
+    entries = [ir.DictAttr.get(d, context()) for d in dicts]
+    put(op, name, ir.ArrayAttr.get(entries, context()) if even_if_empty or any(dicts) else None)
 
 
 def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:

@@ -13,6 +13,7 @@ from jax.extend.mlir.ir import Value
 
 from mpmd.ir.ops import Fragment, Func
 
+PURE = "mpmd.pure"  # says of a call that what it calls only computes
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
 
 
@@ -43,7 +44,9 @@ def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
 def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """The ops of a block, or of the body of an op, but for its terminator: a list, safe to erase from."""
     block = where if isinstance(where, ir.Block) else where.body
-    return [op for op in list(block.operations)[:-1] if isinstance(op, kind)]
+    found = list(block.operations)
+    del found[-1:]
+    return found if kind is Op else [op for op in found if isinstance(op, kind)]
 
 
 def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
@@ -69,7 +72,9 @@ def fragments(f: Func) -> list[Fragment]:
 
 def users(x: Value | Op) -> list[Op]:
     """The ops that use a value, or any result of an op; once per use, newest use first."""
-    return [use.owner for v in _values(x) for use in v.uses]
+    if isinstance(x, Value):
+        return [use.owner for use in x.uses]
+    return [use.owner for v in x.operation.results for use in v.uses]
 
 
 def uses(v: Value) -> list[tuple[Op, int]]:
@@ -89,14 +94,12 @@ def stands_before(a: Op, b: Op) -> bool:
 
 def is_unused(x: Value | Op) -> bool:
     """Whether nothing uses a value, or any result of an op."""
-    for v in (x,) if isinstance(x, Value) else x.results:
-        for _ in v.uses:
+    if isinstance(x, Value):
+        return next(x.uses, None) is None
+    for v in x.operation.results:  # noqa: SIM110  (asked of every op of a program; this is twice as fast)
+        if next(v.uses, None) is not None:
             return False
     return True
-
-
-def _values(x: Value | Op) -> list[Value]:
-    return [x] if isinstance(x, Value) else list(x.results)
 
 
 def producer(v: Value) -> Op | None:
@@ -122,7 +125,7 @@ def is_constant(op: Op | None) -> bool:
 
 # MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.
 _EFFECTS = frozenset([
-    "func.call", "mpmd.call", "mpmd.fragment_call", "mpmd.for", "sdy.sharding_group", "stablehlo.infeed",
+    "mpmd.call", "mpmd.fragment_call", "mpmd.for", "sdy.sharding_group", "stablehlo.infeed",
     "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
     "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter",
     "stablehlo.collective_permute", "stablehlo.collective_broadcast",
@@ -135,7 +138,9 @@ def is_pure(op: Op) -> bool:
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
         nonlocal pure
-        if inner.name == "stablehlo.custom_call":
+        if inner.name == "func.call":
+            pure = PURE in inner.attributes
+        elif inner.name == "stablehlo.custom_call":
             effect = inner.attributes.get("has_side_effect")
             pure = effect is None or not ir.BoolAttr(effect).value
         else:

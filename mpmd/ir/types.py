@@ -42,8 +42,7 @@ class MeshTensor(ir.ShapedType):
         mesh: str, tensor: ir.Type, sharding: ir.Attribute | None = None, memory_kind: str | None = None
     ) -> MeshTensor:
         """The mesh tensor type; without `sharding` it is fully replicated."""
-        sharding_text = None if sharding is None else str(sharding).removeprefix("#sdy.sharding")
-        return _mesh_tensor(mesh, str(tensor), sharding_text, memory_kind)
+        return _mesh_tensor(mesh, tensor, sharding, memory_kind)
 
     @property
     def mesh(self) -> str:
@@ -53,7 +52,7 @@ class MeshTensor(ir.ShapedType):
     @property
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
-        return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
+        return _tensor(self)
 
     @property
     def sharding(self) -> sdy.TensorShardingAttr | None:
@@ -79,21 +78,29 @@ class MeshTensor(ir.ShapedType):
 
     @property
     def _parts(self) -> tuple[str, str | None, str | None]:
-        return _mesh_tensor_parts(str(self))
+        return _mesh_tensor_parts(self)
 
 
 @functools.lru_cache(None)
-def _mesh_tensor(mesh: str, tensor: str, sharding: str | None, memory_kind: str | None) -> MeshTensor:
+def _mesh_tensor(
+    mesh: str, tensor: ir.Type, sharding: ir.Attribute | None, memory_kind: str | None
+) -> MeshTensor:
     text = f'!mpmd.mesh_tensor<"{mesh}", {tensor}'
     if sharding is not None:
-        text += f", sharding={sharding}"
+        text += f", sharding={str(sharding).removeprefix('#sdy.sharding')}"
     if memory_kind is not None:
         text += f', memory_kind="{memory_kind}"'
     return ir.Type.parse(text + ">", context())
 
 
 @functools.lru_cache(None)
-def _mesh_tensor_parts(text: str) -> tuple[str, str | None, str | None]:
+def _tensor(kind: MeshTensor) -> ir.Type:
+    return ir.RankedTensorType.get(kind.shape, kind.element_type, loc=ir.Location.unknown(context()))
+
+
+@functools.lru_cache(None)
+def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
+    text = str(kind)
     found = re.fullmatch(
         r'!mpmd\.mesh_tensor<"([^"]*)", tensor<.*?>'
         r'(?:, sharding=(<@.*?>))?(?:, memory_kind="([^"]*)")?>',

@@ -38,11 +38,15 @@ def read_entry(
     stages = {mesh: position for position, mesh in enumerate(main.topology.schedulable)}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
+    of_kind: dict[ir.Type, BufferType] = {}
 
     def number(value: ir.Value) -> int:
         if value not in numbers:
+            kind = value.type
+            if kind not in of_kind:
+                of_kind[kind] = buffer_type(kind, meshes)
             numbers[value] = len(numbers)
-            types[numbers[value]] = buffer_type(value.type, meshes)
+            types[numbers[value]] = of_kind[kind]
         return numbers[value]
 
     inputs = tuple(
@@ -50,12 +54,16 @@ def read_entry(
         for i, arg in enumerate(main.args)
     )
     ops: list[FragmentCall | TransferOp] = []
+    donated_by: dict[str, tuple[int, ...]] = {}
     for op in ir.ops(main):
         if isinstance(op, ir.Transfer):
             ops.append(TransferOp(number(op.tensor), number(op.result)))
         elif isinstance(op, ir.FragmentCall):
-            operands = [number(v) for v in op.operands]
-            ops.append(_call(op, symbols[op.callee_name], operands, number, stages))
+            callee = op.callee_name
+            if callee not in donated_by:
+                donated_by[callee] = _donated(symbols[callee])
+            inputs_of, outputs_of = tuple(map(number, op.operands)), tuple(map(number, op.results))
+            ops.append(_call(op, inputs_of, outputs_of, donated_by[callee], stages))
         else:
             raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
     outputs = tuple(
@@ -68,13 +76,20 @@ def _at(paths: Sequence[str], i: int, what: str) -> str:
     return paths[i] if i < len(paths) else f"{what} {i}"
 
 
+def _donated(f: ir.Func) -> tuple[int, ...]:
+    """The arguments of a function whose memory it takes over."""
+    attributes = ir.attribute_dicts(f, "arg_attrs", 0)
+    return tuple(i for i, of_arg in enumerate(attributes) if "tf.aliasing_output" in of_arg)
+
+
 def _call(
-    op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: object, stages: dict[str, int]
+    op: ir.FragmentCall,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    donated: tuple[int, ...],
+    stages: dict[str, int],
 ) -> FragmentCall:
     """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
-    donated = tuple(
-        i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
-    )
     frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     task = phase(op)
@@ -82,8 +97,8 @@ def _call(
     return FragmentCall(
         name=op.callee_name,
         mesh=op.mesh,
-        inputs=tuple(inputs),
-        outputs=tuple(number(v) for v in op.results),  # type: ignore[operator]
+        inputs=inputs,
+        outputs=outputs,
         donated=donated,
         stage=stage,
         microbatch=op.call_counter,

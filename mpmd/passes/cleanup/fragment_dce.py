@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.calls.shared_bodies import narrow_calls
 from mpmd.passes.fragments.dropping import drop
 
 
@@ -33,7 +34,9 @@ class FragmentDce(FunctionPass):
         """Users come before producers, so one walk suffices."""
         for op in reversed(ir.ops(f, (ir.Fragment, ir.Transfer))):
             if isinstance(op, ir.Fragment):
-                remove_dead_code(op)
+                left = remove_dead_code(op)
+                if left is not None and narrow_calls(left):
+                    remove_dead_code(left)
             elif ir.is_unused(op):
                 ir.erase(op)
 

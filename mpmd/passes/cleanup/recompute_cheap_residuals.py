@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -80,7 +81,7 @@ class RecomputeCheapResiduals(FunctionPass):
             if len(needed) > self.max_ops:
                 return None
             todo += op.operands
-        return [op for op in ir.ops(maker.body) if op in needed] if needed else None
+        return in_block_order(needed) or None
 
 
 def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
@@ -111,11 +112,15 @@ def _is_free(value: ir.Value, have: set[ir.Value]) -> bool:
 def _recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:
     inputs = list(fragment.inputs)
     inside = dict(zip(inputs, fragment.args))
+    replaced = {inputs[position] for position, _, _ in plans}
+    outer_of: dict[ir.Fragment, dict[ir.Value, ir.Value]] = {}
     for position, maker, plan in plans:
-        outer = dict(zip(maker.args, maker.inputs))
-        outer |= {
-            v: r for v, r in zip(maker.returned, maker.results) if r in inside and _is_kept(r, plans, inputs)
-        }
+        if maker not in outer_of:
+            kept = (
+                (v, r) for v, r in zip(maker.returned, maker.results) if r in inside and r not in replaced
+            )
+            outer_of[maker] = {**dict(zip(maker.args, maker.inputs)), **dict(kept)}
+        outer = outer_of[maker]
         values: dict[ir.Value, ir.Value] = {}
         where = ir.at_start(fragment.body)
         for op in plan:
@@ -131,12 +136,6 @@ def _recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[i
     for old, new in zip(fragment.results, made.results):
         ir.replace_uses(old, new)
     ir.erase(fragment)
-
-
-def _is_kept(
-    result: ir.Value, plans: list[tuple[int, ir.Fragment, list[ir.Op]]], inputs: list[ir.Value]
-) -> bool:
-    return all(inputs[position] != result for position, _, _ in plans)
 
 
 def _inside(

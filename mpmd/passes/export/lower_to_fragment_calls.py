@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import program_identity
+from mpmd.passes.export.programs import program_identity, program_signature
+from mpmd.passes.fragments.bodies import outline
 from mpmd.sharding.shards import on_sdy_mesh
 
 log = logging.getLogger("mpmd.passes")
@@ -48,10 +51,10 @@ class LowerToFragmentCalls(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Groups all fragments of the module, names the groups, and replaces the members."""
         callers = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
-        groups: dict[bytes, list[ir.Fragment]] = {}
-        for f in callers:
-            for fragment in ir.fragments(f):
-                groups.setdefault(program_identity(fragment), []).append(fragment)
+        groups = _groups([fragment for f in callers for fragment in ir.fragments(f)])
+        bodies = functions_of(module)
+        if bodies:
+            groups = _with_own_bodies(groups, module)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
         name = module.operation.attributes.get("sym_name")
         of_module = "main" if name is None else str(ir.StringAttr(name).value)
@@ -62,6 +65,8 @@ class LowerToFragmentCalls(ModulePass):
             self._log(of_module, list(groups.values()), sites, names, transposed)
         for group, name in zip(groups.values(), names):
             _lower_group(group, name)
+        for body in bodies:
+            ir.erase(body)
 
     def _log(
         self,
@@ -80,6 +85,35 @@ class LowerToFragmentCalls(ModulePass):
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
 
 
+def _groups(fragments: Iterable[ir.Fragment]) -> dict[Hashable, list[ir.Fragment]]:
+    """The fragments that are one program, for each program, in order."""
+    groups: dict[Hashable, list[ir.Fragment]] = {}
+    for fragment in fragments:
+        groups.setdefault(program_identity(fragment), []).append(fragment)
+    return groups
+
+
+def _with_own_bodies(
+    groups: dict[Hashable, list[ir.Fragment]], module: ir.Module
+) -> dict[Hashable, list[ir.Fragment]]:
+    """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
+    symbols = ir.symbol_table(module)
+    group_of = {group[0]: group for group in groups.values()}
+    for first in group_of:
+        put_back(first, symbols)
+    same_signature = collections.Counter(program_signature(first) for first in group_of)
+    united: dict[Hashable, list[ir.Fragment]] = {}
+    for first in group_of:
+        signature = program_signature(first)
+        is_alone = same_signature[signature] == 1
+        united.setdefault(signature if is_alone else program_identity(first), []).append(first)
+    place = {g: i for f in ir.funcs(module) if f.is_mpmd for i, g in enumerate(ir.fragments(f))}
+    return {
+        identity: sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
+        for identity, firsts in united.items()
+    }
+
+
 def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     first = group[0]
     mesh = _topology_of(first)[first.mesh]
@@ -91,7 +125,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
     result_attributes = _with_shardings(first, "res_attrs", list(first.results))
     _repoint_manual_computations(first)
-    made = _outline(first, name)
+    made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
         i64 = ir.IntegerType.get_signless(64)
@@ -100,19 +134,6 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     ir.put_attribute_dicts(made, "res_attrs", result_attributes)
     for fragment in group:
         _replace_by_call(fragment, name)
-
-
-def _outline(fragment: ir.Fragment, name: str) -> ir.Func:
-    """A function with the body of a fragment, at the end of the module; the fragment keeps no body."""
-    kind = ir.FunctionType.get([a.type for a in fragment.args], [v.type for v in fragment.returned])
-    attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(kind)}
-    end = ir.InsertionPoint(ir.module_of(fragment).body)
-    made: ir.Func = ir.create("func.func", [], [], end, attributes, fragment.location, regions=1)
-    old = fragment.terminator
-    ir.create("func.return", fragment.returned, [], ir.before(old), location=old.location)
-    ir.erase(old)
-    ir.take_bodies(fragment, made)
-    return made
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.Topology:

@@ -76,7 +76,7 @@ class _Live:
     def _begin(self, value: ir.Value, on_host: bool, used: bool) -> None:
         kind = value.type
         if kind not in self._of_type:
-            self._of_type[kind] = 0 if type_says_host(value) else local_bytes(value, self.topology)
+            self._of_type[kind] = 0 if type_says_host(kind) else local_bytes(value, self.topology)
         self.size[value] = self._of_type[kind] if used and not on_host else 0
         if self.size[value]:
             self.total[kind.mesh] += self.size[value]

@@ -19,9 +19,9 @@ def says_host(attributes: Attributes) -> bool:
     return kind is not None and ir.StringAttr(kind).value == "pinned_host"
 
 
-def type_says_host(value: ir.Value) -> bool:
+def type_says_host(kind: ir.Type) -> bool:
     """Whether the type of a value puts it into the host memory of its mesh."""
-    return isinstance(value.type, ir.MeshTensor) and value.type.on_host
+    return isinstance(kind, ir.MeshTensor) and kind.on_host
 
 
 def is_donor(attributes: Attributes) -> bool:

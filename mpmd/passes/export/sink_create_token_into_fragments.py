@@ -51,7 +51,7 @@ class SinkCreateTokenIntoFragments(FunctionPass):
 
 
 def _is_token(value: ir.Value) -> bool:
-    return str(value.type) == TOKEN
+    return not isinstance(value.type, ir.MeshTensor) and str(value.type) == TOKEN
 
 
 def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:

@@ -80,13 +80,13 @@ def is_root(fragment: ir.Fragment) -> bool:
 
 def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
     """The first inferred producer whose first user is the root; moves transfers out of the way."""
-    for producer in dict.fromkeys(ir.producer(v) for v in root.inputs):
-        if isinstance(producer, ir.Fragment) and not producer.is_user:
-            for user in ir.users(producer):
-                if isinstance(user, ir.Transfer):
-                    _delay_or_erase(user)
-            if all(user == root or ir.stands_before(root, user) for user in block_users(producer)):
-                return producer
+    makers = (ir.producer(v) for v in root.inputs)
+    for producer in dict.fromkeys(m for m in makers if isinstance(m, ir.Fragment) and not m.is_user):
+        for user in ir.users(producer):
+            if isinstance(user, ir.Transfer):
+                _delay_or_erase(user)
+        if all(user == root or ir.stands_before(root, user) for user in block_users(producer)):
+            return producer
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -12,6 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
+from mpmd.passes.fragments.bodies import body_text
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
@@ -69,7 +69,7 @@ class SimplifyStablehlo(FunctionPass):
             return
         model_of: dict[str, ir.Fragment | None] = {}
         for fragment in ir.fragments(f):
-            body = _body_text(fragment)
+            body = body_text(fragment)
             if body not in model_of:
                 edits = ir.edits()
                 _simplify(fragment)
@@ -79,13 +79,6 @@ class SimplifyStablehlo(FunctionPass):
             if model is not None:
                 _take_body(fragment, model)
         _simplify(f)
-
-
-def _body_text(fragment: ir.Fragment) -> str:
-    """Equal for fragments whose bodies do the same: a digest of the body and of its argument types."""
-    types = " ".join(str(arg.type) for arg in fragment.args)
-    body = ir.op_text(fragment).partition("\n")[2].rpartition("\n")[0]
-    return hashlib.sha256(f"{types}\n{body}".encode()).hexdigest()
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
