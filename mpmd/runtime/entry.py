@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
-from mpmd.sharding.shards import axes_by_dim
+from mpmd.sharding.shards import axes_by_dim, axes_of
 from mpmd.support.source import frames_of
 
 _BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
@@ -34,7 +34,7 @@ def read_entry(
     """
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
-    meshes = {name: ir.axes_of(mesh) for name, mesh in main.topology.items()}
+    meshes = {name: axes_of(mesh) for name, mesh in main.topology.items()}
     stages = {mesh: position for position, mesh in enumerate(main.topology.schedulable)}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
