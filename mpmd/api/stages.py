@@ -16,6 +16,7 @@ from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
+from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
@@ -169,6 +170,7 @@ class Compiled:
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         self._executor = Executor(program, table, self._placement, runtime)
         self._out_tree = lowered.traced.out_tree
+        self._weak = weak_positions(jax.tree.leaves(lowered.traced.jax_traced.out_info))
 
     @property
     def program(self) -> Program:
@@ -203,7 +205,7 @@ class Compiled:
 
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        return jax.tree.unflatten(self._out_tree, self._executor.run(leaves))
+        return self._results(self._executor.run(leaves))
 
     def as_text(self, what: str = "hlo") -> str:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too."""
@@ -278,7 +280,13 @@ class Compiled:
         results, timeline = measured_timeline(
             self._executor, self._placement, leaves, meshes, self._workspace
         )
-        return jax.tree.unflatten(self._out_tree, results), timeline
+        return self._results(results), timeline
+
+    def _results(self, leaves: list[Any]) -> Any:
+        """Flat results as the function gives them."""
+        for i in self._weak:
+            leaves[i] = weakly_typed(leaves[i])
+        return jax.tree.unflatten(self._out_tree, leaves)
 
     def synchronize(self) -> None:
         """Waits until every step so far is computed.
