@@ -51,6 +51,12 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             "as soon as microbatches can be told; the terms of a sum need not all be kept then",
             when=o.carry_sums,
         ),
+        _step(
+            "mpmd-mirror-stages",
+            "while names can still be told apart by microbatch; sums are carried by now",
+            when=bool(o.mirrored_names),
+            names=",".join(o.mirrored_names),
+        ),
         _step("mpmd-sink-negligible-ops-into-call-op", "less for inference, and merges at once"),
         _step(
             "mpmd-insert-nameless-clone-of-negligible-ops",

@@ -16,9 +16,10 @@ from mpmd import ir, pipeline
 from mpmd.api.config import Config
 from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
-from mpmd.api.tasks import task_orders
+from mpmd.api.tasks import mirrored_placements, numbered, task_orders
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions, current_options
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
@@ -191,9 +192,14 @@ def _partition(
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
     """The options of the configuration, or those of the flags, with what the configuration itself says."""
     options = config.options if config.options is not None else current_options()
+    mirrored, assignment = mirrored_placements(config), _text(config.assignment)
+    if mirrored:
+        copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
+        assignment = _text({**numbered(config), **copies})
     return dataclasses.replace(
         options,
-        name_to_mesh_assignment=_text(config.assignment),
+        name_to_mesh_assignment=assignment,
+        mirrored_names=tuple(mirrored),
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),

@@ -244,7 +244,7 @@ class Compiled:
         """
         meter = MemoryMeter(self.program)
         results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
-        return jax.tree.unflatten(self._out_tree, results), dict(meter.peaks)
+        return self._results(results), dict(meter.peaks)
 
     @property
     def programs(self) -> list[list[str]]:
@@ -268,7 +268,7 @@ class Compiled:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
         leaves = jax.tree.leaves((args, kwargs))
         results, costs = measure_costs(self._executor, self._placement, leaves)
-        return jax.tree.unflatten(self._out_tree, results), costs
+        return self._results(results), costs
 
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
