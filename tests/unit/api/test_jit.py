@@ -264,6 +264,6 @@ def test_a_microbatch_that_counts_its_calls():
         return sum(mpmd.call(two_stages, call_counter=i)(x[4 * i : 4 * i + 4]).sum() for i in range(2))
 
     jitted = mpmd.jit(step, CONFIG)
-    runs = [line for line in jitted.lower(X).as_text("program").splitlines() if "# F microbatch" in line]
+    runs = [line for line in jitted.lower(X).as_text("program").splitlines() if "# F stage" in line]
     assert sorted(line.split("microbatch ")[1][0] for line in runs) == ["0", "0", "1", "1"]
     np.testing.assert_allclose(jitted(X), step(X))
