@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend
-from mpmd.compile.executable import Backend, Executable
+from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 
-BACKENDS: dict[str, type[Any]] = {"xla": XlaBackend}
+
+@dataclasses.dataclass
+class FallbackExecutable:
+    """A fragment that XLA compiles because native code cannot be made of it.
+
+    Attributes:
+        inner: what runs.
+        reason: why.
+    """
+
+    inner: Executable
+    reason: str
+    backend: str = "xla"
+
+    @property
+    def fragment(self) -> FragmentModule:
+        """The fragment."""
+        return self.inner.fragment
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.inner.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it."""
+        return self.inner(*arrays)
+
+    def as_text(self, what: str = "hlo") -> str:
+        """As XLA compiled it."""
+        return self.inner.as_text(what)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's count, and one fallback."""
+        return {**self.inner.cost_analysis(), "fallbacks": 1.0}
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's count."""
+        return self.inner.memory_analysis()
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeBackend:
+    """Native code where there is some, and XLA's, counted and warned about, where there is none."""
+
+    native: Backend = dataclasses.field(default_factory=NativeCpuBackend)
+    name: str = "native"
+
+    def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
+        """Compiles for the devices of a mesh; see `Backend`."""
+        try:
+            return self.native.compile(fragment, mesh)
+        except CompileError as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"fragment {fragment.name} on {fragment.mesh} is compiled by XLA: {reason}", stacklevel=2
+            )
+            return FallbackExecutable(XlaBackend().compile(fragment, mesh), reason)
+
+
+BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
 
 
 def get_backend(name: str) -> Backend:
@@ -25,7 +88,8 @@ def get_backend(name: str) -> Backend:
         raise CompileError(
             f"there is no compile backend {name!r}\n  there are {', '.join(map(repr, BACKENDS))}"
         )
-    return BACKENDS[name]()
+    made: Backend = BACKENDS[name]()
+    return made
 
 
 def compile_fragments(

@@ -171,6 +171,15 @@ def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
     factors: dict[Atom, int] = {}
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
+    for atom in [a for a in factors if a.kind == "div" and a.inner is not None]:
+        rest = Atom("mod", atom.number, atom.inner)
+        whole = factors[atom]
+        if whole and whole % atom.number == 0 and factors.get(rest) == whole // atom.number:
+            # (x // n)·n·f + (x % n)·f is x·f
+            assert atom.inner is not None
+            del factors[atom], factors[rest]
+            joined = Index(tuple(factors.items()), constant) + atom.inner * (whole // atom.number)
+            return joined
     return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
 
 

@@ -1,0 +1,19 @@
+"""The pipeline from a lowered fragment to a scheduled module: one list, each entry with its reason."""
+
+from __future__ import annotations
+
+from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
+from mpmd.compile.passes.memory.flatten_calls import FlattenCalls
+from mpmd.compile.schedule.depth_first import DepthFirstSchedule
+from mpmd.support.passes import Pass
+
+
+def cpu_pipeline() -> list[Pass]:
+    """What runs before memory is assigned, on a CPU."""
+    return [
+        FlattenCalls(),  # everything later looks at one computation at a time
+        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        Fusion(),  # last change of the graph
+        DepthFirstSchedule(),  # memory is assigned for one order
+    ]
