@@ -80,9 +80,20 @@ def _own_results(computation: HloComputation, *, keep: bool) -> bool:
 
 
 def _base(value: HloInstruction) -> HloInstruction:
-    while value.opcode in ("bitcast", "reshape", "opt-barrier") and value.operands[0].shape.is_array:
-        value = value.operands[0]
-    return value
+    """What a value is once movements that cost nothing are looked through."""
+    while True:
+        source = value.operands[0] if value.operands else value
+        if value.opcode in ("bitcast", "reshape", "opt-barrier") and source.shape.is_array:
+            value = source
+        elif value.opcode == "get-tuple-element" and source.opcode == "tuple":
+            value = source.operands[value.tuple_index]
+        elif value.opcode == "get-tuple-element" and source.opcode == "opt-barrier":
+            inner = source.operands[0]
+            if inner.opcode != "tuple":
+                return value
+            value = inner.operands[value.tuple_index]
+        else:
+            return value
 
 
 def _source(value: HloInstruction) -> HloInstruction | None:
