@@ -182,7 +182,11 @@ def _user_place(
     if user.opcode == "reduce" and user.operands[0] is x:
         return _kept(user, at)
     if user.opcode == "broadcast":
-        return _full(user, hero, frame)
+        grown = [d for d in range(len(dims)) if d not in user.dimensions]
+        if any(dims[d] != 1 for d in grown):
+            return _full(user, hero, frame)
+        given = iter(at)
+        return tuple(constant(0) if d in grown else next(given) for d in range(len(dims)))
     return None
 
 

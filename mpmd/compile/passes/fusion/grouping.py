@@ -164,10 +164,11 @@ class Grouping:
 
     def _following(self, instruction: HloInstruction) -> list[Group | HloInstruction]:
         found: list[Group | HloInstruction] = []
-        for user in (*instruction.users, *instruction.control_successors):
+        for user in (*self.readers(instruction), *instruction.control_successors):
             group = self.group_of.get(user)
             if group is None:
-                found.append(user)
+                if user is not instruction:
+                    found.append(user)
             elif group is not self.group_of.get(instruction):
                 found.append(group)
         return found
