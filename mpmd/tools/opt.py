@@ -149,7 +149,7 @@ def read_command(argv: Sequence[str]) -> Command:
         if argument == "-" or not argument.startswith("-"):
             command.file = argument
             continue
-        name, value = _name_and_value(argument)
+        name, value = name_and_value(argument)
         if name == "o":
             command.output = value or next(arguments, "-")
         elif name == "html":
@@ -163,7 +163,7 @@ def read_command(argv: Sequence[str]) -> Command:
     return command
 
 
-def _name_and_value(argument: str) -> tuple[str, str]:
+def name_and_value(argument: str) -> tuple[str, str]:
     """`--name=value`, `-name{value}` or `-name` as name and value."""
     found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
     if found is None:

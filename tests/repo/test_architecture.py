@@ -10,9 +10,11 @@ import sys
 import pytest
 
 from mpmd import errors
-from mpmd.passes import PASSES
+from mpmd.compile.passes import PASSES as HLO_PASSES
+from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import ROOT, imports, module_name, parsed, text, tracked
 
+PASSES = {**MPMD_PASSES, **HLO_PASSES}
 MOST_LINES = 600
 MOST_FUNCTION_LINES = 70
 LONG_LISTS = {"mpmd/pipeline.py"}  # each pipeline is one list, to be read from top to bottom
@@ -157,7 +159,7 @@ def test_every_pass_says_what_it_does():
 
 def test_every_pass_has_a_text_test():
     commands = "\n".join(
-        line for path in tracked(".mlir") for line in text(path).splitlines() if "RUN:" in line
+        line for path in tracked(".mlir", ".hlo") for line in text(path).splitlines() if "RUN:" in line
     )
     untested = [name for name in PASSES if not re.search(rf"-{re.escape(name)}(?![\w-])", commands)]
     assert untested == []
@@ -166,8 +168,9 @@ def test_every_pass_has_a_text_test():
 def test_every_pass_is_named_after_its_file():
     wrong = []
     for name, kind in PASSES.items():
-        stem = name.removeprefix("mpmd-").replace("-", "_")
-        folders = kind.__module__.removeprefix("mpmd.passes.").split(".")[1:]  # below that of its family
+        stem = name.partition("-")[2].replace("-", "_")
+        room = "mpmd.compile.passes." if name.startswith("hlo-") else "mpmd.passes."
+        folders = kind.__module__.removeprefix(room).split(".")[1:]  # below that of its family
         if "_".join(folders) != stem or kind.__name__.lower() != stem.replace("_", ""):
             wrong.append(f"{name}: {kind.__module__}.{kind.__name__}")
     assert wrong == []

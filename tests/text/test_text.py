@@ -1,6 +1,7 @@
-"""Runs the `RUN:` lines of every `.mlir` file beside this one, as LLVM's lit does.
+"""Runs the `RUN:` lines of every `.mlir` and `.hlo` file beside this one, as LLVM's lit does.
 
     // RUN: mpmd-opt %s -mpmd-fragment-dce | FileCheck %s
+    // RUN: mpmd-hlo-opt %s -hlo-dce | FileCheck %s
 
 Known are `not` in front of the tool, `2>&1`, and lines that end with a backslash.  A line without
 FileCheck passes if the tool exits with 0, which for `-verify-diagnostics` says that all is as expected.
@@ -20,11 +21,12 @@ from pathlib import Path
 
 import pytest
 
+from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.passes import PASSES
-from mpmd.tools import opt
+from mpmd.tools import hlo_opt, opt
 
 HERE = Path(__file__).parent
-TOOLS = {"mpmd-opt": opt.main}
+TOOLS = {"mpmd-opt": opt.main, "mpmd-hlo-opt": hlo_opt.main}
 
 
 def run_lines(text: str) -> list[str]:
@@ -45,7 +47,7 @@ def file_check() -> str:
 
 CASES = [
     pytest.param(path, command, id=f"{path.relative_to(HERE).with_suffix('')}-{number}")
-    for path in sorted(HERE.rglob("*.mlir"))
+    for path in sorted((*HERE.rglob("*.mlir"), *HERE.rglob("*.hlo")))
     for number, command in enumerate(run_lines(path.read_text()))
 ]
 
@@ -70,8 +72,9 @@ def test_file(path: Path, command: str) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(PASSES))
+@pytest.mark.parametrize("name", sorted({**PASSES, **HLO_PASSES}))
 def test_every_pass_has_a_file(name: str) -> None:
-    found = list(HERE.rglob(f"{name.removeprefix('mpmd-')}.mlir"))
+    family, _, stem = name.partition("-")
+    found = list(HERE.rglob(f"{stem}.{'hlo' if family == 'hlo' else 'mlir'}"))
     assert found, f"no text test for {name}"
     assert any(f"-{name}" in command for command in run_lines(found[0].read_text()))

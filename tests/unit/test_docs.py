@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from absl import flags
 
+from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.flags import option_docs, options_from_flags, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES
@@ -23,9 +24,9 @@ def test_every_option_of_the_pipelines_is_documented():
     assert missing == []
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", [*PASSES, *HLO_PASSES])
 def test_every_pass_says_what_it_does_and_what_it_costs(name):
-    text = PASSES[name].__doc__ or ""
+    text = {**PASSES, **HLO_PASSES}[name].__doc__ or ""
     missing = [word for word in ("Requires", "Ensures", "Cost", "Source") if word not in text]
     assert missing == []
 
