@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from mpmd.compile.passes import groups
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.compile.passes.memory.flatten_calls import FlattenCalls
 from mpmd.compile.schedule.depth_first import DepthFirstSchedule
 from mpmd.support.passes import Pass
 
 
 def cpu_pipeline() -> list[Pass]:
-    """What runs before memory is assigned, on a CPU."""
+    """What runs before memory is assigned, on a CPU.  Layouts stay row-major: kernels read any order."""
     return [
-        FlattenCalls(),  # everything later looks at one computation at a time
+        *groups.inlining(),  # everything later looks at one computation at a time
+        *groups.expansion(),  # only operations that kernels have
+        *groups.simplification(),  # fewer and simpler ones
+        *groups.products(),  # products as the kernels like them
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         Fusion(),  # last change of the graph
         DepthFirstSchedule(),  # memory is assigned for one order

@@ -19,12 +19,20 @@ class Group:
 
     Attributes:
         members: those that are computed here and nowhere else, in program order.
-        failed: groups that this one could not be joined with.
     """
 
     def __init__(self, member: HloInstruction) -> None:
         self.members = [member]
-        self.failed: set[Group] = set()
+        self._refused: set[tuple[Group, int, int]] = set()
+
+    def refuse(self, other: Group) -> None:
+        """Note that two groups are not one kernel as they are now."""
+        self._refused.add((other, len(self.members), len(other.members)))
+
+    def was_refused(self, other: Group) -> bool:
+        """Whether two groups are known not to be one kernel as they are now."""
+        mine, its = len(self.members), len(other.members)
+        return (other, mine, its) in self._refused or (self, its, mine) in other._refused
 
     @property
     def product(self) -> HloInstruction | None:
@@ -176,7 +184,6 @@ class Grouping:
     def join(self, a: Group, b: Group) -> Group:
         """Make one group of two."""
         a.members = sorted((*a.members, *b.members), key=self.position.__getitem__)
-        a.failed |= b.failed
         for member in b.members:
             self.group_of[member] = a
         return a

@@ -58,7 +58,7 @@ class _Merging:
 
     def _may_follow(self, group: Group, other: Group, dot: HloInstruction) -> bool:
         """Whether what another group computes belongs behind a product."""
-        if other.reduces or other.updates or other in group.failed:
+        if other.reduces or other.updates:
             return False
         if any(m.shape.size != dot.shape.size for m in other.members):
             return False
@@ -117,17 +117,14 @@ class _Merging:
     def _joined(self, a: Group, b: Group) -> bool:
         """Join two groups if they are one kernel; returns whether they were."""
         grouping = self.grouping
-        if b in a.failed or a in b.failed or len(a.members) + len(b.members) > self.most:
+        if len(a.members) + len(b.members) > self.most or a.was_refused(b):
             return False
         members = sorted((*a.members, *b.members), key=grouping.position.__getitem__)
         several = len(grouping.results(members)) > 1
-        legal = (
-            (self.multi_output or not several)
-            and not grouping.would_circle(a, b)
-            and (_plain(members) or grouping.plan(members) is not None)
-        )
-        if not legal:
-            a.failed.add(b)
+        if (several and not self.multi_output) or grouping.would_circle(a, b):
+            return False
+        if not _plain(members) and grouping.plan(members) is None:
+            a.refuse(b)
             return False
         grouping.join(a, b)
         return True

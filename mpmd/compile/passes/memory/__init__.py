@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.compile.passes.memory.flatten_calls import FlattenCalls
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (FlattenCalls, CopyInsertion)
+PASSES: tuple[type[Pass], ...] = (CopyInsertion,)

@@ -22,7 +22,7 @@ class CopyInsertion(Pass):
     A parameter, a constant, or a value that is a result twice, is copied; an element of a loop's state that
     stays what it was is not.  A branch chosen by a truth value is chosen by a number instead.
 
-    Requires: hlo-flatten-calls.
+    Requires: no `call`, loops and branches with bodies of their own (hlo-flatten-call-graph).
     Ensures: results can be given memory one by one, in any order.
     Cost: linear.
     Source: the second half of XLA's copy insertion; the first half, copies around changes in place, is left
