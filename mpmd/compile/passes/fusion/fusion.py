@@ -19,7 +19,8 @@ class Fusion(Pass):
     e = exponential(x); s = reduce(e); ROOT q = divide(e, broadcast(s))  ->  ROOT f = fusion(x), kind=kInput
 
     Movement (broadcast, transpose, slice ...) is repeated wherever its result is read.  What computes is never
-    repeated: a value that is needed outside of its group becomes one more result of it.  Matrix products take
+    repeated, unless that is cheaper than keeping it: a value that is needed outside of its group becomes one
+    more result of it.  Reshapes become bitcasts: arrays are row-major, so they move nothing.  Matrix products take
     what follows them, then groups grow along the largest arrays between them, then neighbours that read the
     same array join.
 
@@ -42,10 +43,20 @@ class Fusion(Pass):
         """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in _sequential(module):
+            changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
             merge_groups(grouping, self.most, self.multi_output)
             changed |= outline(grouping)
         return changed
+
+
+def _reshapes_are_bitcasts(computation: HloComputation) -> bool:
+    changed = False
+    for instruction in computation:
+        if instruction.opcode == "reshape":
+            instruction.opcode, changed = "bitcast", True
+            instruction.attributes = {}
+    return changed
 
 
 def _sequential(module: HloModule) -> list[HloComputation]:

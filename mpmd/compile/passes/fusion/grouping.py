@@ -54,6 +54,13 @@ class Grouping:
     """The groups of one computation.
 
     Movement stands in no group, unless its result must be an array: then it is a group of its own.
+
+    Attributes:
+        computation: what is grouped.
+        order: its instructions, operands before users.
+        position: number of each instruction in that order.
+        group_of: the group of each instruction that stands in one.
+        repeated: members that other groups compute again instead of reading them.
     """
 
     def __init__(self, computation: HloComputation) -> None:
@@ -61,6 +68,7 @@ class Grouping:
         self.order = computation.post_order()
         self.position = {i: k for k, i in enumerate(self.order)}
         self.group_of: dict[HloInstruction, Group] = {}
+        self.repeated: set[HloInstruction] = set()
         needed = self._arrays()
         for instruction in self.order:
             if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
@@ -98,6 +106,7 @@ class Grouping:
         while waiting:
             for operand in waiting.pop().operands:
                 repeats = operand.opcode in MOVEMENT and operand not in self.group_of
+                repeats = repeats or operand in self.repeated
                 scalar = operand.opcode == "constant" and operand.shape.size == 1 and operand.shape.is_array
                 if (repeats or scalar) and operand not in found:
                     found[operand] = None
@@ -119,6 +128,8 @@ class Grouping:
             user = waiting.pop()
             if user in self.group_of or user.opcode not in MOVEMENT:
                 found[user] = None
+                if user in self.repeated:
+                    waiting += user.users
                 continue
             waiting += user.users
             if user is self.computation.root:
@@ -132,7 +143,9 @@ class Grouping:
         return [
             m
             for m in sorted(inside, key=self.position.__getitem__)
-            if m is root or any(r not in inside or r is m for r in self.readers(m))
+            if m is root or (
+                m not in self.repeated and any(r not in inside for r in self.readers(m))
+            )
         ]
 
     def plan(self, members: Iterable[HloInstruction]) -> PlannedKernel | None:

@@ -6,6 +6,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 
 _SMALL = 4
 """A value that is so many times smaller than what reads it is worth keeping if it is expensive."""
@@ -25,6 +26,7 @@ def merge_groups(grouping: Grouping, most: int, multi_output: bool) -> None:
     if multi_output:
         merging.neighbours()
         merging.along_arrays()
+        repeat_cheap_results(grouping)
 
 
 class _Merging:

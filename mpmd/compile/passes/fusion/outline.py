@@ -14,13 +14,25 @@ def outline(grouping: Grouping) -> bool:
     """Replace every group of several instructions by a fusion; True if there was one."""
     work = []
     for group in grouping.groups():
-        closure, results = grouping.closure(group.members), grouping.results(group.members)
+        results = grouping.results(group.members)
+        closure = _needed(grouping.closure(group.members), results)
         if len(closure) > 1 and results:
             work.append((group, closure, results))
     for group, closure, results in work:
         _replace(grouping.computation, group, closure, results)
     removed = _remove_unused(grouping.computation)
     return bool(work) or removed
+
+
+def _needed(
+    closure: Sequence[HloInstruction], results: Sequence[HloInstruction]
+) -> list[HloInstruction]:
+    """The part of a closure that its results need."""
+    inside, needed = set(closure), set(results)
+    for instruction in reversed(closure):
+        if instruction in needed:
+            needed.update(o for o in instruction.operands if o in inside)
+    return [i for i in closure if i in needed]
 
 
 def _replace(
