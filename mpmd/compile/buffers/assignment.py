@@ -113,7 +113,7 @@ def assign_buffers(module: HloModule, may_share: MayShare) -> BufferAssignment:
         raise CompileError(f"module {module.name} has computations that are called from several places")
     border = _Border(module, dataflow)
     occupancy = Occupancy(dataflow)
-    sharing = Sharing(occupancy, border.bound(occupancy), may_share)
+    sharing = Sharing(occupancy, border.bound(occupancy), border.homes(), may_share)
     slices: dict[HloValue, Slice] = {}
     blocks, packed = [], []
     constants: list[HloValue] = []
@@ -183,6 +183,10 @@ class _Border:
                 found[value] = frozenset((place,))
         self._bound = found
         return found
+
+    def homes(self) -> dict[HloValue, int]:
+        """Where results must end; one that is a result twice is copied and has its first place."""
+        return {v: p for v, p in reversed(list(zip(self.results, self.result_place)))}
 
     def place_of(self, group: list[HloValue]) -> int | None:
         """The allocation of a group, None for the arena."""

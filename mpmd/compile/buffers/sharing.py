@@ -33,16 +33,22 @@ class Sharing:
     Args:
         occupancy: when values are in use.
         border: what each value of the program's border is bound to: the number of an allocation.
+        homes: the allocation in which each result must end: it must not stand in that of another.
         may_share: what kernels say.
     """
 
     def __init__(
-        self, occupancy: Occupancy, border: dict[HloValue, frozenset[int]], may_share: MayShare
+        self,
+        occupancy: Occupancy,
+        border: dict[HloValue, frozenset[int]],
+        homes: dict[HloValue, int],
+        may_share: MayShare,
     ) -> None:
         self.occupancy = occupancy
         self.dataflow: Dataflow = occupancy.dataflow
         self._group: dict[HloValue, list[HloValue]] = {v: [v] for v in self.dataflow.values}
         self._border = dict(border)
+        self._homes = homes
         self._fixed: dict[int, frozenset[int]] = {}
         for value, places in border.items():
             self._fixed[id(self._group[value])] = places
@@ -74,7 +80,10 @@ class Sharing:
                 touching = wish.touching if {x, y} == {wish.a, wish.b} else -1
                 if self.occupancy.conflict(x, y, touching):
                     return False
-        if not self._free_of_others(places[0] or places[1], a, b):
+        place = places[0] or places[1]
+        if place and any(self._homes.get(v) not in (None, *place) for v in (*a, *b)):
+            return False
+        if not self._free_of_others(place, a, b):
             return False
         a += b
         if places[0] or places[1]:
