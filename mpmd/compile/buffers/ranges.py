@@ -72,14 +72,26 @@ class Occupancy:
         return self.spans[value][-1].end
 
     def conflict(self, a: HloValue, b: HloValue, touching: int = -1) -> bool:
-        """Whether two values are in use at the same time; an instant at which they may touch is let pass."""
+        """Whether two values are in use at the same time.
+
+        Values may touch at the given instant, and where a loop hands one on as its state.
+        """
+        handed = self._handed_on(a, b)
         for x in self.spans[a]:
             for y in self.spans[b]:
                 if x.meets(y):
                     low, high = max(x.start, y.start), min(x.end, y.end)
-                    if not low == high == touching:
+                    if not (low == high and low in (touching, handed)):
                         return True
         return False
+
+    def _handed_on(self, a: HloValue, b: HloValue) -> int:
+        """The instant at which a loop's body hands one value on as the state that the other is, or -1."""
+        for state, made in ((a, b), (b, a)):
+            loop = loop_of(state)
+            if loop is not None and self.dataflow.value_at(loop.while_body.root, state.index) is made:
+                return self.instants[loop]
+        return -1
 
 
 def loop_of(value: HloValue) -> HloInstruction | None:

@@ -126,7 +126,8 @@ class Emitter:
                 return [MatmulThunk(instruction.name, planned.plan, a, b, {0: slices[0]})]
             numbers = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
             return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)))]
-        operands = (*(place.array(a) for a in planned.arrays), *(place.result(r) for r in planned.results))
+        results = [place.result(r, k) for k, r in enumerate(planned.results)]
+        operands = (*(place.array(a) for a in planned.arrays), *results)
         return [KernelThunk(instruction.name, planned.plan, operands)]
 
     # -- control ---------------------------------------------------------------------------------------------
@@ -168,10 +169,11 @@ class _Places:
             value = self.instruction.operands[value.parameter_number]
         return self.assignment.at(value)
 
-    def result(self, value: HloInstruction) -> Slice:
-        """Where a result lies."""
+    def result(self, value: HloInstruction, number: int = 0) -> Slice:
+        """Where a result lies; the number counts for operations with several."""
         if not self.fusion:
-            return self.assignment.at(self.instruction)
+            index = (number,) if self.instruction.shape.is_tuple else ()
+            return self.assignment.at(self.instruction, index)
         root = self.instruction.to_apply.root
         index = (root.operands.index(value),) if root.opcode == "tuple" else ()
         return self.assignment.at(self.instruction, index)

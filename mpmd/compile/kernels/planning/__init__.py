@@ -7,6 +7,7 @@
 | `frames.py` | iteration spaces: the frame of a group, and where each value lies in it |
 | `groups.py` | groups of elementwise work and reductions |
 | `updates.py` | dynamic-update-slice and scatter: changes in place |
+| `sorting.py` | sorts of short rows |
 | `dots.py` | matrix products on strided operands, with what follows them |
 | `kernels.py` | any instruction or fusion → its kernels |
 """

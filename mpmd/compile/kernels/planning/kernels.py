@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
+from mpmd.compile.kernels.planning.sorting import plan_sort
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
@@ -45,6 +46,9 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     Raises:
         NoPlan: no single kernel computes it.
     """
+    if instruction.opcode == "sort":
+        plan, arrays = plan_sort(name, instruction)
+        return GroupPlan(plan, arrays, (instruction,) * len(instruction.operands))
     if instruction.opcode != "fusion":
         return plan_members(name, [instruction], [instruction])
     computation = instruction.to_apply

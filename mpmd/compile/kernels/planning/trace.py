@@ -55,6 +55,12 @@ class Trace:
         self.sums: tuple[HloInstruction, str] | None = None
         self.sums_operand = -1
         self._known: dict[tuple[HloInstruction, Place, int], int] = {}
+        self._given: dict[HloInstruction, int] = {}
+
+    def substitute(self, given: dict[HloInstruction, int]) -> None:
+        """Let nodes stand for parameters from now on; what was computed before is forgotten."""
+        self._given = given
+        self._known.clear()
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -80,6 +86,8 @@ class Trace:
 
     def _value(self, instruction: HloInstruction, at: Place, where: int) -> int:
         check_dtype(instruction)
+        if instruction in self._given:
+            return self._given[instruction]
         if instruction.opcode == "constant" and instruction.shape.size == 1:
             return self.build.constant(scalar_of(instruction), instruction.shape.dtype)
         if instruction not in self.inside or instruction.opcode in ("constant", "parameter"):
