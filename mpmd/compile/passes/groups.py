@@ -19,6 +19,10 @@ from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
+from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
+from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
+from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.compile.passes.simplify.algebraic_simplifier import AlgebraicSimplifier
 from mpmd.compile.passes.simplify.call_inliner import CallInliner
 from mpmd.compile.passes.simplify.computation_deduplicator import ComputationDeduplicator
@@ -98,10 +102,30 @@ def products() -> list[Pass]:
     ]
 
 
+def layouts() -> list[Pass]:
+    """Layouts, and their description by row-major arrays."""
+    return [
+        BroadcastCanonicalizer(),  # before layouts: it makes transposes
+        LayoutAssignment(),
+        ReshapeDecomposer(),  # what moves data becomes copies, the rest bitcasts
+        LayoutNormalization(),  # copies become transposes
+        Fixpoint(
+            "after-layouts",
+            (
+                AlgebraicSimplifier(layout_sensitive=True),  # bitcasts cancel
+                ReshapeDecomposer(),  # of what it made
+                Cse(),
+                Dce(),
+            ),
+        ),
+    ]
+
+
 GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-inlining": inlining,
     "hlo-expansion": expansion,
     "hlo-simplification": simplification,
     "hlo-products": products,
+    "hlo-layouts": layouts,
 }
 """By the name under which `mpmd-hlo-opt` runs them."""

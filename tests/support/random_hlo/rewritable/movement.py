@@ -52,6 +52,12 @@ def broadcasts(p: Pool) -> HloInstruction:
     return p.build.add("reverse", again, dimensions=(0,))
 
 
+def turned_broadcast(p: Pool) -> HloInstruction:
+    x = p.pick("f32", 2)
+    n, m = x.shape.dims
+    return p.build.broadcast(x, (m, 2, n), (2, 0))
+
+
 def ones(p: Pool) -> HloInstruction:
     x = p.pick()
     wide = p.build.reshape(x, (1, *x.shape.dims))
@@ -243,6 +249,7 @@ PATTERNS = (
     reshapes,
     moved_sides,
     broadcasts,
+    turned_broadcast,
     ones,
     slices,
     slice_of_slice,

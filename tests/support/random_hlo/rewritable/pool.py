@@ -28,7 +28,7 @@ class Pool:
         if made.shape.dtype in ("f32", "s32"):
             low, high = self.build.full(-4, made.shape.dtype, ()), self.build.full(4, made.shape.dtype, ())
             made = self.build.add("clamp", low, made, high)
-        if made.shape.size <= 4096:
+        if 0 < made.shape.size <= 4096:
             self.values.append(made)
 
     def pick(self, dtype: str = "", rank: int = -1) -> HloInstruction:
@@ -52,7 +52,8 @@ class Pool:
     def fresh(self, dtype: str, dims: tuple[int, ...]) -> HloInstruction:
         """Another parameter."""
         made = self.draft.parameter(small_integers(self.rng, dtype, dims), dtype)
-        self.values.insert(0, made)
+        if 0 not in dims:
+            self.values.insert(0, made)
         return made
 
     def like(self, value: HloInstruction, dtype: str = "") -> HloInstruction:
