@@ -70,7 +70,8 @@ def make_config(
         constraints: pairs (flat argument, flat result) that must live on one mesh.
         in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of a mesh.
         out_shardings: likewise for the results.
-        backend: `"xla"`, or None for the flag's.
+        backend: `"xla"`, `"native"` (CPU, meshes of one device; the rest by XLA, with a warning), or None for
+            the flag's.
         options: pass options; None for those of the flags, read when a function is first traced.
 
     Raises:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend
+from mpmd.compile.dump import Dump
 from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
@@ -78,8 +79,8 @@ class NativeBackend:
 BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
 
 
-def get_backend(name: str) -> Backend:
-    """A backend by its name.
+def get_backend(name: str, dump: Dump | None = None) -> Backend:
+    """A backend by its name, writing files if it can and they are asked for.
 
     Raises:
         CompileError: there is none of that name.
@@ -88,19 +89,30 @@ def get_backend(name: str) -> Backend:
         raise CompileError(
             f"there is no compile backend {name!r}\n  there are {', '.join(map(repr, BACKENDS))}"
         )
+    if name == "native":
+        return NativeBackend(NativeCpuBackend(dump=dump))
     made: Backend = BACKENDS[name]()
     return made
 
 
 def compile_fragments(
-    fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], backend: str
+    fragments: Mapping[str, FragmentModule],
+    meshes: Mapping[str, Any],
+    backend: str,
+    dump: Dump | None = None,
 ) -> dict[str, Executable]:
     """Compiles every fragment for its mesh.
+
+    Args:
+        fragments: by name.
+        meshes: by name.
+        backend: name of the backend.
+        dump: where to write what compilation makes.
 
     Raises:
         CompileError: one cannot be compiled.
     """
-    chosen = get_backend(backend)
+    chosen = get_backend(backend, dump)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         waiting = {
             name: pool.submit(chosen.compile, fragment, meshes[fragment.mesh])

@@ -186,3 +186,23 @@ def listing(thunks: Sequence[Thunk], indent: str = "") -> str:
             for number, branch in enumerate(thunk.branches):
                 lines += [f"{indent} branch {number}:", listing(branch, indent + "  ")]
     return "\n".join(line for line in lines if line)
+
+
+def kernels_text(thunks: Sequence[Thunk]) -> str:
+    """The distinct kernels of a sequence, each with the instructions that it computes."""
+    users: dict[str, list[str]] = {}
+    for thunk in _kernels(thunks):
+        users.setdefault(thunk.plan.text(), []).append(thunk.name)
+    return "\n".join(f"// {', '.join(names)}\n{text}" for text, names in users.items())
+
+
+def _kernels(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk]:
+    found: list[KernelThunk | MatmulThunk] = []
+    for thunk in thunks:
+        if isinstance(thunk, KernelThunk | MatmulThunk):
+            found.append(thunk)
+        elif isinstance(thunk, WhileThunk):
+            found += _kernels((*thunk.condition, *thunk.body))
+        elif isinstance(thunk, ConditionalThunk):
+            found += [t for branch in thunk.branches for t in _kernels(branch)]
+    return found

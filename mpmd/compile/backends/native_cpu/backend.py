@@ -22,15 +22,17 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.hlo import HloModule, print_module
+from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.lowering import lower
 from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
-from mpmd.compile.thunks.thunk import Thunk, listing
+from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
+from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,27 @@ class Compilation:
     native: NativeProgram
     code: CompiledProgram
     seconds: dict[str, float]
+
+    def texts(self, target: CpuTarget) -> dict[str, str]:
+        """File name → text of everything that can be read, by the names of XLA's dumps."""
+        module = Module(target)
+        self.native.program.emit(module)
+        return {
+            "after_optimizations.txt": print_module(self.module),
+            "buffer-assignment.txt": assignment_report(self.assignment),
+            "thunk_sequence.txt": listing(self.thunks) + "\n",
+            "kernels.txt": kernels_text(self.thunks),
+            "module.ll": module.text(),
+        }
+
+
+_TEXTS = {
+    "hlo": "after_optimizations.txt",
+    "buffers": "buffer-assignment.txt",
+    "thunks": "thunk_sequence.txt",
+    "kernels": "kernels.txt",
+    "llvm": "module.ll",
+}
 
 
 @dataclasses.dataclass
@@ -77,7 +100,7 @@ class NativeExecutable:
         return self._call(*arrays)
 
     def as_text(self, what: str = "hlo") -> str:
-        """`"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, or `"llvm"`.
+        """`"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, or `"llvm"`.
 
         Raises:
             CompileError: another word.
@@ -85,20 +108,12 @@ class NativeExecutable:
         made = self.compilation
         if what == "stablehlo":
             return self.fragment.text
-        if what == "hlo":
-            return print_module(made.module)
-        if what == "buffers":
-            return assignment_report(made.assignment)
-        if what == "thunks":
-            return listing(made.thunks)
-        if what == "llvm":
-            module = Module(self.target)
-            made.native.program.emit(module)
-            return module.text()
-        raise CompileError(
-            f"there is no text {what!r} of a native fragment\n"
-            "  there are 'stablehlo', 'hlo', 'buffers', 'thunks', 'llvm'"
-        )
+        if what not in _TEXTS:
+            raise CompileError(
+                f"there is no text {what!r} of a native fragment\n"
+                f"  there are 'stablehlo', {', '.join(map(repr, _TEXTS))}"
+            )
+        return made.texts(self.target)[_TEXTS[what]]
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
@@ -130,10 +145,12 @@ class NativeCpuBackend:
     Attributes:
         threads: how many threads run a fragment.
         target: the CPU; this one if None.
+        dump: where to write what every step of compilation makes; None writes nothing.
     """
 
     threads: int = 1
     target: CpuTarget | None = None
+    dump: Dump | None = None
     name: str = "native"
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
@@ -144,7 +161,7 @@ class NativeCpuBackend:
         """
         _check(fragment, mesh)
         target = self.target or host_target()
-        made = compile_fragment(fragment, target)
+        made = compile_fragment(fragment, target, self.dump)
         registered = register(
             made.code,
             target,
@@ -156,8 +173,15 @@ class NativeCpuBackend:
         return NativeExecutable(fragment, made, target, _jitted(fragment, mesh, registered))
 
 
-def compile_fragment(fragment: FragmentModule, target: CpuTarget) -> Compilation:
+def compile_fragment(
+    fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None
+) -> Compilation:
     """From StableHLO to machine code.
+
+    Args:
+        fragment: what to compile.
+        target: for which CPU.
+        dump: where to write what every step makes.
 
     Raises:
         CompileError: something in it has no native code.
@@ -170,9 +194,25 @@ def compile_fragment(fragment: FragmentModule, target: CpuTarget) -> Compilation
         for argument, result in sorted(donated_results(fragment).items(), key=lambda pair: pair[1])
     )
     clock("lowering")
-    for pass_ in cpu_pipeline():
-        pass_.run(module)
-        clock(pass_.name)
+    timing = Timing()
+    folder = dump.folder_of(fragment) if dump is not None else None
+    if dump is not None:
+        dump.write(fragment, "before_optimizations.txt", print_module(module))
+    run_pipeline(
+        module,
+        cpu_pipeline(),
+        Watch(
+            verify=verify if dump is not None else _unchecked,
+            text=print_module,
+            dump_to=folder,
+            dump_passes=dump.passes if dump is not None else "",
+            suffix=".txt",
+        ),
+        timing,
+    )
+    for name, spent in timing.seconds:
+        seconds[name] = seconds.get(name, 0.0) + spent
+    clock("passes")
     plans = KernelPlans()
     plans.plan_all(module.call_order())
     clock("kernels")
@@ -189,7 +229,14 @@ def compile_fragment(fragment: FragmentModule, target: CpuTarget) -> Compilation
         arena=True,
     )
     clock("code")
-    return Compilation(module, assignment, thunks, native, code, seconds)
+    made = Compilation(module, assignment, thunks, native, code, seconds)
+    if dump is not None:
+        dump.write_all(fragment, made.texts(target))
+    return made
+
+
+def _unchecked(module: HloModule) -> None:
+    """Passes are verified in tests and where a dump is asked for, not in every compilation."""
 
 
 class _Clock:

@@ -33,7 +33,12 @@ def plan_members(
             raise NoPlan(f"{changing[0].name} changes an array beside other results")
         return plan_update(name, group, changing[0])
     if any(i.opcode == "dot" and is_product(i) for i in group):
-        return plan_dot(name, group, results)
+        try:
+            return plan_dot(name, group, results)
+        except NoPlan:
+            if len(group) > 1:
+                raise
+            return plan_group(name, group, results)  # as a reduction: sums over dims that lie apart
     return plan_group(name, group, results)
 
 

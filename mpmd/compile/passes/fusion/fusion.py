@@ -9,11 +9,11 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
-from mpmd.support.passes import Pass
+from mpmd.compile.passes.hlo_pass import HloPass
 
 
 @dataclasses.dataclass(frozen=True)
-class Fusion(Pass):
+class Fusion(HloPass):
     """Joins what one kernel can compute: each group of instructions becomes a fusion.
 
     e = exponential(x); s = reduce(e); ROOT q = divide(e, broadcast(s))  ->  ROOT f = fusion(x), kind=kInput
@@ -39,7 +39,7 @@ class Fusion(Pass):
     most: int = 96
     multi_output: bool = True
 
-    def run(self, module: HloModule) -> bool:
+    def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in _sequential(module):

@@ -10,11 +10,11 @@ from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.support.passes import Pass
+from mpmd.compile.passes.hlo_pass import HloPass
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyInsertion(Pass):
+class CopyInsertion(HloPass):
     """Gives every result of the program, of a loop's body and of a branch a value of its own.
 
     body: ROOT t = tuple(get-tuple-element(p), index=1 ...)  ->  tuple(copy(get-tuple-element(p)) ...)
@@ -31,7 +31,7 @@ class CopyInsertion(Pass):
 
     name = "hlo-copy-insertion"
 
-    def run(self, module: HloModule) -> bool:
+    def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = _own_results(module.entry, keep=False)
         for computation in module.call_order():
