@@ -178,16 +178,36 @@ def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
     factors: dict[Atom, int] = {}
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
-    for atom in [a for a in factors if a.kind == "div" and a.inner is not None]:
-        rest = Atom("mod", atom.number, atom.inner)
-        whole = factors[atom]
-        if whole and whole % atom.number == 0 and factors.get(rest) == whole // atom.number:
-            # (x // n)·n·f + (x % n)·f is x·f
-            assert atom.inner is not None
-            del factors[atom], factors[rest]
-            joined = Index(tuple(factors.items()), constant) + atom.inner * (whole // atom.number)
-            return joined
+    while (joined := _joined_parts(factors)) is not None:
+        inner, factor = joined
+        constant += inner.constant * factor
+        for atom, step in inner.terms:
+            factors[atom] = factors.get(atom, 0) + step * factor
     return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
+
+
+def _joined_parts(factors: dict[Atom, int]) -> tuple[Index, int] | None:
+    """Take two terms out that are parts of one expression; that expression and its factor.
+
+    (x // n)·n·f + (x % n)·f is x·f, and ((x // n) % m)·n·f + (x % n)·f is (x % (n·m))·f.
+    """
+    for low, factor in factors.items():
+        if low.kind != "mod" or low.inner is None or not factor:
+            continue
+        quotient = Atom("div", low.number, low.inner)
+        wanted = factor * low.number
+        if factors.get(quotient) == wanted:
+            del factors[quotient], factors[low]
+            return low.inner, factor
+        for high in factors:
+            if (
+                high.kind == "mod"
+                and high.inner == Index(((quotient, 1),))
+                and factors[high] == wanted
+            ):
+                del factors[high], factors[low]
+                return Index(((Atom("mod", low.number * high.number, low.inner), 1),)), factor
+    return None
 
 
 def _atom_bounds(atom: Atom, extents: Sequence[int]) -> tuple[int, int]:

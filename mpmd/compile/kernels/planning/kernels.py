@@ -8,7 +8,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
 from mpmd.compile.kernels.planning.sorting import plan_sort
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
 PlannedKernel = GroupPlan | DotPlan | UpdatePlan
@@ -36,7 +36,7 @@ def plan_members(
         try:
             return plan_dot(name, group, results)
         except NoPlan:
-            if len(group) > 1:
+            if any(i.opcode not in MOVEMENT and i.opcode not in ("dot", "constant") for i in group):
                 raise
             return plan_group(name, group, results)  # as a reduction: sums over dims that lie apart
     return plan_group(name, group, results)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.planning.dots import is_product
+from mpmd.compile.kernels.planning.dots import is_product, plan_dot
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_members
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES
@@ -217,7 +217,7 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
         others = [o for o in dot.operands if o is not factor]
         movement = [i for i in inside if i.opcode in MOVEMENT and i not in others]
         try:
-            plan_members("kernel", [*movement, dot], [dot])
+            plan_dot("kernel", [*movement, dot], [dot])
         except NoPlan:
             found.append(factor)
     return found
