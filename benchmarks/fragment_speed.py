@@ -1,14 +1,13 @@
 """How fast whole fragments are: our native code against XLA:CPU on the same StableHLO, threads and arrays.
 
-Fragments are stages of a GPT-2-like transformer, of an MLP, a ViT and a mixture of experts, forward and backward,
-and an Adam update, in f32 and bf16, at the widths of GPT-2 small and at small ones.  Both sides are called
-through JAX with the same arguments, one after the other in every round, and the best round of each counts: CPU
-time on one thread, wall time on several.  Python keeps its heap, so that fresh pages are nobody's cost.
+`fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
+other in every round, and the best round of each counts: CPU time on one thread, wall time on several.
+glibc is told to keep its heap, so that fresh pages are nobody's cost.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
 
-One line per fragment: name, milliseconds of ours and of XLA's, speed of ours over XLA's, compile seconds, bytes of
-temporaries.  The last line is one JSON object.
+One line per fragment: milliseconds of ours and of XLA's, speed of ours over XLA's, XLA's compile time over
+ours, bytes of temporaries.  The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -89,15 +88,17 @@ def text_of(row: dict[str, Any]) -> str:
     return (
         f"{row['name']:38} {row['dtype']:5} {row['threads']} threads  {row['native']:9.3f} ms  "
         f"XLA {row['xla']:9.3f} ms  {row['speed']:5.2f}x  compile {row['compile']:5.2f}x  "
-        f"temporaries {row['temporaries']}/{row['xla_temporaries']}" + ("  FALLBACK" if row["fallback"] else "")
+        f"temporaries {row['temporaries']}/{row['xla_temporaries']}"
+        + ("  FALLBACK" if row["fallback"] else "")
     )
 
 
-# -- one process per number of threads --------------------------------------------------------------------------
+# -- one process per number of threads
 def run_cases(options: argparse.Namespace) -> None:
     threads = options.child
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax  # only now: its threads are counted by the affinity
+    from fragments import cases
 
     from mpmd.errors import CompileError
 
@@ -159,93 +160,6 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
         "xla_temporaries": memory.temp_size_in_bytes,
         "fallback": 0,
     }
-
-
-# -- the fragments ------------------------------------------------------------------------------------------------
-def cases(size: dict[str, int], dtype: str) -> list[tuple[str, Callable[..., Any], list[Any]]]:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    kind = {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]
-    rng = np.random.default_rng(0)
-    b, t, d, heads = size["batch"], size["tokens"], size["width"], size["heads"]
-
-    def normal(*shape: int, scale: float = 0.05) -> Any:
-        return np.asarray(rng.standard_normal(shape, np.float32) * scale, kind)
-
-    def norm(x: Any, scale: Any, shift: Any) -> Any:
-        wide = x.astype(jnp.float32)
-        centred = wide - wide.mean(-1, keepdims=True)
-        inverse = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
-        return (centred * inverse * scale + shift).astype(x.dtype)
-
-    def attention(x: Any, w: Any, bias: Any) -> Any:
-        q, k, v = jnp.split(x @ w + bias, 3, -1)
-        q, k, v = (a.reshape(*a.shape[:2], heads, d // heads).transpose(0, 2, 1, 3) for a in (q, k, v))
-        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * np.asarray(1 / math.sqrt(d // heads), x.dtype)
-        rows = jnp.arange(x.shape[1])
-        scores = jnp.where(rows[:, None] >= rows, scores, jnp.asarray(-1e9, x.dtype))
-        weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
-        return jnp.einsum("bhqk,bhkd->bhqd", weights, v).transpose(0, 2, 1, 3).reshape(x.shape)
-
-    def mlp(x: Any, up: Any, b1: Any, down: Any, b2: Any) -> Any:
-        return jax.nn.gelu(x @ up + b1) @ down + b2
-
-    def block(x: Any, *p: Any) -> Any:
-        x = x + attention(norm(x, p[0], p[1]), p[2], p[3]) @ p[4] + p[5]
-        return x + mlp(norm(x, p[6], p[7]), *p[8:12])
-
-    def head(x: Any, table: Any, labels: Any) -> Any:
-        logits = (x @ table.T).astype(jnp.float32)
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)
-        return -picked.mean()
-
-    def experts(x: Any, router: Any, w: Any) -> Any:
-        gates = jax.nn.softmax((x @ router).astype(jnp.float32))
-        best, which = jax.lax.top_k(gates, 2)
-        chosen = (jax.nn.one_hot(which, router.shape[1]) * best[..., None]).sum(-2).astype(x.dtype)
-        return jnp.einsum("btef,bte->btf", jnp.tanh(jnp.einsum("btd,edf->btef", x, w)), chosen)
-
-    def patches(image: Any, w: Any, place: Any) -> Any:
-        cut = image.reshape(b, 8, 4, 8, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(b, 64, 48)
-        return cut @ w + place
-
-    def adam(p: Any, m: Any, v: Any, g: Any) -> Any:
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
-
-    def gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-        """The value and the gradients of the first `count` arguments; the last one is the cotangent."""
-
-        def both(*given: Any) -> Any:
-            rest = given[count:-1]
-            value, pull = jax.vjp(lambda *a: function(*a, *rest), *given[:count])
-            return value, pull(given[-1].reshape(value.shape).astype(value.dtype))
-
-        return both
-
-    x, labels = normal(b, t, d, scale=1.0), rng.integers(0, size["vocabulary"], (b, t)).astype(np.int32)
-    ones = np.ones(d, kind)
-    weights = [normal(d, 3 * d), normal(3 * d), normal(d, d), normal(d)]
-    inner = [normal(d, 4 * d), normal(4 * d), normal(4 * d, d), normal(d)]
-    p = [ones, normal(d), *weights, ones, normal(d), *inner]
-    table, image = normal(size["vocabulary"], d), normal(b, 32, 32, 3, scale=1.0)
-    moe = [normal(d, 4), normal(4, d, d)]
-    vit = [image, normal(48, d), normal(64, d)]
-    loss = np.ones((), np.float32)
-    return [
-        ("block forward", block, [x, *p]),
-        ("block forward+backward", gradients(block, 13), [x, *p, x]),
-        ("mlp forward", mlp, [x, *inner]),
-        ("mlp forward+backward", gradients(mlp, 5), [x, *inner, x]),
-        ("embedding", lambda e, i: e[i], [table, labels]),
-        ("head forward+backward", gradients(head, 2), [x, table, labels, loss]),
-        ("patches forward+backward", gradients(patches, 3), [*vit, normal(b, 64, d)]),
-        ("experts forward+backward", gradients(experts, 3), [x, *moe, x]),
-        ("adam", lambda *a: [r for k in range(4) for r in adam(*a[4 * k : 4 * k + 4])],
-         [np.abs(w) for w in (inner[0], weights[0], inner[1], ones) for _ in range(4)]),
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

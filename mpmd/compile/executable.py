@@ -23,8 +23,13 @@ class MemoryStats:
 class Executable(Protocol):
     """A compiled fragment."""
 
-    fragment: FragmentModule
-    backend: str
+    @property
+    def fragment(self) -> FragmentModule:
+        """What was compiled."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that compiled it."""
 
     @property
     def name(self) -> str:
@@ -46,7 +51,9 @@ class Executable(Protocol):
 class Backend(Protocol):
     """A way to compile fragments."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name."""
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
         """Compiles for the devices of a `jax.sharding.Mesh`.

@@ -135,9 +135,7 @@ def assign_buffers(module: HloModule, may_share: MayShare) -> BufferAssignment:
     for group, offset in zip(packed, packing.offsets):
         slices.update((v, Slice(border.arena, offset, v.byte_size)) for v in group)
     allocations = border.allocations(constant_bytes, packing.size)
-    return BufferAssignment(
-        allocations, slices, border.result_slices(), tuple(constants), occupancy, packing
-    )
+    return BufferAssignment(allocations, slices, border.result_slices(), tuple(constants), occupancy, packing)
 
 
 class _Border:
@@ -176,8 +174,10 @@ class _Border:
             taken = place < len(self.parameters) and occupancy.conflict(
                 value, self.parameter_values[place], occupancy.first(value)
             )
-            at_once = place < len(self.parameters) and not taken and (
-                occupancy.last(self.parameter_values[place]) == occupancy.first(value)
+            at_once = (
+                place < len(self.parameters)
+                and not taken
+                and (occupancy.last(self.parameter_values[place]) == occupancy.first(value))
             )
             if not taken and not at_once:
                 found[value] = frozenset((place,))
@@ -186,7 +186,7 @@ class _Border:
 
     def homes(self) -> dict[HloValue, int]:
         """Where results must end; one that is a result twice is copied and has its first place."""
-        return {v: p for v, p in reversed(list(zip(self.results, self.result_place)))}
+        return dict(reversed(list(zip(self.results, self.result_place))))
 
     def place_of(self, group: list[HloValue]) -> int | None:
         """The allocation of a group, None for the arena."""

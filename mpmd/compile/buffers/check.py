@@ -40,7 +40,6 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
         raise collect(CompileError, problems, "the assignment of memory is wrong:")
 
 
-
 def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> int:
     """The one instant at which two values may touch; -1 if there is none."""
     before, after = (a, b) if occupancy.first(a) < occupancy.first(b) else (b, a)

@@ -105,7 +105,7 @@ class Sharing:
             for x in (*a, *b)
         )
 
-    # -- wishes ----------------------------------------------------------------------------------------------
+    # -- wishes
     def _instructions(self) -> Iterator[HloInstruction]:
         for computation in self.dataflow.graph.sequential():
             yield from computation
@@ -118,7 +118,7 @@ class Sharing:
                 yield Wish(source, self.dataflow.value_at(instruction, outer), instants[instruction])
 
     def _joins(self) -> Iterator[Wish]:
-        """What loops and branches join: the state with what the body makes of it, then with what it begins as."""
+        """What loops and branches join: state with what the body makes of it and what it begins as."""
         spans, instants = self.occupancy.liveness.timeline.spans, self.occupancy.instants
         phis = [v for v in self.dataflow.values if v.is_phi]
         for phi in phis:

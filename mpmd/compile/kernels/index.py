@@ -200,11 +200,7 @@ def _joined_parts(factors: dict[Atom, int]) -> tuple[Index, int] | None:
             del factors[quotient], factors[low]
             return low.inner, factor
         for high in factors:
-            if (
-                high.kind == "mod"
-                and high.inner == Index(((quotient, 1),))
-                and factors[high] == wanted
-            ):
+            if high.kind == "mod" and high.inner == Index(((quotient, 1),)) and factors[high] == wanted:
                 del factors[high], factors[low]
                 return Index(((Atom("mod", low.number * high.number, low.inner), 1),)), factor
     return None

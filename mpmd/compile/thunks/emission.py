@@ -1,4 +1,4 @@
-"""From a scheduled module with memory to thunks: one walk over the schedule, one rule per kind of instruction."""
+"""From a scheduled module with memory to thunks: one walk over the schedule."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Emitter:
         same = (source.allocation, source.offset) == (target.allocation, target.offset)
         return [] if same or not source.size else [CopyThunk(name, source, target)]
 
-    # -- kernels ---------------------------------------------------------------------------------------------
+    # -- kernels
     def _kernel(self, instruction: HloInstruction) -> list[Thunk]:
         planned = self.plans.of(instruction)
         place = _Places(self.assignment, instruction)
@@ -130,7 +130,7 @@ class Emitter:
         operands = (*(place.array(a) for a in planned.arrays), *results)
         return [KernelThunk(instruction.name, planned.plan, operands)]
 
-    # -- control ---------------------------------------------------------------------------------------------
+    # -- control
     def _while(self, loop: HloInstruction) -> list[Thunk]:
         begins: list[Thunk] = []
         repeats: list[Thunk] = []

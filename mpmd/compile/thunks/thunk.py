@@ -1,4 +1,4 @@
-"""Kinds of thunks.  Each says which slices it reads and writes; order and concurrency follow from these alone."""
+"""Kinds of thunks.  Each says which slices it reads and writes; order and concurrency follow from that."""
 
 from __future__ import annotations
 

@@ -88,4 +88,7 @@ def test_a_loop_keeps_what_it_needs_in_every_round():
     def loop(x, w):
         return jax.lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c @ w) + x, x)
 
-    check_assignment(compiled(fragment_of(loop, np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))).assignment, KernelPlans().may_share)
+    check_assignment(
+        compiled(fragment_of(loop, np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))).assignment,
+        KernelPlans().may_share,
+    )

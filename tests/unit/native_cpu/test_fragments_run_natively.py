@@ -1,4 +1,4 @@
-"""Functions through the whole native pipeline: the numbers of jax.jit and of the evaluator, from poisoned memory."""
+"""Functions through the native pipeline: the numbers of jax.jit and the evaluator, from poisoned memory."""
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +87,16 @@ CASES = {
     "padding inside": (lambda x: jax.lax.pad(x, 1.5, ((-1, 2, 1), (2, -1, 2))), floats(4, 5)),
     "concatenate": (lambda x, y: jnp.concatenate([x, y * 2, x[:1]]), floats(3, 4), floats(2, 4)),
     "embedding": (gradients(lambda e: e[np.array([[1, 4], [0, 1]])]), floats(5, 8)),
-    "gather out of range": (lambda x, i: jnp.take(x, i, axis=0, mode="clip"), floats(4, 3), np.int32([-9, 2, 9])),
-    "scatter": (lambda x, i: (x.at[i].add(2.0), x.at[i].set(3.0, mode="drop")), floats(4, 3), np.int32([1, 9, 1])),
+    "gather out of range": (
+        lambda x, i: jnp.take(x, i, axis=0, mode="clip"),
+        floats(4, 3),
+        np.int32([-9, 2, 9]),
+    ),
+    "scatter": (
+        lambda x, i: (x.at[i].add(2.0), x.at[i].set(3.0, mode="drop")),
+        floats(4, 3),
+        np.int32([1, 9, 1]),
+    ),
     "dynamic slices": (
         lambda x, i: (
             jax.lax.dynamic_slice(x, (i, 0), (2, 3)),
@@ -107,7 +115,13 @@ CASES = {
         np.arange(9, dtype=np.uint32) * 77,
     ),
     "conversions": (
-        lambda x: (x.astype(np.int32), x.astype(jnp.bfloat16), x.astype(np.float16), x > 0, x.astype(np.uint8)),
+        lambda x: (
+            x.astype(np.int32),
+            x.astype(jnp.bfloat16),
+            x.astype(np.float16),
+            x > 0,
+            x.astype(np.uint8),
+        ),
         floats(40) * 100,
     ),
     "halves": (
@@ -122,21 +136,30 @@ CASES = {
     "empty": (lambda x: (x + 1, x.sum(0), jnp.concatenate([x, x]), x.T), np.zeros((0, 3), np.float32)),
     "ones": (lambda x: (x.sum(0), x * 2, x.reshape(()), x @ x), floats(1, 1)),
     "loop that rotates": (rotate, (floats(4), floats(4), floats(4))),
-    "loop until": (lambda x: jax.lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 2, jnp.abs(x) + 1), floats(3)),
+    "loop until": (
+        lambda x: jax.lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 2, jnp.abs(x) + 1),
+        floats(3),
+    ),
     "nested loops": (nested, floats(4, 6)),
-    "scan gradients": (gradients(lambda x: jax.lax.scan(lambda c, r: (jnp.sin(c) * r, c), x[0], x)[0]), floats(4, 6)),
+    "scan gradients": (
+        gradients(lambda x: jax.lax.scan(lambda c, r: (jnp.sin(c) * r, c), x[0], x)[0]),
+        floats(4, 6),
+    ),
     "branches": (
         lambda i, x: jax.lax.switch(i, [lambda x: x, lambda x: x.T * 2, lambda x: x * 0 + 1], x),
         np.int32(1),
         floats(4, 4),
     ),
     "condition": (lambda x: jax.lax.cond(x.mean() > 0, lambda x: x * 2, lambda x: x, x), floats(9)),
-    "dropout": (lambda k, x: x * jax.random.bernoulli(jax.random.wrap_key_data(k), 0.8, x.shape),
-                np.array([3, 4], np.uint32), floats(5, 9)),
+    "dropout": (
+        lambda k, x: x * jax.random.bernoulli(jax.random.wrap_key_data(k), 0.8, x.shape),
+        np.array([3, 4], np.uint32),
+        floats(5, 9),
+    ),
     "sort": (lambda x: (jnp.sort(x), jnp.argsort(-x, 0), jax.lax.top_k(x, 3)), ties()),
     "same result twice": (lambda x: (x, x, x + 1, jnp.float32(3)), floats(3)),
     "swap": (lambda x, y: (y, x), floats(3), floats(3)),
-}  # fmt: skip
+}
 
 
 def close(got, want, tolerance):
@@ -173,7 +196,9 @@ def pool():
     pool.close()
 
 
-@pytest.mark.parametrize("name", ["attention gradients", "loop that rotates", "sum of many", "branches", "scatter"])
+@pytest.mark.parametrize(
+    "name", ["attention gradients", "loop that rotates", "sum of many", "branches", "scatter"]
+)
 def test_several_threads_give_the_same_bits(name, pool):
     function, *arguments = CASES[name]
     fragment, leaves = fragment_of(function, *arguments), jax.tree.leaves(arguments)

@@ -34,7 +34,11 @@ def test_is_one_kernel(function, arguments, kind):
 
 def test_a_product_takes_what_follows_it():
     (thunk,) = thunks_of(
-        lambda x, w, b, r: r + jax.nn.gelu(x @ w + b), floats(8, 16), floats(16, 32), floats(32), floats(8, 32)
+        lambda x, w, b, r: r + jax.nn.gelu(x @ w + b),
+        floats(8, 16),
+        floats(16, 32),
+        floats(32),
+        floats(8, 32),
     )
     assert isinstance(thunk, MatmulThunk)
     assert thunk.plan.epilogue is not None

@@ -129,8 +129,7 @@ class NativeExecutable:
         """From the assignment of memory."""
         made = self.compilation.assignment
         sizes = {
-            kind: sum(a.size for a in made.allocations if a.kind == kind)
-            for kind in ("parameter", "result")
+            kind: sum(a.size for a in made.allocations if a.kind == kind) for kind in ("parameter", "result")
         }
         aliased = sum(made.allocations[d].size for d in donated_results(self.fragment))
         temporaries = self.compilation.native.arena_bytes - made.constant_bytes
@@ -143,7 +142,7 @@ class NativeCpuBackend:
     """Compiles fragments for the CPU of this process.
 
     Attributes:
-        threads: how many threads run a fragment.
+        threads: how many threads run a fragment, at most: small ones run on one.
         target: the CPU; this one if None.
         dump: where to write what every step of compilation makes; None writes nothing.
     """
@@ -162,20 +161,19 @@ class NativeCpuBackend:
         _check(fragment, mesh)
         target = self.target or host_target()
         made = compile_fragment(fragment, target, self.dump)
+        threads = self.threads if _is_large(made.module) else 1
         registered = register(
             made.code,
             target,
             arena_bytes=made.native.arena_bytes,
             constants=made.native.constants,
             instance=fragment.mesh,
-            pools=[_pool(fragment.mesh, self.threads)] if self.threads > 1 else [],
+            pools=[_pool(fragment.mesh, threads)] if threads > 1 else [],
         )
         return NativeExecutable(fragment, made, target, _jitted(fragment, mesh, registered))
 
 
-def compile_fragment(
-    fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None
-) -> Compilation:
+def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None) -> Compilation:
     """From StableHLO to machine code.
 
     Args:
@@ -266,6 +264,17 @@ def _check(fragment: FragmentModule, mesh: Mesh) -> None:
         raise CompileError("native fragments do not name memories")
     if not fragment.results:
         raise CompileError("a fragment without results")
+
+
+# Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
+_WORTH_THREADS = 1e-3
+_FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
+
+
+def _is_large(module: HloModule) -> bool:
+    """Whether a program has work for several threads."""
+    cost = CostModel().module(module)
+    return cost.flops / _FLOPS + cost.bytes / _BYTES > _WORTH_THREADS
 
 
 _POOLS: dict[tuple[str, int], WorkerPool] = {}

@@ -178,4 +178,3 @@ def _copy_kernel(copy: CopyThunk) -> KernelThunk:
     source = build.operand("source", dtype, count)
     build.store(build.operand("target", dtype, count), dim(0), build.load(source, dim(0)))
     return KernelThunk(copy.name, build.finish(), (copy.source, copy.target))
-

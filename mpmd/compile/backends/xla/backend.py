@@ -135,4 +135,3 @@ class XlaBackend:
                 f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
             ) from e
         return XlaExecutable(fragment, compiled)
-

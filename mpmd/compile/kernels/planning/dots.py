@@ -1,4 +1,4 @@
-"""Matrix products: factors read where they lie, through transposes and slices; what follows as an epilogue."""
+"""Matrix products: factors read where they lie, and what follows as an epilogue."""
 
 from __future__ import annotations
 
@@ -125,9 +125,7 @@ def _loops(dot: HloInstruction) -> tuple[_Loops, Place, Place]:
     return _Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
 
 
-def _side(
-    value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: _Loops
-) -> _Side:
+def _side(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: _Loops) -> _Side:
     array, place = strided(value, at, inside, loops.extents)
     if check_dtype(array).shape.dtype not in FACTORS:
         raise NoPlan(f"no matrix product reads {array.shape.dtype}")
@@ -138,9 +136,7 @@ def _merged(dims: Sequence[int], loops: _Loops, *sides: _Side) -> list[list[int]
     """Neighbouring loops that all sides walk through as one, outermost first."""
     groups: list[list[int]] = []
     for d in (d for d in dims if loops.extents[d] != 1):
-        together = groups and all(
-            s.steps[groups[-1][-1]] == s.steps[d] * loops.extents[d] for s in sides
-        )
+        together = groups and all(s.steps[groups[-1][-1]] == s.steps[d] * loops.extents[d] for s in sides)
         if together:
             groups[-1].append(d)
         else:
@@ -160,9 +156,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
         raise NoPlan("not one matrix product of floats")
     dot = dots[0]
     loops, at_lhs, at_rhs = _loops(dot)
-    lhs, rhs = (
-        _side(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs))
-    )
+    lhs, rhs = (_side(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
     batch = _merged(loops.batch, loops, lhs, rhs)
     rows, columns = _merged(loops.m, loops, lhs), _merged(loops.n, loops, rhs)
     sums = _merged(loops.k, loops, lhs, rhs)

@@ -102,7 +102,7 @@ def contraction_frame(dot: HloInstruction) -> tuple[Frame, Place]:
     return Frame((*dims, *summed), 0, len(summed)), tuple(dim(d) for d in range(len(dims)))
 
 
-# -- reductions at a position -----------------------------------------------------------------------------------
+# -- reductions at a position
 def reducer_of(computation: HloComputation) -> str:
     """The name of the reduction that a computation of two scalars is.
 

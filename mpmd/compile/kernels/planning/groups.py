@@ -111,7 +111,7 @@ def check_results(
         raise NoPlan("a loop whose results have different sizes")
 
 
-# -- where values lie -------------------------------------------------------------------------------------------
+# -- where values lie
 def _places(
     hero: HloInstruction, inside: Collection[HloInstruction]
 ) -> tuple[Frame, dict[HloInstruction, Place]]:

@@ -84,7 +84,7 @@ def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return t.build.index(index, dtype)
 
 
-# -- movement -------------------------------------------------------------------------------------------------
+# -- movement
 def read_broadcast(i: HloInstruction, at: Place) -> Place:
     """Where a broadcast reads."""
     return tuple(at[d] for d in i.dimensions)
@@ -178,7 +178,7 @@ def _concatenate(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return result
 
 
-# -- indexed access -------------------------------------------------------------------------------------------
+# -- indexed access
 def clamped_start(t: Trace, start: HloInstruction, at: Place, limit: int, where: int) -> Index:
     """A position that the program computes, moved into [0, limit]."""
     if limit <= 0:
@@ -250,7 +250,7 @@ def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: H
     return (*batch[:vector_dim], constant(number), *batch[vector_dim:])
 
 
-RULES.update({name: _elementwise for name in ELEMENTWISE})
+RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
 RULES.update(
     {
         "bitcast": _reshape,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from mpmd.compile.hlo.attributes import DotDims, Ints
@@ -25,8 +26,8 @@ class DotDecomposer(ComputationPass):
     Source: XLA's dot decomposer; for backends that take matrices in this form only.
 
     Attributes:
-        scattered: only products that sum over dims which do not lie side by side in both factors: kernels that
-            read any strides can do all others as they are.
+        scattered: only products that sum over dims which do not lie side by side in both factors: kernels
+            that read any strides can do all others as they are.
     """
 
     name = "hlo-dot-decomposer"
@@ -44,7 +45,7 @@ class DotDecomposer(ComputationPass):
 def _is_scattered(dims: DotDims) -> bool:
     """Whether the summed dims are not neighbours, in the same order in both factors."""
     sides = (dims.lhs_contracting, dims.rhs_contracting)
-    return any(b != a + 1 for side in sides for a, b in zip(side, side[1:]))
+    return any(b != a + 1 for side in sides for a, b in itertools.pairwise(side))
 
 
 def _decompose(site: Site) -> HloInstruction | None:

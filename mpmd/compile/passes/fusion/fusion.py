@@ -18,11 +18,11 @@ class Fusion(HloPass):
 
     e = exponential(x); s = reduce(e); ROOT q = divide(e, broadcast(s))  ->  ROOT f = fusion(x), kind=kInput
 
-    Movement (broadcast, transpose, slice ...) is repeated wherever its result is read.  What computes is never
-    repeated, unless that is cheaper than keeping it: a value that is needed outside of its group becomes one
-    more result of it.  Reshapes become bitcasts: arrays are row-major, so they move nothing.  Matrix products take
-    what follows them, then groups grow along the largest arrays between them, then neighbours that read the
-    same array join.
+    Movement (broadcast, transpose, slice ...) is repeated wherever its result is read.  What computes is
+    repeated only where that is cheaper than keeping it: a value that is needed outside of its group becomes
+    one more result of it.  Reshapes become bitcasts: arrays are row-major, so they move nothing.  Matrix
+    products take what follows them, then groups grow along the largest arrays between them, then neighbours
+    that read the same array join.
 
     Requires: no `call`; layouts are row-major.
     Ensures: every group is one kernel, by the planner's own word.

@@ -98,7 +98,7 @@ class Grouping:
         """All groups, in program order of their first member."""
         return list(dict.fromkeys(self.group_of[i] for i in self.order if i in self.group_of))
 
-    # -- what a group is made of -----------------------------------------------------------------------------
+    # -- what a group is made of
     def closure(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
         """Members with the movement and the scalar constants that they read, in program order."""
         found = dict.fromkeys(members)
@@ -143,9 +143,7 @@ class Grouping:
         return [
             m
             for m in sorted(inside, key=self.position.__getitem__)
-            if m is root or (
-                m not in self.repeated and any(r not in inside for r in self.readers(m))
-            )
+            if m is root or (m not in self.repeated and any(r not in inside for r in self.readers(m)))
         ]
 
     def plan(self, members: Iterable[HloInstruction]) -> PlannedKernel | None:
@@ -156,7 +154,7 @@ class Grouping:
         except NoPlan:
             return None
 
-    # -- order -----------------------------------------------------------------------------------------------
+    # -- order
     def would_circle(self, a: Group, b: Group) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
         both = (a, b)

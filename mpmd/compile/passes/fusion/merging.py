@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
@@ -37,7 +39,7 @@ class _Merging:
         self.most = most
         self.multi_output = multi_output
 
-    # -- products --------------------------------------------------------------------------------------------
+    # -- products
     def epilogues(self) -> None:
         """Let every product take the elementwise work that follows it."""
         for instruction in self.grouping.order:
@@ -75,7 +77,7 @@ class _Merging:
     def _is_reduced(self, member: HloInstruction) -> bool:
         return any(r.opcode == "reduce" for r in self.grouping.readers(member))
 
-    # -- arrays between groups -------------------------------------------------------------------------------
+    # -- arrays between groups
     def along_arrays(self) -> None:
         """Join producers with their readers, the largest arrays first, until nothing changes."""
         grouping, changed = self.grouping, True
@@ -101,7 +103,7 @@ class _Merging:
         costly = any(m.opcode in OPERATIONS and OPERATIONS[m.opcode].is_expensive for m in producer.members)
         return not costly or value.shape.size * _SMALL > largest or consumer.reduces
 
-    # -- neighbours ------------------------------------------------------------------------------------------
+    # -- neighbours
     def neighbours(self) -> None:
         """Join groups that read the same array, where neither needs the other."""
         grouping = self.grouping
@@ -112,8 +114,12 @@ class _Merging:
             readers = [grouping.group_of[r] for r in grouping.readers(array) if r in grouping.group_of]
             groups = [g for g in dict.fromkeys(readers) if not g.product and not g.updates]
             groups.sort(key=lambda g: grouping.position[g.members[0]])
-            for a, b in zip(groups, groups[1:]):
-                if a is not b and grouping.group_of[a.members[0]] is a and grouping.group_of[b.members[0]] is b:
+            for a, b in itertools.pairwise(groups):
+                if (
+                    a is not b
+                    and grouping.group_of[a.members[0]] is a
+                    and grouping.group_of[b.members[0]] is b
+                ):
                     self._joined(a, b)
 
     def _joined(self, a: Group, b: Group) -> bool:
@@ -137,9 +143,7 @@ def _plain(members: list[HloInstruction]) -> bool:
     inside, dims = set(members), members[0].shape.dims
     if not all(m.is_elementwise and m.shape.dims == dims and m.opcode in OPERATIONS for m in members):
         return False
-    return not any(
-        o.opcode in MOVEMENT and _moves(o, inside) for m in members for o in m.operands
-    )
+    return not any(o.opcode in MOVEMENT and _moves(o, inside) for m in members for o in m.operands)
 
 
 def _moves(value: HloInstruction, inside: set[HloInstruction]) -> bool:

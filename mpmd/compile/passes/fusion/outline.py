@@ -24,9 +24,7 @@ def outline(grouping: Grouping) -> bool:
     return bool(work) or removed
 
 
-def _needed(
-    closure: Sequence[HloInstruction], results: Sequence[HloInstruction]
-) -> list[HloInstruction]:
+def _needed(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
     """The part of a closure that its results need."""
     inside, needed = set(closure), set(results)
     for instruction in reversed(closure):
@@ -46,9 +44,7 @@ def _replace(
     body = computation.module.create_computation("fused")
     copies: dict[HloInstruction, HloInstruction] = {}
     for number, array in enumerate(arrays):
-        copies[array] = body.add(
-            HloInstruction("parameter", array.shape, (), {"parameter_number": number})
-        )
+        copies[array] = body.add(HloInstruction("parameter", array.shape, (), {"parameter_number": number}))
     for instruction in closure:
         copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
     shape = results[0].shape
