@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombiner
+from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimplifier
+from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
+from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
+from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
+from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
+from mpmd.compile.passes.collectives.collective_permute_combiner import CollectivePermuteCombiner
+from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier
+from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
+from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
@@ -33,6 +43,7 @@ from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.compile.passes.simplify.dot_merger import DotMerger
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
+from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
 from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
@@ -102,6 +113,32 @@ def products() -> list[Pass]:
     ]
 
 
+def communication() -> list[Pass]:
+    """Less communication, in fewer and larger pieces."""
+    return [
+        CollectiveSimplifier(),
+        AllGatherSimplifier(),
+        AllReduceReassociate(),
+        AllReduceFolder(),  # after reassociation: sums of sums
+        ReduceScatterCreator(),  # after folding: the groups are final
+        AllReduceCombiner(),  # combiners last: the others know collectives of one array
+        AllGatherCombiner(),
+        ReduceScatterCombiner(),
+        CollectivePermuteCombiner(),
+        Dce(),
+    ]
+
+
+def before_scheduling() -> list[Pass]:
+    """What nothing but the scheduler may follow."""
+    return [
+        OptimizationBarrierRemoval(),  # after the last CSE
+        TupleSimplifier(),  # barriers took tuples
+        AsyncCollectiveCreator(),  # the scheduler moves starts and dones apart
+        Dce(),
+    ]
+
+
 def layouts() -> list[Pass]:
     """Layouts, and their description by row-major arrays."""
     return [
@@ -126,6 +163,8 @@ GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-expansion": expansion,
     "hlo-simplification": simplification,
     "hlo-products": products,
+    "hlo-communication": communication,
     "hlo-layouts": layouts,
+    "hlo-before-scheduling": before_scheduling,
 }
 """By the name under which `mpmd-hlo-opt` runs them."""
