@@ -17,6 +17,7 @@ from mpmd.api.config import Config
 from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_placements, numbered, task_orders
+from mpmd.compile.dump import Dump
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions, current_options
 from mpmd.passes.calls.mirror_stages import SUFFIX
@@ -43,6 +44,7 @@ class Partitioned:
         program: the streams.
         argument_paths: what the user calls each flat argument.
         backend: name of the compile backend that the options ask for.
+        dump: where the options want compilation to write what it makes of the fragments.
         diagnostics: warnings and notices of all passes.
         seconds: how long each phase took.
         pass_seconds: name of each pass with its options, and how long it took, in order.
@@ -53,6 +55,7 @@ class Partitioned:
     program: Program
     argument_paths: list[str]
     backend: str
+    dump: Dump | None
     diagnostics: Diagnostics
     seconds: dict[str, float]
     pass_seconds: list[tuple[str, float]]
@@ -183,8 +186,9 @@ def _partition(
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
+    dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, phases.diagnostics, phases.seconds,
+        module, graph, program, argument_paths, options.backend, dump, phases.diagnostics, phases.seconds,
         phases.timing.seconds,
     )  # fmt: skip
 

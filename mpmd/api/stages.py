@@ -155,7 +155,10 @@ class Lowered:
             for name, fragment in self.fragments.items()
         }
         executables = compile_fragments(
-            fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
+            fragments,
+            dict(self.config.topology),
+            self.config.backend or self.partitioned.backend,
+            self.partitioned.dump,
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
 
@@ -214,7 +217,10 @@ class Compiled:
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 
     def cost_analysis(self) -> dict[str, Any]:
-        """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment."""
+        """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
+
+        `fallbacks` is the number of distinct fragments that the backend asked for could not compile.
+        """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
         runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
         calls = dict(collections.Counter(op.executable for op in runs))
@@ -222,6 +228,7 @@ class Compiled:
             key: sum(fragments[name].get(key, 0.0) * n for name, n in calls.items())
             for key in ("flops", "bytes accessed")
         }
+        total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
         return {**total, "fragments": fragments, "calls": calls}
 
     @functools.cached_property

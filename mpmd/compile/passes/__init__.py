@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from mpmd.compile.passes import collectives, expand, layout, simplify
+from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify
 from mpmd.errors import ConfigError
 from mpmd.support.passes import Pass, with_options
 
-FAMILIES = (expand, simplify, collectives, layout)
+FAMILIES = (expand, simplify, collectives, layout, fusion, memory)
 
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 

@@ -8,43 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd import jax_compat
+from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
 from mpmd.jax_compat import ShapedArray
-
-_BITS = (2, 4, 8, 16, 32, 64)
-_FLOATS8 = ("E4M3FN", "E5M2", "E4M3B11FNUZ", "E4M3FNUZ", "E5M2FNUZ")
-_NUMPY = {
-    "i1": "bool",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-    "bf16": "bfloat16",
-    "complex<f32>": "complex64",
-    "complex<f64>": "complex128",
-    **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
-    **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
-}
-
-
-def numpy_dtype(element_type: str) -> np.dtype[Any]:
-    """The NumPy dtype of an MLIR element type.
-
-    Raises:
-        CompileError: there is none.
-    """
-    if element_type not in _NUMPY:
-        raise CompileError(f"no array has elements of type {element_type}")
-    return jax.numpy.dtype(_NUMPY[element_type])
-
 
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True
@@ -145,10 +119,7 @@ class XlaBackend:
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> XlaExecutable:
         """Compiles for the devices of `mesh`; see `Backend`."""
-        arguments = [
-            jax.ShapeDtypeStruct(a.shape, numpy_dtype(a.dtype), sharding=named_sharding(mesh, a))
-            for a in fragment.arguments
-        ]
+        arguments = array_types(mesh, fragment.arguments)
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
@@ -185,11 +156,3 @@ class XlaBackend:
             return None
         loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
         return None if loaded is None else XlaExecutable(fragment, loaded, devices)
-
-
-def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
-    """Where a value lives on the devices of a mesh."""
-    spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
-    if value.memory_kind is None:
-        return NamedSharding(mesh, spec)
-    return NamedSharding(mesh, spec, memory_kind=value.memory_kind)

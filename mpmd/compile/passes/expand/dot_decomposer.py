@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from mpmd.compile.hlo.attributes import DotDims, Ints
@@ -23,13 +24,28 @@ class DotDecomposer(ComputationPass):
     Ensures: each dot is `[batch.., m, k] x [batch.., k, n]`; m or n is missing if a side has no free dims.
     Cost: linear.
     Source: XLA's dot decomposer; for backends that take matrices in this form only.
+
+    Attributes:
+        scattered: only products that sum over dims which do not lie side by side in both factors: kernels
+            that read any strides can do all others as they are.
     """
 
     name = "hlo-dot-decomposer"
+    scattered: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"dot": (_decompose,)}, lambda i: len(i.operands) == 2)
+
+        def wanted(dot: HloInstruction) -> bool:
+            return len(dot.operands) == 2 and (not self.scattered or _is_scattered(dot.dot_dims))
+
+        return Rewriter(computation).run({"dot": (_decompose,)}, wanted)
+
+
+def _is_scattered(dims: DotDims) -> bool:
+    """Whether the summed dims are not neighbours, in the same order in both factors."""
+    sides = (dims.lhs_contracting, dims.rhs_contracting)
+    return any(b != a + 1 for side in sides for a, b in itertools.pairwise(side))
 
 
 def _decompose(site: Site) -> HloInstruction | None:
