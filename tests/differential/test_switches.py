@@ -80,7 +80,7 @@ def optional_passes() -> list[str]:
 @functools.cache
 def rows() -> list[dict[str, Any]]:
     """Settings of all switches; `True` at the name of a pass means that it runs."""
-    return covering_rows(SHAPES | SWITCHES | {name: (True, False) for name in optional_passes()})
+    return covering_rows(SHAPES | SWITCHES | dict.fromkeys(optional_passes(), (True, False)))
 
 
 def options_of(row: dict[str, Any]) -> PipelineOptions:
@@ -130,7 +130,7 @@ def test_every_option_is_a_switch_or_known_to_be_none():
 
 
 def test_any_two_settings_meet_in_some_row():
-    switches = SHAPES | SWITCHES | {name: (True, False) for name in optional_passes()}
+    switches = SHAPES | SWITCHES | dict.fromkeys(optional_passes(), (True, False))
     assert len(optional_passes()) > 40 and len(rows()) < 24
     for a, b in itertools.combinations(switches, 2):
         wanted = set(itertools.product(switches[a], switches[b]))
