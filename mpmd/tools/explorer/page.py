@@ -12,6 +12,9 @@ from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 
 
+_LONGEST_LINE = 60_000
+
+
 class _Table:
     """Numbers for things, in the order in which they come up first."""
 
@@ -68,10 +71,16 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _Table) -> list[list[Any]]:
     """Runs of lines of one fate: its sign, and how many lines, or the numbers of those that came."""
     runs: list[list[Any]] = []
     for sign, run in itertools.groupby(changes, key=lambda change: change[0]):
-        texts = [text for _, text in run]
+        texts = [_cut(text) for _, text in run]
         comes = sign in (NEW, CHANGED, MOVED_HERE)
         runs.append([sign, *map(lines.number, texts)] if comes else [sign, len(texts)])
     return runs
+
+
+def _cut(line: str) -> str:
+    """A line without most of a large constant."""
+    more = len(line) - _LONGEST_LINE
+    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … and {more} more characters"
 
 
 def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _Table) -> dict[str, Any]:

@@ -114,7 +114,7 @@ function begin() {
   el("filter").oninput = el("all").onchange = listSteps;
   el("unfold").onclick = () => { state.all = !state.all; showText(data.steps[state.step]); };
   el("zoom").oninput = () => { state.unit = Number(el("zoom").value); showGraph(data.steps[state.step]); };
-  el("text").onclick = event => sameName(event.target.dataset && event.target.dataset.v);
+  el("text").onclick = event => sameName(event.target);
   addEventListener("keydown", event => {
     if (event.target.id === "filter") { if (event.key === "Escape") event.target.blur(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.type === "range") return;

@@ -29,7 +29,7 @@ const state = {
 
 function isInput(step) { return step.title === "input" || step.title === "traced"; }
 
-// Rows are [kind, number of the old line or -1, number of the new line or -1, its old place, its new place].
+// Rows are [kind, number of the old line or -1, of the new line or -1, its old place, its new place, scope].
 function rowsOf(runs, before) {
   const rows = [], after = [];
   let i = 0;

@@ -83,8 +83,8 @@ function cell(id, kind, marked) {
   return `<code class="${kind}" style="--in:${indentOf(id)}ch">${html(words, marked)}</code>`;
 }
 
-function unifiedRow(kind, sign, id, oldPlace, newPlace, marked) {
-  const at = newPlace ? ` data-line="${newPlace - 1}"` : "";
+function unifiedRow(scope, kind, sign, id, oldPlace, newPlace, marked) {
+  const at = ` data-scope="${scope}"${newPlace ? ` data-line="${newPlace - 1}"` : ""}`;
   return `<div class="row ${kind}"${at}>${place(oldPlace)}${place(newPlace)}<span class="sign">${sign}</span>`
     + `${cell(id, "", marked)}</div>`;
 }
@@ -100,16 +100,16 @@ function unified(rows) {
   let waiting = [];
   const flush = () => { out.push(...waiting); waiting = []; };
   for (const row of rows) {
-    const [kind, old, id, oldPlace, newPlace] = row;
+    const [kind, old, id, oldPlace, newPlace, scope] = row;
     if (kind === "~") {
       const [left, right] = marksOf(row);
-      out.push(unifiedRow("gone", "−", old, oldPlace, 0, left));
-      waiting.push(unifiedRow("new", "+", id, 0, newPlace, right));
+      out.push(unifiedRow(scope, "gone", "−", old, oldPlace, 0, left));
+      waiting.push(unifiedRow(scope, "new", "+", id, 0, newPlace, right));
       continue;
     }
     flush();
     const [look, sign] = LOOKS[kind];
-    out.push(unifiedRow(look, sign, id < 0 ? old : id, oldPlace, newPlace));
+    out.push(unifiedRow(scope, look, sign, id < 0 ? old : id, oldPlace, newPlace));
   }
   flush();
   return out;
@@ -122,23 +122,23 @@ function side(id, number, kind, marked) {
 
 function sideBySide(rows) {
   const out = [];
-  const pushRow = (left, right, newPlace) => out.push(
-    `<div class="row"${newPlace ? ` data-line="${newPlace - 1}"` : ""}>${left}${right}</div>`);
+  const pushRow = (scope, left, right, newPlace) => out.push(
+    `<div class="row" data-scope="${scope}"${newPlace ? ` data-line="${newPlace - 1}"` : ""}>${left}${right}</div>`);
   let gone = [], came = [];
   const flush = () => {
     for (let k = 0; k < Math.max(gone.length, came.length); k++) {
       const g = gone[k], c = came[k];
-      pushRow(g ? side(g[1], g[3], LOOKS[g[0]][0]) : side(-1), c ? side(c[2], c[4], LOOKS[c[0]][0]) : side(-1), c && c[4]);
+      pushRow((c || g)[5], g ? side(g[1], g[3], LOOKS[g[0]][0]) : side(-1), c ? side(c[2], c[4], LOOKS[c[0]][0]) : side(-1), c && c[4]);
     }
     gone = []; came = [];
   };
   for (const row of rows) {
-    const [kind, old, id, oldPlace, newPlace] = row;
+    const [kind, old, id, oldPlace, newPlace, scope] = row;
     if (kind === "-" || kind === "<") { if (came.length) flush(); gone.push(row); continue; }
     if (kind === "+" || kind === ">") { came.push(row); continue; }
     flush();
     const [left, right] = kind === "~" ? marksOf(row) : [];
-    pushRow(side(old, oldPlace, kind === "~" ? "gone" : "", left), side(id, newPlace, kind === "~" ? "new" : "", right), newPlace);
+    pushRow(scope, side(old, oldPlace, kind === "~" ? "gone" : "", left), side(id, newPlace, kind === "~" ? "new" : "", right), newPlace);
   }
   flush();
   return out;
@@ -185,6 +185,7 @@ function showText(step) {
   target.className = (state.split ? "split " : "") + (state.wrap ? "wrapped" : "");
   const plain = !step.changed;
   const rows = step.rows && !plain ? step.rows : step.after.map((id, i) => ["=", id, id, i + 1, i + 1]);
+  findScopes(rows);
   step.shownRows = rows;
   const stat = step.changed
     ? `<span class="plus">+${step.count.new}</span> <span class="minus">−${step.count.gone}</span>`
@@ -246,9 +247,29 @@ function goTo(line) {
   row.scrollIntoView({ block: "center" });
 }
 
-// Names are those of one function: the rows between its first line and the next one's.
-function sameName(name) {
-  for (const span of document.querySelectorAll(".same")) span.classList.remove("same");
+// Sets which function or fragment each row stands in, as their names are their own; a head stands in two.
+function findScopes(rows) {
+  const open = [];
+  let count = 0;
+  for (const row of rows) {
+    const line = data.lines[row[2] < 0 ? row[1] : row[2]], indent = line.search(/[^ ]|$/);
+    while (open.length && open[open.length - 1][0] >= indent) open.pop();
+    const around = open.length ? open[open.length - 1][1] : 0;
+    row[5] = `${around}`;
+    if (/\{$/.test(line) && /func\.func|mpmd\.(?:fragment|named_computation)</.test(line)) {
+      open.push([indent, ++count]);
+      row[5] += ` ${count}`;
+    }
+  }
+}
+
+// Marks a name wherever it means the same.
+function sameName(span) {
+  for (const other of document.querySelectorAll(".same")) other.classList.remove("same");
+  const name = span.dataset && span.dataset.v;
   if (!name) return;
-  for (const span of el("text").querySelectorAll(`[data-v="${CSS.escape(name)}"]`)) span.classList.add("same");
+  for (const scope of span.closest(".row").dataset.scope.split(" ")) {
+    const found = el("text").querySelectorAll(`[data-scope~="${scope}"] [data-v="${CSS.escape(name)}"]`);
+    for (const other of found) other.classList.add("same");
+  }
 }

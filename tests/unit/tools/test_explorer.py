@@ -250,6 +250,14 @@ def test_the_page_is_whole_whatever_the_program_says(tmp_path):
     assert {*re.findall(r'\bel\("([\w-]+)"\)', page)} <= set(tags.ids)
 
 
+def test_a_large_constant_is_cut(tmp_path):
+    constant = "dense<[" + ", ".join(map(str, range(20_000))) + "]> : tensor<20000xi32>"
+    text = f"func.func @main() -> tensor<20000xi32> {{\n  %0 = stablehlo.constant {constant}\n"
+    data = data_of(page_of(tmp_path, text + "  return %0 : tensor<20000xi32>\n}", "-cse"))
+    (line,) = (line for line in data["lines"] if "stablehlo.constant" in line)
+    assert len(line) < 70_000 and line.endswith("more characters")
+
+
 def test_a_run_that_fails_shows_where(tmp_path, capsys):
     text = function("!m1, tensor<4xf32>", "%a, %b")
     passes = ("-cse", "-mpmd-uniquify-function-inputs-outputs", "-mpmd-fragment-dce")
