@@ -11,7 +11,6 @@ from typing import Any
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 
-
 _LONGEST_LINE = 60_000
 
 
