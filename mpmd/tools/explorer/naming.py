@@ -11,7 +11,7 @@ import collections
 import re
 from collections.abc import Iterable, Sequence
 
-from mpmd.tools.explorer.text_tree import NAME, OpText, arguments_of, operands_of, results_of
+from mpmd.tools.explorer.text_tree import NAME, OpText, OwnNames
 
 _STEM = re.compile(r"%[A-Za-z_$.-]*?(?=\d*$)")
 
@@ -77,14 +77,20 @@ class Namer:
             elif any(op.inside):
                 inside_names = self._names_inside(op, names)
             found[op] = inside_names
-            results, arguments = results_of(op.raw), [name for name, _ in arguments_of(op.raw)]
-            kept = _names_of_partner(op, [known.get(name, name) for name in operands_of(op.raw)])
+            results, arguments = op.names.results, [name for name, _ in op.names.arguments]
+            operands = [known.get(name, name) for name in op.names.operands]
+            kept = _names_of_partner(op, operands)
             chosen = {name: _taken(kept.get(name), name, names) for name in results}
             chosen |= {name: _taken(kept.get(name), name, inside_names) for name in arguments}
             op.named = [
                 NAME.sub(lambda m, c=chosen, k=known: c.get(m[0]) or k.get(m[0], m[0]), line)  # type: ignore[misc]
                 for line in op.raw
             ]
+            op.lasting = OwnNames(
+                [chosen[name] for name in results],
+                [(chosen[name], kind) for name, kind in op.names.arguments],
+                operands,
+            )
             known.update((name, chosen[name]) for name in results)
             inside_known.update((name, chosen[name]) for name in arguments)
             for inside in op.inside:
@@ -106,15 +112,14 @@ def _names_of_partner(op: OpText, operands: Sequence[str]) -> dict[str, str]:
     """For names that an op defines, those that its partner has for the same."""
     if op.partner is None:
         return {}
-    before = op.partner.named
-    found = dict(zip(results_of(op.raw), results_of(before)))
-    new, old = arguments_of(op.raw), arguments_of(before)
-    operands_before = operands_of(before)
-    if len(new) == len(operands) and len(old) == len(operands_before):
+    before = op.partner.lasting
+    found = dict(zip(op.names.results, before.results))
+    new, old = op.names.arguments, before.arguments
+    if len(new) == len(operands) and len(old) == len(before.operands):
         # Arguments stand for operands, as in fragments: each goes by its own.
         return found | _in_turn(
             [(name, operand) for (name, _), operand in zip(new, operands)],
-            [(name, operand) for (name, _), operand in zip(old, operands_before)],
+            [(name, operand) for (name, _), operand in zip(old, before.operands)],
         )
     if len(new) == len(old):
         return found | {a: b for (a, _), (b, _) in zip(new, old)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 NAME = re.compile(r"%[\w$.-]+")
 _ARGUMENT = re.compile(r"%[\w$.-]+(?=: | = )")
+_END_OF_TYPE = re.compile(r", %|\) ")
 _RESULTS = re.compile(r"\s*(%[\w$.:, %-]+) = ")
 _OP = re.compile(r'(?:^|= )"?([a-z_]+\.[\w.]+)')
 _FRAGMENT = re.compile(r'mpmd\.fragment(?:_call)?<mesh="([^"]*)", origin=\[([^\]]*)\]')
@@ -20,6 +22,36 @@ _ISOLATED = ("func.func", "module")
 _BETWEEN = ("mpmd.transfer", "mpmd.assign", "mpmd.unassign")
 
 
+@dataclasses.dataclass
+class OwnNames:
+    """The names in an op's own lines.
+
+    Attributes:
+        results: those of its results.
+        arguments: name and type of the arguments of its regions.
+        operands: those that it uses.
+    """
+
+    results: list[str]
+    arguments: list[tuple[str, str]]
+    operands: list[str]
+
+    @staticmethod
+    def of(lines: Sequence[str]) -> OwnNames:
+        """The names in these lines, as MLIR prints them."""
+        found = _RESULTS.match(lines[0])
+        results = NAME.findall(found[1]) if found else []
+        rest = [lines[0][found.end() :] if found else lines[0], *lines[1:]]
+        arguments = [
+            (m[0], _END_OF_TYPE.split(line[m.end() :], maxsplit=1)[0])
+            for line in rest
+            for m in _ARGUMENT.finditer(line)
+        ]
+        defined = {name for name, _ in arguments}
+        operands = [name for line in rest for name in NAME.findall(line) if name not in defined]
+        return OwnNames(results, arguments, operands)
+
+
 @dataclasses.dataclass(eq=False)
 class OpText:
     """One op: its own lines (head, what separates its regions, end), and the ops after each of them.
@@ -28,6 +60,7 @@ class OpText:
         raw: its own lines as MLIR prints them.
         inside: `inside[i]` are the ops between `raw[i]` and `raw[i + 1]`.
         named: its own lines with names that last; see `naming`.
+        lasting: the names in them.
         value: equal for two ops that compute the same from the same arguments.
         identity: equal for two ops that are the same thing, changed or not; None if nothing tells.
         partner: the op of the tree before that it stands for.
@@ -36,11 +69,17 @@ class OpText:
     raw: list[str]
     inside: list[list[OpText]] = dataclasses.field(default_factory=lambda: [[]])
     named: list[str] = dataclasses.field(default_factory=list)
+    lasting: OwnNames = dataclasses.field(default_factory=lambda: OwnNames([], [], []))
     value: int = 0
     identity: Hashable = None
     partner: OpText | None = None
 
-    @property
+    @functools.cached_property
+    def names(self) -> OwnNames:
+        """The names in its own lines."""
+        return OwnNames.of(self.raw)
+
+    @functools.cached_property
     def kind(self) -> str:
         """Name of the op, or its first word."""
         head = self.raw[0].strip()
@@ -52,7 +91,7 @@ class OpText:
         """Whether its regions have names of their own."""
         return self.kind in _ISOLATED
 
-    @property
+    @functools.cached_property
     def template(self) -> str:
         """All its text without the names."""
         return NAME.sub("%", "\n".join(line for op in self.walk() for line in op.raw))
@@ -107,39 +146,16 @@ class Numbering:
         """Sets `value` and `identity` of all ops; `known` has number and identity of the names around."""
         known = {} if known is None else known
         for op in ops:
-            used = [known.get(name, (-1, None)) for name in operands_of(op.raw)]
+            used = [known.get(name, (-1, None)) for name in op.names.operands]
             op.value = self.of((op.template, tuple(number for number, _ in used)))
             op.identity = _identity(op, used)
             around = {} if op.is_isolated else known
-            for i, name in enumerate(results_of(op.raw)):
+            for i, name in enumerate(op.names.results):
                 known[name] = (self.of((op.value, i)), (op.identity, i))
-            for i, (name, _) in enumerate(arguments_of(op.raw)):
+            for i, (name, _) in enumerate(op.names.arguments):
                 around[name] = (self.of(("argument", i)), i)
             for inside in op.inside:
                 self.number(inside, around)
-
-
-def results_of(lines: Sequence[str]) -> list[str]:
-    """The names of an op's results, from its own lines."""
-    found = _RESULTS.match(lines[0])
-    return NAME.findall(found[1]) if found else []
-
-
-def arguments_of(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and type of the arguments of an op's regions, from its own lines."""
-    found = _RESULTS.match(lines[0])
-    rest = [lines[0][found.end() :] if found else lines[0], *lines[1:]]
-    return [
-        (m[0], re.split(r", %|\) ", line[m.end() :], maxsplit=1)[0])
-        for line in rest
-        for m in _ARGUMENT.finditer(line)
-    ]
-
-
-def operands_of(lines: Sequence[str]) -> list[str]:
-    """The names that an op's own lines use."""
-    defined = {*results_of(lines), *(name for name, _ in arguments_of(lines))}
-    return [name for line in lines for name in NAME.findall(line) if name not in defined]
 
 
 def _identity(op: OpText, used: Sequence[tuple[int, Hashable]]) -> Hashable:
@@ -177,7 +193,8 @@ def pair(before: Sequence[OpText], after: Sequence[OpText]) -> None:
     for new, old in partners.items():
         after[new].partner = before[old]
         for olds, news in zip(before[old].inside, after[new].inside):
-            pair(olds, news)
+            if olds and news:
+                pair(olds, news)
 
 
 def _pair_by(
