@@ -37,7 +37,8 @@ class OwnNames:
     operands: list[str]
 
     @staticmethod
-    def of(lines: Sequence[str]) -> OwnNames:
+    @functools.lru_cache(100_000)  # the same lines come again in other microbatches, and after other passes
+    def of(*lines: str) -> OwnNames:
         """The names in these lines, as MLIR prints them."""
         found = _RESULTS.match(lines[0])
         results = NAME.findall(found[1]) if found else []
@@ -77,7 +78,7 @@ class OpText:
     @functools.cached_property
     def names(self) -> OwnNames:
         """The names in its own lines."""
-        return OwnNames.of(self.raw)
+        return OwnNames.of(*self.raw)
 
     @functools.cached_property
     def kind(self) -> str:
@@ -94,14 +95,8 @@ class OpText:
     @functools.cached_property
     def template(self) -> str:
         """All its text without the names."""
-        return NAME.sub("%", "\n".join(line for op in self.walk() for line in op.raw))
-
-    def walk(self) -> Iterable[OpText]:
-        """It and all inside it."""
-        yield self
-        for ops in self.inside:
-            for op in ops:
-                yield from op.walk()
+        own = NAME.sub("%", "\n".join(self.raw))
+        return "\n".join([own, *(op.template for ops in self.inside for op in ops)])
 
     def lines(self) -> Iterable[str]:
         """Its text with names that last, line by line."""
