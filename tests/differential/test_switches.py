@@ -16,6 +16,7 @@ from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.train_step import make_plain_step, make_state, make_train_step
 from mpmd import options, pipeline
 from mpmd.options import USER_DEFAULTS, PipelineOptions
+from mpmd.support.pipeline import name_of
 from tests.support.comparing import copied, pipelined, relative_difference, sgd_momentum, training_step
 from tests.support.covering import covering_rows
 from tests.support.flax_models import FLAX_MODELS
@@ -41,8 +42,8 @@ NEEDED = {
 SWITCHES = {
     name: (getattr(USER_DEFAULTS, name), not getattr(USER_DEFAULTS, name))
     for name in (
-        "absorb_inferred_fragments_on_entry_point_function", "copy_constants", "fragment_remat",
-        "heterogeneous_meshes", "infer_cross_mesh_reductions", "keep_microbatches_equal",
+        "absorb_inferred_fragments_on_entry_point_function", "carry_sums", "copy_constants",
+        "fragment_remat", "heterogeneous_meshes", "infer_cross_mesh_reductions", "keep_microbatches_equal",
         "merge_after_scheduling", "merge_forward_with_backward", "merge_remat_fragments",
         "merge_transfers", "recompute_cheap_residuals", "scale_smaller_factor", "split_accumulators",
         "split_bwd_fragments", "swap_transposed_dots", "verify_schedule_units",
@@ -55,7 +56,7 @@ OTHERS = {
     "backend", "constraints", "disable_passes", "dump_passes", "dump_to", "error_limit",
     "fail_on_backward_deps", "fail_on_impossible_order", "fail_on_inferred_fragments",
     "fail_on_param_transfers", "fail_on_reshard_only_fragments", "infer_transfers", "input_assignment",
-    "merge_rules", "name_to_mesh_assignment", "output_assignment", "param_transfer_pattern",
+    "merge_rules", "mirrored_names", "name_to_mesh_assignment", "output_assignment", "param_transfer_pattern",
     "pass_options", "pipeline_schedule", "schedule_rules", "task_orders", "verbose_logging", "verify_each",
 }  # fmt: skip
 
@@ -63,7 +64,7 @@ OTHERS = {
 @pytest.fixture(autouse=True, scope="module")
 def compile_fast():
     """XLA's optimizations are of no interest here, and take most of the time."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
@@ -73,7 +74,7 @@ def compile_fast():
 def optional_passes() -> list[str]:
     """The passes that run by default, and may be left out."""
     makers = pipeline.PIPELINES.values()
-    names = dict.fromkeys(step.pass_.short_name for make in makers for step in make(USER_DEFAULTS))
+    names = dict.fromkeys(name_of(step.pass_) for make in makers for step in make(USER_DEFAULTS))
     return [name for name in names if name not in NEEDED]
 
 
