@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -28,7 +28,7 @@ from mpmd.runtime.program import Program
 from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
-from mpmd.support.passes import with_overrides
+from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
@@ -77,10 +77,23 @@ def _for_people(diagnostic: Diagnostic) -> str:
     return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 
+class Observer(Protocol):
+    """Looks on while a step is lowered."""
+
+    def begins(self, module: ir.Module) -> None:
+        """The module before the first pipeline."""
+
+    def phase_begins(self, phase: str, steps: list[pipeline.Step]) -> None:
+        """The steps of a pipeline are to run."""
+
+    def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
+        """A pass ran; not called for one that found the program wrong."""
+
+
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
-    def __init__(self, module: ir.Module, options: PipelineOptions) -> None:
+    def __init__(self, module: ir.Module, options: PipelineOptions, observer: Observer | None) -> None:
         self.module = module
         self.overrides = options.pass_options
         self.dump_to = Path(options.dump_to) if options.dump_to else None
@@ -95,16 +108,28 @@ class _Phases:
         self.timing = Timing()
         self.seconds: dict[str, float] = {}
         self.ran: set[str] = set()
+        self.observer = observer
 
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
         """Runs the passes of one phase."""
         start = time.perf_counter()
-        passes = [with_overrides(step.pass_, self.overrides) for step in steps]
+        steps = [dataclasses.replace(s, pass_=with_overrides(s.pass_, self.overrides)) for s in steps]
+        passes = [step.pass_ for step in steps]
+        if self.observer is not None:
+            due = [step for step in steps if name_of(step.pass_) not in self.watch.disabled]
+            self.observer.phase_begins(name, due)
         folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
-        watch = dataclasses.replace(self.watch, dump_to=folder)
+        watch = dataclasses.replace(self.watch, dump_to=folder, after=self._after())
         self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
         self.ran |= {name_of(pass_) for pass_ in passes}
+
+    def _after(self) -> Callable[[Pass, Any, bool], None] | None:
+        """Tells the observer of a pass; None if there is none."""
+        observer = self.observer
+        if observer is None:
+            return None
+        return lambda p, m, changed: observer.pass_ended(p, m, changed, self.timing.seconds[-1][1])
 
     def warn_of_unused_overrides(self) -> None:
         """Options of passes that did not run had no effect."""
@@ -124,6 +149,7 @@ def partition(
     argument_paths: list[str],
     out_tree: Any,
     names: Collection[str] = (),
+    observer: Observer | None = None,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
 
@@ -134,6 +160,7 @@ def partition(
         argument_paths: what the user calls each flat argument.
         out_tree: the pytree of its results.
         names: names that the step was seen to call; what they name may be dead and gone.
+        observer: is told of the module before the first pass, and after each.
 
     Raises:
         ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
@@ -141,7 +168,7 @@ def partition(
         ProgramError: the streams break a rule of the runtime.
     """
     with _garbage_kept():
-        return _partition(lowered, config, arguments, argument_paths, out_tree, names)
+        return _partition(lowered, config, arguments, argument_paths, out_tree, names, observer)
 
 
 @contextlib.contextmanager
@@ -163,6 +190,7 @@ def _partition(
     argument_paths: list[str],
     out_tree: Any,
     names: Collection[str],
+    observer: Observer | None,
 ) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
@@ -170,7 +198,9 @@ def _partition(
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
     _prepare(module, config, arguments, out_tree)
-    phases = _Phases(module, options)
+    phases = _Phases(module, options, observer)
+    if observer is not None:
+        observer.begins(module)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
     start = time.perf_counter()

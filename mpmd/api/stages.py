@@ -13,7 +13,7 @@ import jax
 from mpmd import ir
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
-from mpmd.api.lowering import Partitioned, partition
+from mpmd.api.lowering import Observer, Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
@@ -54,8 +54,8 @@ class Traced:
         """The pytree of the results."""
         return jax.tree.structure(self.jax_traced.out_info)
 
-    def lower(self) -> Lowered:
-        """Partitions, schedules and linearizes.
+    def lower(self, observer: Observer | None = None) -> Lowered:
+        """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
         Raises:
             ConfigError: names do not fit the assignment, or a sharding cannot be used.
@@ -64,7 +64,7 @@ class Traced:
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names, observer
         )
         return Lowered(self, lowered, partitioned)
 

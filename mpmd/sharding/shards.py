@@ -57,6 +57,11 @@ def local_bytes(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> int:
     return -(-math.prod(local_shape(kind, mesh)) * _bit_width(kind.element_type) // 8)
 
 
+def global_bytes(kind: ir.RankedTensorType | ir.MeshTensor) -> int:
+    """Bytes of a whole tensor."""
+    return -(-math.prod(kind.shape) * _bit_width(kind.element_type) // 8)
+
+
 def _bit_width(element: ir.Type) -> int:
     """Bits of one element in memory; a boolean takes a byte, a complex number two floats."""
     if isinstance(element, ir.ComplexType):
