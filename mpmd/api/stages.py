@@ -21,6 +21,7 @@ from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
+from mpmd.jax_compat import host_callbacks
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
@@ -120,7 +121,15 @@ class Lowered:
     @functools.cached_property
     def fragments(self) -> dict[str, Any]:
         """The distinct fragments by name, as they will be compiled."""
-        return fragment_modules(self.partitioned.module)
+        callbacks = host_callbacks(self.jax_lowered)
+        made = fragment_modules(self.partitioned.module, callbacks or ())
+        calling = [name for name, fragment in made.items() if "_callback" in fragment.text]
+        if callbacks is None and calling:
+            raise ConfigError(
+                f"fragment {calling[0]!r} calls back to Python, and this version of JAX does not say what\n"
+                "  use another version of JAX, or take the callback out of the step"
+            )
+        return made
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, with the bytes that every mesh holds.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -20,17 +22,25 @@ from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
 from mpmd.jax_compat import ShapedArray
 
+_CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
+_NO_WORK = frozenset(
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+)
+_INLINE_BELOW_FLOPS = 1000
+
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True
 
 
 @module_p.def_abstract_eval
-def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...]) -> list[Any]:
+def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> list[Any]:
     return [ShapedArray(r.shape, numpy_dtype(r.dtype)) for r in results]
 
 
-def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...]) -> Any:
+def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> Any:
     """Copies the fragment's functions into jit's module and calls its main."""
+    for callback in callbacks:  # nothing else adds any, so positions stay what they are in the text
+        ctx.module_context.add_host_callback(callback)
     fragment = mlir.Module.parse(text)
     outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
     renamed = {}
@@ -68,6 +78,21 @@ class XlaExecutable:
 
     def __post_init__(self) -> None:
         self._call = self.compiled
+
+    @functools.cached_property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done.
+
+        XLA on CPU runs a fragment with a callback in the thread that calls it, and so one on a single device
+        in which it counts little work; what a custom call does it does not count.
+        """
+        targets = set(_CUSTOM_CALL.findall(self.fragment.text)) - _NO_WORK
+        devices = {d for s in jax.tree.leaves(self.compiled.output_shardings) for d in s.device_set}
+        if not targets or any(device.platform != "cpu" for device in devices):
+            return True
+        if any("callback" in target for target in targets):
+            return False
+        return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= _INLINE_BELOW_FLOPS
 
     @property
     def has_token(self) -> bool:
@@ -123,7 +148,7 @@ class XlaBackend:
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
-            made = module_p.bind(*arrays, text=fragment.text, results=results)
+            made = module_p.bind(*arrays, text=fragment.text, results=results, callbacks=fragment.callbacks)
             return [*made, jax.numpy.int8(0)] if fragment.token else made
 
         run.__name__ = run.__qualname__ = fragment.name
