@@ -15,11 +15,11 @@ from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.draft import Case
-from tests.support.random_hlo.rewritable import PATTERNS, rewritable
+from tests.support.random_hlo.rewritable import rewritable
 
 STEPS = 14
-FAST = -(-2 * len(PATTERNS) // STEPS) * 2
-"""Programs in every test run: enough for every pattern to occur in three of them or so."""
+FAST = 42
+"""Programs in every test run: enough for every pass to find something to do in two of them."""
 SLOW = 200
 
 ELSEWHERE = {
@@ -65,7 +65,7 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_keeps_the_numbers(name):
     changed = [keeps_values(seed, [PASSES[name]()]) for seed in range(FAST)]
-    assert any(changed), f"the random programs have nothing for {name}"
+    assert sum(changed) > 1, f"the random programs have next to nothing for {name}"
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -77,7 +77,7 @@ def test_a_group_keeps_the_numbers(name):
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_is_done_after_some_rounds(name):
     """No pass undoes what it did: it changes nothing in the end."""
-    for seed in range(0, FAST, 3):
+    for seed in range(0, FAST, 4):
         module = case(seed).module.clone()
         assert any(not PASSES[name]().run(module) for _ in range(6)), f"seed {seed}: {print_module(module)}"
 
