@@ -24,7 +24,7 @@ _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
 # Of fragments that are alike this many go through Shardy: the first may stand at the begin of a chain, such
-# as that of an accumulator, the second stands for all that follow.
+# as that of an accumulator, the second stands for all that follow.  One will do where nothing is sharded.
 _REPRESENTATIVES = 2
 
 
@@ -66,7 +66,8 @@ class PropagateShardings(ModulePass):
             return
         f = functions[0]
         small = ir.clone(module)
-        kinds = _without_copies(ir.funcs(small)[0])
+        representatives = _REPRESENTATIVES if not self.tidy or _mentions_shardings(small) else 1
+        kinds = _without_copies(ir.funcs(small)[0], representatives)
         if len(set(kinds)) == len(kinds):
             _put_back_bodies(module)
             self._propagate(module)
@@ -119,7 +120,7 @@ def _take_meshes(module: ir.Module, source: Any) -> None:
             ir.put(have, name, attribute)
 
 
-def _without_copies(f: ir.Func) -> list[int]:
+def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
     kept: dict[Hashable, list[ir.Op]] = {}
     bodies: dict[ir.Op, Hashable] = {}
@@ -132,7 +133,7 @@ def _without_copies(f: ir.Func) -> list[int]:
         if isinstance(op, ir.Fragment):
             bodies[op] = _body_of(op)
             key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
-            limit = _REPRESENTATIVES
+            limit = representatives
         elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
             key = (op.tensor, op.result.type)
         group = kept.setdefault(key, [])

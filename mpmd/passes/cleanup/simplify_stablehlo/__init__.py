@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, Literal
 
 from mpmd import ir
@@ -68,7 +68,12 @@ class SimplifyStablehlo(FunctionPass):
         if f.is_external:
             return
         model_of: dict[str, ir.Fragment | None] = {}
-        for fragment in ir.fragments(f):
+        fragments = ir.fragments(f)
+        like = collections.Counter(map(_signature, fragments))
+        for fragment in fragments:
+            if like[_signature(fragment)] == 1:
+                _simplify(fragment)
+                continue
             body = body_text(fragment)
             if body not in model_of:
                 edits = ir.edits()
@@ -79,6 +84,11 @@ class SimplifyStablehlo(FunctionPass):
             if model is not None:
                 _take_body(fragment, model)
         _simplify(f)
+
+
+def _signature(fragment: ir.Fragment) -> Hashable:
+    """Equal for fragments with equal bodies; cheaper than to compare these."""
+    return tuple(v.type for v in (*fragment.args, *fragment.returned))
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
