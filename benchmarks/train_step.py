@@ -127,13 +127,13 @@ def overhead_us(stages: int, schedule: str) -> float:
     )  # fmt: skip
     compiled, (params, state, *rest) = compiled_step(tiny, schedule, compile_it=True)
     times = []
-    for _ in range(20):
+    for _ in range(80):
         start = time.perf_counter()
         params, state, loss = compiled(params, state, *rest)
         jax.block_until_ready((params, state, loss))
         times.append(time.perf_counter() - start)
     instructions = sum(len(stream.instructions) for stream in compiled.program.streams)
-    return 1e6 * statistics.median(times) / instructions
+    return 1e6 * statistics.median(times[20:]) / instructions
 
 
 def boundary_bytes(microbatches: int, stages: int, schedule: str) -> dict[str, int]:
