@@ -30,7 +30,7 @@ lint: $(READY) ## style, types, layers
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-docs: $(READY) ## regenerate docs/passes.md and docs/flags.md
+docs: $(READY) ## regenerate docs/passes.md, docs/hlo_passes.md and docs/flags.md
 	$(BIN)/python -m mpmd.tools.docs
 
 clean: ## remove what the targets made

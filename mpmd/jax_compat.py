@@ -20,6 +20,7 @@ __all__ = [
     "array_copier",
     "compiled_for",
     "func_dialect",
+    "host_callbacks",
     "make_cpu_client",
     "mpmd_dialect",
     "register_operation",
@@ -102,6 +103,14 @@ def _devices_in_order(sharding: Sharding) -> tuple[Any, ...]:
     mesh = getattr(sharding, "mesh", None)
     devices: Sequence[Any] = tuple(mesh.devices.flat) if mesh is not None else tuple(sharding.device_set)
     return tuple(devices)
+
+
+def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
+    """The Python functions that custom calls of a lowered step name by position; None if JAX does not say."""
+    arguments = getattr(getattr(lowered, "_lowering", None), "compile_args", None)
+    if arguments is None or "host_callbacks" not in arguments:
+        return None
+    return tuple(arguments["host_callbacks"])
 
 
 def default_platform() -> str:

@@ -16,6 +16,8 @@ class PipelineOptions:
     Attributes:
         name_to_mesh_assignment: where named computations and tensors go: `"encode@m1"`, `"f@m1/0"` with a
             stage, `"t@m1#pinned_host"` in host memory.
+        mirrored_names: names of which the second half of the microbatches uses a copy, called `encode_mirror`
+            in the assignment; for schedules with two copies of every stage.
         input_assignment: where flat arguments go: `"0@m1"`, `"2@m2#pinned_host"`.
         output_assignment: likewise for flat results.
         constraints: `"i:o"`: argument i and result o live on one mesh.
@@ -64,6 +66,7 @@ class PipelineOptions:
     """
 
     name_to_mesh_assignment: tuple[str, ...] = ()
+    mirrored_names: tuple[str, ...] = ()
     input_assignment: tuple[str, ...] = ()
     output_assignment: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()

@@ -51,6 +51,12 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             "as soon as microbatches can be told; the terms of a sum need not all be kept then",
             when=o.carry_sums,
         ),
+        _step(
+            "mpmd-mirror-stages",
+            "while names can still be told apart by microbatch; sums are carried by now",
+            when=bool(o.mirrored_names),
+            names=",".join(o.mirrored_names),
+        ),
         _step("mpmd-sink-negligible-ops-into-call-op", "less for inference, and merges at once"),
         _step(
             "mpmd-insert-nameless-clone-of-negligible-ops",
@@ -406,8 +412,8 @@ _DEFAULTS = {"mpmd-optimize-pipeline": {"pipeline_schedule": "1F1B"}}
 _OTHER_NAMES = {"enable-heterogeneous-meshes": "heterogeneous-meshes"}
 
 
-def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
-    """The passes of a pipeline by its name, with options as on the command line.
+def steps_of(name: str, options: Sequence[tuple[str, str]]) -> list[Step]:
+    """The steps of a pipeline by its name, with options as on the command line.
 
     Raises:
         ConfigError: no such pipeline or option.
@@ -416,7 +422,7 @@ def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
         raise ConfigError(f"unknown pipeline {name!r}; there are {', '.join(PIPELINES)}")
     pairs = [(_OTHER_NAMES.get(key, key), value) for key, value in options]
     given = _DEFAULTS.get(name, {}) | parsed_options(PipelineOptions, pairs, name)
-    return [step.pass_ for step in PIPELINES[name](PipelineOptions(**given))]
+    return PIPELINES[name](PipelineOptions(**given))
 
 
 def check_options(o: PipelineOptions) -> None:
@@ -427,7 +433,7 @@ def check_options(o: PipelineOptions) -> None:
     """
     problems = []
     for name in o.disable_passes:
-        if name not in PASSES and ir.mlir_problem(name):
+        if name not in PASSES and not _is_mlir(name):
             problems.append(f"disable_passes: there is no pass {name!r}{_close_to(name)}")
     for entry in o.pass_options:
         name, _, options = entry.partition("{")
@@ -440,6 +446,11 @@ def check_options(o: PipelineOptions) -> None:
             problems.append(str(e))
     if problems:
         raise collect(ConfigError, problems, "the options cannot be used:")
+
+
+def _is_mlir(name: str) -> bool:
+    """Whether MLIR has a pass of this name, for modules or for functions."""
+    return any(not ir.mlir_problem(text) for text in (name, f"func.func({name})"))
 
 
 def _close_to(name: str) -> str:

@@ -12,13 +12,16 @@ import jax
 
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.api.lowering import Partitioned, partition
+from mpmd.api.estimate import DeviceSpeed, estimate_costs
+from mpmd.api.lowering import Observer, Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
+from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
+from mpmd.jax_compat import host_callbacks
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
@@ -52,8 +55,8 @@ class Traced:
         """The pytree of the results."""
         return jax.tree.structure(self.jax_traced.out_info)
 
-    def lower(self) -> Lowered:
-        """Partitions, schedules and linearizes.
+    def lower(self, observer: Observer | None = None) -> Lowered:
+        """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
         Raises:
             ConfigError: names do not fit the assignment, or a sharding cannot be used.
@@ -62,7 +65,7 @@ class Traced:
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names, observer
         )
         return Lowered(self, lowered, partitioned)
 
@@ -118,16 +121,36 @@ class Lowered:
     @functools.cached_property
     def fragments(self) -> dict[str, Any]:
         """The distinct fragments by name, as they will be compiled."""
-        return fragment_modules(self.partitioned.module)
+        callbacks = host_callbacks(self.jax_lowered)
+        made = fragment_modules(self.partitioned.module, callbacks or ())
+        calling = [name for name, fragment in made.items() if "_callback" in fragment.text]
+        if callbacks is None and calling:
+            raise ConfigError(
+                f"fragment {calling[0]!r} calls back to Python, and this version of JAX does not say what\n"
+                "  use another version of JAX, or take the callback out of the step"
+            )
+        return made
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, with the bytes that every mesh holds.
 
         Args:
-            costs: seconds of fragments by name, or `Compiled.costs`; 1 for each that is not there.
+            costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
+                not there.
         """
         known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
         return predicted_timeline(self.program, known, list(self.config.topology))
+
+    def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
+        """What fragments and messages should take on such devices, by the work in them.
+
+        Args:
+            speed: of one device; by default about that of a CPU core.
+
+        Raises:
+            CompileError: the work of a fragment cannot be counted; names the operation.
+        """
+        return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
 
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
@@ -141,7 +164,10 @@ class Lowered:
             for name, fragment in self.fragments.items()
         }
         executables = compile_fragments(
-            fragments, dict(self.config.topology), self.config.backend or self.partitioned.backend
+            fragments,
+            dict(self.config.topology),
+            self.config.backend or self.partitioned.backend,
+            self.partitioned.dump,
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
 
@@ -156,6 +182,7 @@ class Compiled:
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         self._executor = Executor(program, table, self._placement, runtime)
         self._out_tree = lowered.traced.out_tree
+        self._weak = weak_positions(jax.tree.leaves(lowered.traced.jax_traced.out_info))
 
     @property
     def program(self) -> Program:
@@ -190,7 +217,7 @@ class Compiled:
 
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        return jax.tree.unflatten(self._out_tree, self._executor.run(leaves))
+        return self._results(self._executor.run(leaves))
 
     def as_text(self, what: str = "hlo") -> str:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too."""
@@ -199,7 +226,10 @@ class Compiled:
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 
     def cost_analysis(self) -> dict[str, Any]:
-        """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment."""
+        """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
+
+        `fallbacks` is the number of distinct fragments that the backend asked for could not compile.
+        """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
         runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
         calls = dict(collections.Counter(op.executable for op in runs))
@@ -207,6 +237,7 @@ class Compiled:
             key: sum(fragments[name].get(key, 0.0) * n for name, n in calls.items())
             for key in ("flops", "bytes accessed")
         }
+        total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
         return {**total, "fragments": fragments, "calls": calls}
 
     @functools.cached_property
@@ -229,7 +260,7 @@ class Compiled:
         """
         meter = MemoryMeter(self.program)
         results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
-        return jax.tree.unflatten(self._out_tree, results), dict(meter.peaks)
+        return self._results(results), dict(meter.peaks)
 
     @property
     def programs(self) -> list[list[str]]:
@@ -253,7 +284,7 @@ class Compiled:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
         leaves = jax.tree.leaves((args, kwargs))
         results, costs = measure_costs(self._executor, self._placement, leaves)
-        return jax.tree.unflatten(self._out_tree, results), costs
+        return self._results(results), costs
 
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
@@ -265,7 +296,13 @@ class Compiled:
         results, timeline = measured_timeline(
             self._executor, self._placement, leaves, meshes, self._workspace
         )
-        return jax.tree.unflatten(self._out_tree, results), timeline
+        return self._results(results), timeline
+
+    def _results(self, leaves: list[Any]) -> Any:
+        """Flat results as the function gives them."""
+        for i in self._weak:
+            leaves[i] = weakly_typed(leaves[i])
+        return jax.tree.unflatten(self._out_tree, leaves)
 
     def synchronize(self) -> None:
         """Waits until every step so far is computed.

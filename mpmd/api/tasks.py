@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd import ir
-from mpmd.api.config import Config
+from mpmd.api.config import Config, Placement
 from mpmd.api.visits import BACKWARD, Unit, depths_of, rounds_of, units_of
-from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, Shape, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
@@ -41,13 +42,48 @@ def task_orders(module: ir.Module, config: Config) -> str:
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
 
+def mirrored_placements(config: Config) -> dict[str, Placement]:
+    """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
+
+    All names of a stage go together.  Stages without a number have the number of their mesh.
+    """
+    meshes = list(config.topology)
+    stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
+    first = {stages[name]: place.mesh for name, place in config.assignment.items()}
+    numbers = sorted(first)
+    used = [mesh for mesh in meshes if mesh in first.values()]
+    shape = Shape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
+    mirror = get_schedule(config.schedule).mirror(shape)
+    if mirror is None:
+        return {}
+    opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
+    return {
+        name: dataclasses.replace(place, mesh=opposite[stages[name]], stage=stages[name])
+        for name, place in config.assignment.items()
+    }
+
+
+def numbered(config: Config) -> dict[str, Placement]:
+    """The assignment with a stage for every name."""
+    meshes = list(config.topology)
+    return {
+        name: dataclasses.replace(place, stage=_stage_of(place, meshes))
+        for name, place in config.assignment.items()
+    }
+
+
+def _stage_of(place: Placement, meshes: Sequence[str]) -> int:
+    return meshes.index(place.mesh) if place.stage is None else place.stage
+
+
 def _round_orders(
     main: ir.Func, units: Sequence[Unit], microbatches: Sequence[int], schedule: PipelineSchedule
 ) -> dict[str, list[str]]:
     """The tasks of one loop over microbatches, for each mesh that takes part."""
     meshes = main.topology.schedulable
     staged = [_staged(unit, meshes) for unit in units]
-    found = {unit.stage: unit.mesh for unit in staged}
+    half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
+    found = {unit.stage: unit.mesh for unit in staged if unit.microbatch in half}
     stages = _in_pipeline_order(main, units, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
     table = schedule.table(
@@ -56,6 +92,11 @@ def _round_orders(
         num_microbatches=len(microbatches),
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
+    if table.mirror is not None and table.mirror.first_microbatch != len(half):
+        raise ScheduleError(
+            f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
+            f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
+        )
     present = {(unit.stage, unit.microbatch, unit.phase) for unit in staged}
     split = {unit.stage for unit in staged if unit.phase == "I"}
     table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])

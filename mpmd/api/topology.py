@@ -53,9 +53,7 @@ class Topology(Mapping[str, Mesh]):
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """A mesh with the axes of all meshes, under which a step is traced."""
-        types = {
-            name: kind for mesh in self.values() for name, kind in zip(mesh.axis_names, mesh.axis_types)
-        }
+        types = {name: kind for mesh in self.values() for name, kind in zip(mesh.axis_names, mesh.axis_types)}
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=tuple(types.values()))
 
     @property

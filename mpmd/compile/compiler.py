@@ -2,21 +2,95 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from mpmd.compile.backends.xla import XlaBackend
-from mpmd.compile.executable import Backend, Executable
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.dump import Dump
+from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 
-BACKENDS: dict[str, type[Any]] = {"xla": XlaBackend}
+
+@dataclasses.dataclass
+class FallbackExecutable:
+    """A fragment that XLA compiles because native code cannot be made of it.
+
+    Attributes:
+        inner: what runs.
+        reason: why.
+    """
+
+    inner: XlaExecutable
+    reason: str
+    backend: str = "xla"
+
+    def __post_init__(self) -> None:
+        self.fragment = self.inner.fragment
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.inner.has_token
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it."""
+        return self.inner(*arrays)
+
+    def as_text(self, what: str = "hlo") -> str:
+        """As XLA compiled it."""
+        return self.inner.as_text(what)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's count, and one fallback."""
+        return {**self.inner.cost_analysis(), "fallbacks": 1.0}
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's count."""
+        return self.inner.memory_analysis()
 
 
-def get_backend(name: str) -> Backend:
-    """A backend by its name.
+@dataclasses.dataclass(frozen=True)
+class NativeBackend:
+    """Native code where there is some, and XLA's, counted and warned about, where there is none."""
+
+    native: NativeCpuBackend = dataclasses.field(default_factory=NativeCpuBackend)
+    name: str = "native"
+
+    def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
+        """Compiles for the devices of a mesh; see `Backend`."""
+        try:
+            return self.native.compile(fragment, mesh)
+        except CompileError as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"fragment {fragment.name} on {fragment.mesh} is compiled by XLA: {reason}", stacklevel=2
+            )
+            return FallbackExecutable(XlaBackend().compile(fragment, mesh), reason)
+
+    def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
+        """Loads native or XLA's code onto another mesh; see `Backend`."""
+        if not isinstance(executable, FallbackExecutable):
+            return self.native.relocate(executable, fragment, mesh)
+        inner = XlaBackend().relocate(executable.inner, fragment, mesh)
+        return None if inner is None else FallbackExecutable(inner, executable.reason)
+
+
+BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
+
+
+def get_backend(name: str, dump: Dump | None = None) -> Backend:
+    """A backend by its name, writing files if it can and they are asked for.
 
     Raises:
         CompileError: there is none of that name.
@@ -25,18 +99,30 @@ def get_backend(name: str) -> Backend:
         raise CompileError(
             f"there is no compile backend {name!r}\n  there are {', '.join(map(repr, BACKENDS))}"
         )
-    return BACKENDS[name]()
+    if name == "native":
+        return NativeBackend(NativeCpuBackend(dump=dump))
+    made: Backend = BACKENDS[name]()
+    return made
 
 
 def compile_fragments(
-    fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], backend: str
+    fragments: Mapping[str, FragmentModule],
+    meshes: Mapping[str, Any],
+    backend: str,
+    dump: Dump | None = None,
 ) -> dict[str, Executable]:
     """Compiles every fragment for its mesh; one that only differs in its mesh from another is loaded from it.
+
+    Args:
+        fragments: by name.
+        meshes: by name.
+        backend: name of the backend.
+        dump: where to write what compilation makes.
 
     Raises:
         CompileError: one cannot be compiled.
     """
-    chosen = get_backend(backend)
+    chosen = get_backend(backend, dump)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         groups = pool.map(
             lambda names: _compile_alike(chosen, [fragments[n] for n in names], meshes),

@@ -26,8 +26,13 @@ class Executable(Protocol):
     One that gives a token behind its results, as its fragment asks for, has an attribute `has_token`.
     """
 
-    fragment: FragmentModule
-    backend: str
+    @property
+    def fragment(self) -> FragmentModule:
+        """What was compiled."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that compiled it."""
 
     @property
     def name(self) -> str:
@@ -49,7 +54,9 @@ class Executable(Protocol):
 class Backend(Protocol):
     """A way to compile fragments."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name."""
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
         """Compiles for the devices of a `jax.sharding.Mesh`.

@@ -42,6 +42,7 @@ class FragmentModule:
         reserved_bytes: bytes that other values occupy on the mesh while it runs.
         token: whether its executable should give one more result, of one element, that is there when it has
             ended: for fragments whose results are all consumed.
+        callbacks: Python functions that its custom calls name by their position here.
     """
 
     name: str
@@ -52,23 +53,39 @@ class FragmentModule:
     donated: tuple[int, ...] = ()
     reserved_bytes: int = 0
     token: bool = False
+    callbacks: tuple[Any, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Equal for fragments that compile to the same code, whatever their names."""
-        content = (self.text, self.arguments, self.results, self.donated, self.token)
+        content = (
+            self.text,
+            self.arguments,
+            self.results,
+            self.donated,
+            self.token,
+            *map(id, self.callbacks),
+        )
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def fragment_modules(module: ir.Module) -> dict[str, FragmentModule]:
-    """The distinct fragments of an exported module, by name, in the order of their first call."""
+def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...] = ()) -> dict[str, FragmentModule]:
+    """The distinct fragments of an exported module, by name, in the order of their first call.
+
+    Args:
+        module: after the export pipeline.
+        callbacks: Python functions that custom calls of the module name by their position.
+    """
     symbols = ir.symbol_table(module)
     made: dict[str, FragmentModule] = {}
     for f in symbols.values():
         if f.is_mpmd:
             for call in ir.ops(f, ir.FragmentCall):
                 if call.callee_name not in made:
-                    made[call.callee_name] = _extract(module, symbols, call)
+                    fragment = _extract(module, symbols, call)
+                    if "_callback" in fragment.text:
+                        fragment = dataclasses.replace(fragment, callbacks=callbacks)
+                    made[call.callee_name] = fragment
     return made
 
 

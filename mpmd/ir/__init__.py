@@ -5,7 +5,7 @@
         for fragment in ir.fragments(f):
             print(fragment.mesh, fragment.origins, fragment.inputs)
 
-Passes read with what is in `query`, change with what is in `edit` and `fragments`, and never call MLIR's
+Passes read with what is in `query`, change with what is in `edit`, and never call MLIR's
 own mutators: those crash the process when misused, ours raise.
 """
 
@@ -23,10 +23,10 @@ from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
     after, append_arg, at_end, at_start, before, clone, clone_body, clone_with, create, erase, erase_args,
-    erase_dead_ops, move_after, move_before, move_body, move_to_start, rebuild, reorder, replace,
-    replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
+    make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild, reorder,
+    replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
-from mpmd.ir.fragments import make_fragment, make_transfer
+from mpmd.ir.kept import open_grave
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir
 from mpmd.ir.ops import (
     Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
@@ -34,8 +34,8 @@ from mpmd.ir.ops import (
 )
 from mpmd.ir.query import (
     PURE, arg_index, first_of, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
-    read_by, result_index, sdy_meshes, stands_before, symbol_table, users, uses, walk,
+    read_by, result_index, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
-from mpmd.ir.types import MeshTensor, Origin, Topology, axes_of
+from mpmd.ir.types import MeshTensor, Origin, Topology
 from mpmd.ir.verify import verify

@@ -1,12 +1,13 @@
 """Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
 
-After an op is erased, replaced, or moved into another op's body, Python objects for it, for its values
-and for what is in its body must not be used again.
+An erased op is taken out of its program and freed a few passes later (`kept`): its object raises when it is
+used again, objects for its values and for what is in its body do no harm.  An erased block argument is freed
+at once: an object for it must not be used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -16,8 +17,10 @@ from jax.extend.mlir.ir import Value
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.ops import Func
-from mpmd.ir.query import is_pure, is_unused, ops
+from mpmd.ir.kept import bury, keep
+from mpmd.ir.ops import Fragment, Func, Transfer
+from mpmd.ir.query import is_unused, ops
+from mpmd.ir.types import MeshTensor, Origin, string_array
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -40,6 +43,44 @@ def create(
         name, list(types), list(operands), attributes or {}, regions=regions,
         loc=location or ir.Location.unknown(context()), ip=where,
     ).opview  # fmt: skip
+
+
+def make_fragment(
+    mesh: str,
+    inputs: Sequence[Value],
+    types: Sequence[ir.Type],
+    where: ir.InsertionPoint,
+    body: Callable[[list[Value], ir.InsertionPoint], Sequence[Value]],
+    origins: Sequence[Origin] = (),
+    inferred_by: Sequence[str] = (),
+    location: ir.Location | None = None,
+) -> Fragment:
+    """A fragment whose ops are made by `body(args, insertion point)`, which gives what it returns."""
+    location = location or ir.Location.unknown(context())
+    attributes = {
+        "mesh_name": ir.StringAttr.get(mesh, context()),
+        "origin": ir.ArrayAttr.get([o.attribute() for o in origins], context()),
+    }
+    if inferred_by:
+        attributes["mpmd.inferred_by"] = string_array(inferred_by)
+    made = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
+    block = made.regions[0].blocks.append(
+        *(_inner_type(v.type) for v in inputs), arg_locs=[location] * len(inputs)
+    )
+    returned = body(list(block.arguments), ir.InsertionPoint(block))
+    create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
+    return made
+
+
+def _inner_type(kind: ir.Type) -> ir.Type:
+    return kind.tensor if isinstance(kind, MeshTensor) else kind
+
+
+def make_transfer(
+    value: Value, kind: ir.Type, where: ir.InsertionPoint, location: ir.Location | None = None
+) -> Transfer:
+    """A transfer of `value` to the mesh, memory and sharding of `kind`."""
+    return create("mpmd.transfer", [value], [kind], where, location=location or value.location)
 
 
 def replace_uses(old: Value, new: Value) -> None:
@@ -79,7 +120,7 @@ def erase(op: Op) -> None:
     if not is_unused(op):
         raise IRError(f"cannot erase {op.operation.name} at {op.location}: it is still used")
     counting.note_edit()
-    op.operation.erase()
+    bury(op)
 
 
 def replace(op: Op, values: Sequence[Value]) -> None:
@@ -96,7 +137,7 @@ def replace(op: Op, values: Sequence[Value]) -> None:
     for old, new in zip(results, values):
         replace_uses(old, new)
     counting.note_edit()
-    op.operation.erase()
+    bury(op)
 
 
 def erase_args(block: ir.Block, indices: Iterable[int]) -> None:
@@ -152,9 +193,10 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
 
 
 def clone(op: Any, where: ir.InsertionPoint | None = None) -> Any:
-    """A copy of an op, or module, with the same operands; without `where` it lives as long as it is held."""
+    """A copy of an op, or module, with the same operands; `where` is for ops."""
     counting.note_edit()
-    return op.operation.clone(where).opview
+    made = op.operation.clone(where).opview
+    return made if where is not None else keep(made)
 
 
 def clone_with(op: Op, values: dict[Value, Value], where: ir.InsertionPoint) -> Any:
@@ -224,17 +266,6 @@ def rebuild(
     )  # fmt: skip
     take_bodies(op, made)
     return made
-
-
-def erase_dead_ops(body: ir.Block) -> None:
-    """Erases, from a body and from the regions in it, what only computes and is not used."""
-    for op in reversed(ops(body)):
-        if is_unused(op) and is_pure(op):
-            erase(op)
-            continue
-        for region in op.operation.regions:
-            for block in region:
-                erase_dead_ops(block)
 
 
 def return_types_changed(f: Func) -> None:

@@ -7,20 +7,30 @@ from jax.extend.mlir import ir, passmanager
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
+from mpmd.ir.kept import bury_contents, open_grave
 
 
 def run_mlir(pipeline: str, module: ir.Module) -> None:
-    """Runs MLIR's passes on a module.  Hold no op over this: those that it erases crash the process.
+    """Runs MLIR's passes on a module.  Ops taken from it before belong to the program as it was then.
+
+    (An op that a pass erased could not be told from others, and using it would crash the process.)
 
     Raises:
-        IRError: a pass fails; the module may be invalid.
+        IRError: a pass fails; the module stays as it was.
     """
+    open_grave()
     with context():
         manager = _manager(pipeline)
+        result = module.operation.clone()
         try:
-            manager.run(module.operation)
+            manager.run(result)
         except ir.MLIRError as e:
             raise IRError(f"{pipeline} failed: {e}") from e
+    bury_contents(module)
+    for op in list(result.opview.body.operations):
+        module.body.append(op)
+    for name, attribute in result.attributes.items():
+        module.operation.attributes[name] = attribute
     counting.note_edit()
 
 

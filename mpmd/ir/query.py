@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
@@ -33,12 +32,6 @@ def module_of(op: Op) -> Op:
     while operation.name != "builtin.module":
         operation = operation.parent
     return operation.opview
-
-
-def sdy_meshes(module: Any) -> dict[str, sdy.MeshAttr]:
-    """Name -> mesh, of the `sdy.mesh` ops of a module."""
-    meshes = [op for op in module.regions[0].blocks[0].operations if isinstance(op, sdy.MeshOp)]
-    return {str(op.sym_name.value): sdy.MeshAttr(op.mesh) for op in meshes}
 
 
 def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:

@@ -8,6 +8,7 @@ from jax.extend.mlir import ir
 
 from mpmd.errors import IRError
 from mpmd.ir.context import context
+from mpmd.ir.kept import keep
 
 
 def parse(text: str | bytes, verify: bool = True) -> ir.Module:
@@ -21,8 +22,8 @@ def parse(text: str | bytes, verify: bool = True) -> ir.Module:
     try:
         with context(), ir.Location.unknown():
             if verify:
-                return ir.Module.parse(text, context())
-            return ir.Operation.parse(text, context=context()).opview
+                return keep(ir.Module.parse(text, context()))
+            return keep(ir.Operation.parse(text, context=context()).opview)
     except ir.MLIRError as e:
         raise IRError(f"cannot read the program: {e}") from e
 

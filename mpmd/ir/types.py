@@ -150,11 +150,6 @@ def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
     )
 
 
-def axes_of(mesh: sdy.MeshAttr) -> dict[str, int]:
-    """Axis name -> size."""
-    return {axis.name: axis.size for axis in (sdy.MeshAxisAttr(a) for a in mesh.axes)}
-
-
 def string_list(attribute: ir.Attribute | None) -> list[str]:
     """The strings of an array attribute; none if it is absent."""
     return [] if attribute is None else [ir.StringAttr(a).value for a in ir.ArrayAttr(attribute)]

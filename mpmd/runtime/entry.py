@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
-from mpmd.sharding.shards import axes_by_dim
+from mpmd.sharding.shards import axes_by_dim, axes_of
 from mpmd.support.source import frames_of
 
 _BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
@@ -34,7 +34,8 @@ def read_entry(
     """
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
-    meshes = {name: ir.axes_of(mesh) for name, mesh in main.topology.items()}
+    meshes = {name: axes_of(mesh) for name, mesh in main.topology.items()}
+    stages = {mesh: position for position, mesh in enumerate(main.topology.schedulable)}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
     of_kind: dict[ir.Type, BufferType] = {}
@@ -62,7 +63,7 @@ def read_entry(
             if callee not in donated_by:
                 donated_by[callee] = _donated(symbols[callee])
             inputs_of, outputs_of = tuple(map(number, op.operands)), tuple(map(number, op.results))
-            ops.append(_call(op, callee, inputs_of, outputs_of, donated_by[callee]))
+            ops.append(_call(op, inputs_of, outputs_of, donated_by[callee], stages))
         else:
             raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
     outputs = tuple(
@@ -83,22 +84,25 @@ def _donated(f: ir.Func) -> tuple[int, ...]:
 
 def _call(
     op: ir.FragmentCall,
-    callee: str,
     inputs: tuple[int, ...],
     outputs: tuple[int, ...],
     donated: tuple[int, ...],
+    stages: dict[str, int],
 ) -> FragmentCall:
+    """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
     frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
+    task = phase(op)
+    stage = stages.get(op.mesh) if task and op.stage is None else op.stage
     return FragmentCall(
-        name=callee,
+        name=op.callee_name,
         mesh=op.mesh,
         inputs=inputs,
         outputs=outputs,
         donated=donated,
-        stage=op.stage,
+        stage=stage,
         microbatch=op.call_counter,
-        phase=phase(op),
+        phase=task,
         label=f"{names} ({frames[0]})" if frames else names,
     )
 

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from mpmd import ir
+
+
+def sdy_meshes(module: Any) -> dict[str, ir.sdy.MeshAttr]:
+    """Name -> mesh, of the `sdy.mesh` ops of a module."""
+    meshes = [op for op in module.regions[0].blocks[0].operations if isinstance(op, ir.sdy.MeshOp)]
+    return {str(op.sym_name.value): ir.sdy.MeshAttr(op.mesh) for op in meshes}
+
+
+def axes_of(mesh: ir.sdy.MeshAttr) -> dict[str, int]:
+    """Axis name -> size."""
+    return {axis.name: axis.size for axis in (ir.sdy.MeshAxisAttr(a) for a in mesh.axes)}
 
 
 def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
@@ -35,7 +47,7 @@ def local_shape(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> list[int]:
     shape = list(kind.shape)
     if kind.sharding is None:
         return shape
-    sizes = ir.axes_of(mesh)
+    sizes = axes_of(mesh)
     parts = [math.prod(axis_size(axis, sizes) for axis in axes) for axes in axes_by_dim(kind.sharding)]
     return [-(-size // count) for size, count in zip(shape, parts)]
 
@@ -43,6 +55,11 @@ def local_shape(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> list[int]:
 def local_bytes(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> int:
     """Bytes of one device's shard."""
     return -(-math.prod(local_shape(kind, mesh)) * _bit_width(kind.element_type) // 8)
+
+
+def global_bytes(kind: ir.RankedTensorType | ir.MeshTensor) -> int:
+    """Bytes of a whole tensor."""
+    return -(-math.prod(kind.shape) * _bit_width(kind.element_type) // 8)
 
 
 def _bit_width(element: ir.Type) -> int:

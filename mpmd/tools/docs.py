@@ -1,7 +1,7 @@
-"""Writes docs/passes.md and docs/flags.md from the docstrings and fields of the passes.
+"""Writes docs/passes.md, docs/hlo_passes.md and docs/flags.md from the docstrings and fields of the passes.
 
-python -m mpmd.tools.docs            writes both
-python -m mpmd.tools.docs --check    exits 1 if either is not current
+python -m mpmd.tools.docs            writes them
+python -m mpmd.tools.docs --check    exits 1 if one is not current
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ import argparse
 import dataclasses
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from mpmd import passes, pipeline
+from mpmd.compile import passes as hlo_passes
+from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.flags import option_docs, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.support.passes import Pass, option_text
@@ -23,7 +28,11 @@ MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 def pages() -> dict[Path, str]:
     """The generated pages, by where they stand."""
-    return {ROOT / "docs" / "passes.md": passes_page(), ROOT / "docs" / "flags.md": flags_page()}
+    return {
+        ROOT / "docs" / "passes.md": passes_page(),
+        ROOT / "docs" / "hlo_passes.md": hlo_passes_page(),
+        ROOT / "docs" / "flags.md": flags_page(),
+    }
 
 
 def passes_page() -> str:
@@ -32,10 +41,7 @@ def passes_page() -> str:
         MADE,
         "# Passes\n\nWhat each pass does, from its own docstring; then the order in which they run.\n",
     ]
-    for family in passes.FAMILIES:
-        if family.PASSES:
-            parts.append(f"\n## {family.__name__.rpartition('.')[2].rstrip('_')}\n")
-            parts += [_pass_entry(kind) for kind in family.PASSES]
+    parts += _families(passes.FAMILIES)
     parts.append(
         "\n## Pipelines\n\nWith every optional step; `mpmd.jit` leaves out what its options do not ask for.\n"
     )
@@ -43,6 +49,35 @@ def passes_page() -> str:
         parts.append(f"\n### {name}\n\n| pass | why it stands here |\n|---|---|\n")
         parts += [f"| `{step.pass_}` | {step.why} |\n" for step in make(_everything())]
     return "".join(parts)
+
+
+def hlo_passes_page() -> str:
+    """Every pass over HLO by family, and the groups they stand in."""
+    parts = [
+        MADE,
+        "# Passes over HLO\n\nWhat each pass does, from its own docstring; then the groups that run.\n"
+        "`mpmd-hlo-opt FILE -PASS='OPTION=VALUE' -GROUP` runs them on HLO text.\n",
+    ]
+    parts += _families(hlo_passes.FAMILIES)
+    parts.append("\n## Groups\n")
+    for name, make in GROUPS.items():
+        first = (make.__doc__ or "").partition("\n")[0]
+        parts.append(f"\n### {name}\n\n{first}\n\n")
+        for pass_ in make():
+            parts.append(f"* `{pass_}`\n")
+            if isinstance(pass_, Fixpoint):
+                parts += [f"  * `{inner}`\n" for inner in pass_.passes]
+    return "".join(parts)
+
+
+def _families(families: Iterable[ModuleType]) -> list[str]:
+    """The entries of all passes, under the name of their family."""
+    parts: list[str] = []
+    for family in families:
+        if family.PASSES:
+            parts.append(f"\n## {family.__name__.rpartition('.')[2].rstrip('_')}\n")
+            parts += [_pass_entry(kind) for kind in family.PASSES]
+    return parts
 
 
 def _pass_entry(kind: type[Pass]) -> str:

@@ -32,7 +32,7 @@ from mpmd.support.passes import Pass, split_options, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.support.source import location_of
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.explorer import Recorder
+from mpmd.tools.explorer import Planned, Recorder
 
 USAGE = """\
 usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
@@ -48,7 +48,7 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-debuginfo       print locations
-  -html=FILE                  write a page that steps through the passes: text, changes, graph by mesh
+  -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and pipelines
   -help                       print this
@@ -79,7 +79,7 @@ class Command:
     file: str = "-"
     output: str = "-"
     html: str = ""
-    passes: list[Pass] = dataclasses.field(default_factory=list)
+    steps: list[Planned] = dataclasses.field(default_factory=list)
     split: bool = False
     verify_diagnostics: bool = False
     allow_unregistered: bool = False
@@ -117,7 +117,8 @@ def main(argv: Sequence[str]) -> int:
         ok, printed, said = _run_pieces(command, text, recorder)
     try:
         if recorder is not None:
-            Path(command.html).write_text(recorder.page(said))
+            page = recorder.page(Path(command.file).name, said, command.timing)
+            Path(command.html).write_text(page, encoding="utf-8")
         if command.output == "-":
             sys.stdout.write(printed)
             sys.stdout.flush()
@@ -155,7 +156,7 @@ def read_command(argv: Sequence[str]) -> Command:
         if argument == "-" or not argument.startswith("-"):
             command.file = argument
             continue
-        name, value = _name_and_value(argument)
+        name, value = name_and_value(argument)
         if name == "o":
             command.output = value or next(arguments, "-")
         elif name == "html":
@@ -163,13 +164,13 @@ def read_command(argv: Sequence[str]) -> Command:
         elif name in _SWITCHES:
             setattr(command, _SWITCHES[name], value.lower() in _TRUE)
         elif name == "pass-pipeline":
-            command.passes += passes_of_pipeline(value)
+            command.steps += steps_of_pipeline(value)
         else:
-            command.passes += passes_named(name, value)
+            command.steps += steps_named(name, value)
     return command
 
 
-def _name_and_value(argument: str) -> tuple[str, str]:
+def name_and_value(argument: str) -> tuple[str, str]:
     """`--name=value`, `-name{value}` or `-name` as name and value."""
     found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
     if found is None:
@@ -186,36 +187,37 @@ def _unwrapped(value: str) -> str:
     return value
 
 
-def passes_named(name: str, options: str) -> list[Pass]:
+def steps_named(name: str, options: str) -> list[Planned]:
     """The passes that a flag stands for.
 
     Raises:
         ConfigError: no such pass, pipeline or option.
     """
     if name in pipeline.PIPELINES:
-        return pipeline.passes_of(name, split_options(options))
+        steps = pipeline.steps_of(name, split_options(options))
+        return [Planned(step.pass_, name, step.why) for step in steps]
     if name in PASSES:
-        return [make_pass(name, options)]
+        return [Planned(make_pass(name, options))]
     if name == "inline":
-        return [make_pass("mpmd-inline"), mlir_pass(name, options)]
+        return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
     if name.startswith("mpmd-"):
         close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return [mlir_pass(name, options)]
+    return [Planned(mlir_pass(name, options))]
 
 
-def passes_of_pipeline(text: str) -> list[Pass]:
+def steps_of_pipeline(text: str) -> list[Planned]:
     """The passes of `builtin.module(a{x=1 y=2},func.func(b),c)`."""
     inner = re.fullmatch(r"\s*(?:builtin\.module|any)\s*\((.*)\)\s*", text, re.DOTALL)
-    passes: list[Pass] = []
+    steps: list[Planned] = []
     for part in split_outside_brackets(inner[1] if inner else text, ","):
         part = part.strip()
         if "(" in part.partition("{")[0]:
-            passes.append(MlirPass(part))
+            steps.append(Planned(MlirPass(part)))
         else:
             name, _, options = part.partition("{")
-            passes += passes_named(name.strip(), options.removesuffix("}"))
-    return passes
+            steps += steps_named(name.strip(), options.removesuffix("}"))
+    return steps
 
 
 def _run_pieces(command: Command, text: str, recorder: Recorder | None) -> tuple[bool, str, list[str]]:
@@ -281,9 +283,9 @@ def _run_passes(
         after=_after(command, sys.stderr, timing, recorder),
     )
     if recorder is not None:
-        recorder.start(module)
+        recorder.start(module, command.steps)
     try:
-        run_pipeline(module, command.passes, watch, timing)
+        run_pipeline(module, [step.pass_ for step in command.steps], watch, timing)
     except PassError as e:
         if any(getattr(d, "severity", None) is Severity.ERROR for d in e.diagnostics) or not e.diagnostics:
             return None, e

@@ -57,7 +57,7 @@ def test_a_backward_whose_results_are_all_consumed_is_watched():
     assert any("bwd" in name for name in tokens) and not any("fwd_calls" in name for name in tokens)
     params, x, waits = soak.arguments()
     waits[4:8, 0, 1] = soak.OUT_OF_MEMORY
-    with pytest.raises(FragmentError, match=r"stage0_bwd.* on mesh 'm0', B microbatch 1, step 0.*RES"):
+    with pytest.raises(FragmentError, match=r"stage0_bwd.*B stage 0 microbatch 1, step 0.*RES"):
         compiled(params, x, waits)
         compiled.synchronize()
     compiled.close()

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.errors import ConfigError, FragmentError
+from mpmd.errors import FragmentError
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS
 
@@ -44,11 +44,6 @@ def test_what_is_sent_between_meshes_of_different_sizes_is_sharded_anew(case):
     if case == "two and four":
         sent = {kind.sharding for channel in compiled.program.channels for kind in channel.types}
         assert sent == {'<@m0, [{"m0_data"}, {}]>', '<@m1, [{"m1_data"}, {}]>'}
-
-
-def test_shardings_over_unlike_meshes_need_axes_of_their_own():
-    with pytest.raises(ConfigError, match=r"axes of their own that begin with the name of the mesh"):
-        trained({"m0": {"data": 2}, "m1": {"data": 4}}, in_shardings=(None, P("data"), P("data")))
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])

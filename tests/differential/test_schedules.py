@@ -9,7 +9,8 @@ import pytest
 import mpmd
 from mpmd.errors import ScheduleError
 from mpmd.runtime.instructions import Run
-from mpmd.scheduling import SCHEDULES, Phase, Task, from_csv, from_function, from_table, get_schedule
+from mpmd.scheduling import SCHEDULES, Costs, Phase, Task, from_csv, from_function, from_table, get_schedule
+from mpmd.scheduling.search import Problem, search
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS
 
@@ -140,6 +141,12 @@ class TestSchedulesOfTheUser:
         with pytest.raises(ScheduleError, match=r"^schedule 'from_table' does not fit the program"):
             check("mlp", from_table(self.TABLE), [0, 1], 2)
 
+    def test_a_searched_table(self):
+        found = search(Problem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2), effort=3_000)
+        program = check("mlp", found.table, [0, 1, 2], 4)
+        middle = next(s for s in program.streams if s.mesh == "m1")
+        assert orders(program)[program.streams.index(middle)] == list(map(str, found.table.orders[1]))
+
     def test_what_the_data_flow_forbids_names_the_first_task(self):
         with pytest.raises(ScheduleError, match=r"^task 1B0 is impossible: it needs 1F0"):
             from_table([["0F0", "0B0"], ["1B0", "1F0"]])
@@ -161,3 +168,19 @@ def test_evaluation_under_a_forward_only_schedule():
     assert orders(pipelined.compiled(params, *batch).program) == [
         [f"{s}F{m}" for m in range(4)] for s in range(3)
     ]
+
+
+def test_dualpipe_keeps_two_copies_of_every_stage():
+    """The first half of the microbatches goes up the meshes, the second comes down."""
+    program = check("tied", "dualpipe", [0, 1, 2, 3], 4)
+    for stream, order in zip(program.streams, orders(program)):
+        mesh = int(stream.mesh[1:])
+        stages = {int(task[-1]): int(task[0]) for task in order}
+        assert stages == {0: mesh, 1: mesh, 2: 3 - mesh, 3: 3 - mesh}
+    assert sum("W" in t for order in orders(program) for t in order) == 3 * 4, "all but the first stage split"
+
+
+def test_dualpipe_without_microbatches_has_no_second_copies():
+    params, loss, batch = MODELS["mlp"].build(2)
+    pipelined = jitted(jax.value_and_grad(loss), "dualpipe", [0, 1], donate=False)
+    assert relative_difference(pipelined(params, *batch), jax.value_and_grad(loss)(params, *batch)) <= 1e-5

@@ -61,7 +61,7 @@ def _outcomes_of_piece(name: str, text: str, command: opt.Command) -> Iterator[s
     with diagnostics.collecting() as found:
         try:
             module = ir.parse(text)
-            for pass_ in command.passes:
+            for pass_ in (step.pass_ for step in command.steps):
                 before, said = _functions(module), len(found)
                 pass_.run(module)
                 if pass_.name == name:

@@ -1,6 +1,7 @@
-"""Runs the `RUN:` lines of every `.mlir` file beside this one, as LLVM's lit does.
+"""Runs the `RUN:` lines of every `.mlir` and `.hlo` file beside this one, as LLVM's lit does.
 
     // RUN: mpmd-opt %s -mpmd-fragment-dce | FileCheck %s
+    // RUN: mpmd-hlo-opt %s -hlo-dce | FileCheck %s
 
 Known are `not` in front of the tool, `2>&1`, and lines that end with a backslash.  A line without
 FileCheck passes if the tool exits with 0, which for `-verify-diagnostics` says that all is as expected.
@@ -20,12 +21,13 @@ from pathlib import Path
 
 import pytest
 
+from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.passes import PASSES
-from mpmd.tools import opt
+from mpmd.tools import hlo_opt, opt
 from tests.text.outcomes import files_of, outcomes, run_lines, wanted
 
 HERE = Path(__file__).parent
-TOOLS = {"mpmd-opt": opt.main}
+TOOLS = {"mpmd-opt": opt.main, "mpmd-hlo-opt": hlo_opt.main}
 
 
 def file_check() -> str:
@@ -40,7 +42,7 @@ def file_check() -> str:
 
 CASES = [
     pytest.param(path, command, id=f"{path.relative_to(HERE).with_suffix('')}-{number}")
-    for path in sorted(HERE.rglob("*.mlir"))
+    for path in sorted((*HERE.rglob("*.mlir"), *HERE.rglob("*.hlo")))
     for number, command in enumerate(run_lines(path.read_text()))
 ]
 
@@ -70,3 +72,10 @@ def test_every_pass_shows_what_it_does_what_it_leaves_and_its_errors(name: str) 
     files = files_of(name)
     assert any(f"-{name}" in command for path in files for command in run_lines(path.read_text()))
     assert wanted(name) - outcomes(name) == set(), f"not shown in {[str(path) for path in files]}"
+
+
+@pytest.mark.parametrize("name", sorted(HLO_PASSES))
+def test_every_hlo_pass_has_a_file(name: str) -> None:
+    found = list(HERE.rglob(f"{name.removeprefix('hlo-')}.hlo"))
+    assert found, f"no text test for {name}"
+    assert any(f"-{name}" in command for command in run_lines(found[0].read_text()))

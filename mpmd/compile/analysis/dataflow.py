@@ -132,6 +132,25 @@ class Dataflow:
                             changed = True
 
         self._drop_idle_phis()
+        self._one_phi_per_state()
+
+    def _one_phi_per_state(self) -> None:
+        """A loop's state is one value: in front of the condition, of the body, and after the loop."""
+        same: dict[HloValue, HloValue] = {}
+        for computation in self.graph.sequential():
+            for loop in computation:
+                if loop.opcode != "while":
+                    continue
+                for index, _ in loop.shape.leaves():
+                    state = self._held[loop, index]
+                    if not (state.is_phi and state.instruction is loop):
+                        continue
+                    for callee in loop.called:
+                        inner = self._held[callee.parameters[0], index]
+                        if inner.is_phi and inner.instruction is callee.parameters[0]:
+                            same[inner] = state
+        if same:
+            self._held = {p: same.get(v, v) for p, v in self._held.items()}
 
     def _drop_idle_phis(self) -> None:
         """Undo joins of a value with itself, made while inputs were not yet known."""

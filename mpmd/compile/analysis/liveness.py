@@ -82,14 +82,14 @@ class Liveness:
             if instruction is computation.root or (condition and instruction.opcode == "parameter"):
                 end = max(end, timeline.spans[computation].end)
             for user in instruction.users:
-                end = max(end, self._handed_over(instruction, user))
+                end = max(end, self.handed_over(instruction, user))
         if value.live_out:
             end = timeline.length
         if value.instruction.opcode == "parameter" and value.instruction.computation is entry:
             end = max(end, timeline.length if not self._aliased(value) else end)
         return LiveRange(start, end)
 
-    def _handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
+    def handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
         """The instant to which a loop or branch that takes a value keeps it: where its computation begins."""
         instants, spans = self.timeline.instants, self.timeline.spans
         if user.opcode == "while":

@@ -1,0 +1,11 @@
+"""Which bytes hold which value: live ranges, sharing, packing, the assignment and its report.
+
+| file | what it holds |
+|---|---|
+| `ranges.py` | when each value's memory is in use, holes included |
+| `sharing.py` | values that take each other's memory where that harms nobody |
+| `packing.py` | intervals of bytes and time into one arena |
+| `assignment.py` | the result: a slice of an allocation for each value |
+| `check.py` | an independent checker: no two live values overlap |
+| `report.py` | the assignment as text |
+"""

@@ -44,7 +44,8 @@ class PlanBuilder:
         self._stores: list[Store] = []
 
     def operand(self, name: str, dtype: str, size: int) -> int:
-        """Declare an array; returns its number."""
+        """Declare an array; returns its number.  Without a name it is called by its number."""
+        name = name or f"p{len(self._operands)}"
         self._operands.append(Operand(name, dtype, size))
         return len(self._operands) - 1
 
@@ -54,6 +55,10 @@ class PlanBuilder:
             self._numbers[key] = len(self._nodes)
             self._nodes.append(node)
         return self._numbers[key]
+
+    def dtype(self, node: int) -> str:
+        """The dtype of a value."""
+        return self._nodes[node].dtype
 
     def constant(self, value: float | int | bool, dtype: str) -> int:
         """The same value everywhere."""

@@ -8,6 +8,7 @@ quotient, because quotients and remainders are simplified by the ranges of what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
@@ -118,6 +119,9 @@ class Index:
             return self
         if _inside(rest, divisor, extents):
             return whole
+        step, coarse, _ = _coarse(rest, divisor, extents)
+        if step > 1:
+            return whole + coarse.divided(divisor // step, extents)
         return whole + Index(((Atom("div", divisor, rest), 1),))
 
     def modulo(self, divisor: int, extents: Sequence[int]) -> Index:
@@ -127,6 +131,9 @@ class Index:
         _, rest = self._split(divisor)
         if _inside(rest, divisor, extents):
             return rest
+        step, coarse, fine = _coarse(rest, divisor, extents)
+        if step > 1:
+            return coarse.modulo(divisor // step, extents) * step + fine
         return Index(((Atom("mod", divisor, rest), 1),))
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
@@ -171,7 +178,32 @@ def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
     factors: dict[Atom, int] = {}
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
+    while (joined := _joined_parts(factors)) is not None:
+        inner, factor = joined
+        constant += inner.constant * factor
+        for atom, step in inner.terms:
+            factors[atom] = factors.get(atom, 0) + step * factor
     return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
+
+
+def _joined_parts(factors: dict[Atom, int]) -> tuple[Index, int] | None:
+    """Take two terms out that are parts of one expression; that expression and its factor.
+
+    (x // n)·n·f + (x % n)·f is x·f, and ((x // n) % m)·n·f + (x % n)·f is (x % (n·m))·f.
+    """
+    for low, factor in factors.items():
+        if low.kind != "mod" or low.inner is None or not factor:
+            continue
+        quotient = Atom("div", low.number, low.inner)
+        wanted = factor * low.number
+        if factors.get(quotient) == wanted:
+            del factors[quotient], factors[low]
+            return low.inner, factor
+        for high in factors:
+            if high.kind == "mod" and high.inner == Index(((quotient, 1),)) and factors[high] == wanted:
+                del factors[high], factors[low]
+                return Index(((Atom("mod", low.number * high.number, low.inner), 1),)), factor
+    return None
 
 
 def _atom_bounds(atom: Atom, extents: Sequence[int]) -> tuple[int, int]:
@@ -183,6 +215,22 @@ def _atom_bounds(atom: Atom, extents: Sequence[int]) -> tuple[int, int]:
         return 0, atom.number - 1
     low, high = atom.inner.bounds(extents)
     return low // atom.number, high // atom.number
+
+
+def _coarse(rest: Index, divisor: int, extents: Sequence[int]) -> tuple[int, Index, Index]:
+    """(s, c, f) with rest = s·c + f and f in [0, s), s a divisor of `divisor` as large as is found, or 1.
+
+    Then rest // divisor is c // (divisor / s), and rest % divisor is (c % (divisor / s))·s + f.
+    """
+    steps = {math.gcd(factor, divisor) for _, factor in rest.terms}
+    for step in sorted(steps, reverse=True):
+        if step > 1:
+            coarse = tuple((a, f // step) for a, f in rest.terms if f % step == 0)
+            whole, left = divmod(rest.constant, step)
+            fine = Index(tuple((a, f) for a, f in rest.terms if f % step), left)
+            if coarse and _inside(fine, step, extents):
+                return step, Index(coarse, whole), fine
+    return 1, rest, Index()
 
 
 def _inside(rest: Index, divisor: int, extents: Sequence[int]) -> bool:

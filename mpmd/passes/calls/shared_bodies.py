@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.passes.calls.inlining import inline_call
 from mpmd.passes.fragments.bodies import body_text, outline
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"
@@ -125,7 +126,7 @@ def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.
 def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:
     """Lets a function return some of its results only, and take only what these need; it notes what."""
     f.returned = [f.returned[i] for i in positions]
-    ir.erase_dead_ops(f.body)
+    erase_dead_ops(f.body)
     unused = [i for i, arg in enumerate(f.args) if ir.is_unused(arg)]
     kept = [i for i in range(len(f.args)) if i not in set(unused)]
     ir.erase_args(f.body, unused)

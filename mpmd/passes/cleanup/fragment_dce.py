@@ -8,6 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import narrow_calls
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dropping import drop
 
 
@@ -44,7 +45,7 @@ class FragmentDce(FunctionPass):
 def remove_dead_code(fragment: ir.Fragment) -> ir.Fragment | None:
     """Drops what is unused: results, then ops, then inputs.  None if nothing was left and it is erased."""
     fragment = drop(fragment, results={i for i, r in enumerate(fragment.results) if ir.is_unused(r)})
-    ir.erase_dead_ops(fragment.body)
+    erase_dead_ops(fragment.body)
     fragment = drop(fragment, inputs={i for i, a in enumerate(fragment.args) if ir.is_unused(a)})
     if fragment.results or fragment.inputs or ir.ops(fragment.body):
         return fragment

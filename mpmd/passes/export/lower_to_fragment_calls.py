@@ -14,7 +14,7 @@ from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import program_identity, program_signature
 from mpmd.passes.fragments.bodies import outline
-from mpmd.sharding.shards import on_sdy_mesh
+from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 
 log = logging.getLogger("mpmd.passes")
 
@@ -157,7 +157,7 @@ def _with_shardings(
 
 def _repoint_manual_computations(fragment: ir.Fragment) -> None:
     """Lets manual computations name the sdy mesh called like the fragment's mesh, if the module has one."""
-    if fragment.mesh not in ir.sdy_meshes(ir.module_of(fragment)):
+    if fragment.mesh not in sdy_meshes(ir.module_of(fragment)):
         return
     for op in ir.walk(fragment):
         if op.operation.name == "sdy.manual_computation":

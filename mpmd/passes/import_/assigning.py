@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.mesh_order import mesh_order
 
 USER_IN = "user_in"
@@ -159,4 +160,4 @@ def remove_dead_ops(f: ir.Func | ir.For, in_fragments: bool = True) -> None:
         elif isinstance(op, ir.For):
             remove_dead_ops(op, in_fragments)
         elif in_fragments and isinstance(op, ir.Fragment):
-            ir.erase_dead_ops(op.body)
+            erase_dead_ops(op.body)

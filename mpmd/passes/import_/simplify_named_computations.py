@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
         op.returned = [returned[i] for i in kept]
     dead = [inner for inner in ir.ops(op.body) if ir.is_unused(inner) and ir.is_pure(inner)]
     if dead:
-        ir.erase_dead_ops(op.body)
+        erase_dead_ops(op.body)
     if not ir.ops(op.body) and not kept:
         ir.erase(op)
         return True

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
-from mpmd.sharding.shards import local_bytes, local_shape
+from mpmd.sharding.shards import axes_of, local_bytes, local_shape
 from mpmd.support import diagnostics
 
 
@@ -70,7 +70,7 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
 
 
 def _shape_of(mesh: ir.sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
-    return tuple((name, size) for name, size in ir.axes_of(mesh).items() if size != 1)
+    return tuple((name, size) for name, size in axes_of(mesh).items() if size != 1)
 
 
 def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology: ir.Topology) -> int:

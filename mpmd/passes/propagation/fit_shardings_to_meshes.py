@@ -9,7 +9,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.propagation import shardings
-from mpmd.sharding.shards import axis_size
+from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
 
 Axes = Mapping[str, int]
@@ -42,11 +42,11 @@ class FitShardingsToMeshes(ModulePass):
         if not functions:
             return
         topology = functions[0].topology
-        own = {name: ir.axes_of(mesh) for name, mesh in topology.items()}
+        own = {name: axes_of(mesh) for name, mesh in topology.items()}
         old = {
-            name: ir.axes_of(mesh)
-            for name, mesh in ir.sdy_meshes(module.operation).items()
-            if name not in own and ir.axes_of(mesh)
+            name: axes_of(mesh)
+            for name, mesh in sdy_meshes(module.operation).items()
+            if name not in own and axes_of(mesh)
         }
         if all(axes == of_old for of_old in old.values() for axes in own.values()):
             return
@@ -63,7 +63,7 @@ class FitShardingsToMeshes(ModulePass):
 
 def _names(module: ir.Module, meshes: Iterable[str]) -> dict[str, str]:
     """For each mesh a symbol: its own name, or one like it where that is taken."""
-    taken = {*ir.symbol_table(module), *ir.sdy_meshes(module.operation)}
+    taken = {*ir.symbol_table(module), *sdy_meshes(module.operation)}
     chosen: dict[str, str] = {}
     for mesh in meshes:
         name = mesh

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import narrow_calls
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dropping import drop
 
 
@@ -63,7 +64,7 @@ def _simplify(fragment: ir.Fragment) -> bool:
     replaced = bool(gone)
     gone |= _unneeded(fragment, gone, results, returned)
     fragment = drop(fragment, results=gone)
-    ir.erase_dead_ops(fragment.body)
+    erase_dead_ops(fragment.body)
     narrow_calls(fragment)
     fragment = drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):

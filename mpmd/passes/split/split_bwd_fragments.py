@@ -22,8 +22,8 @@ class SplitBwdFragments(FunctionPass):
     The first half computes what is transferred, the second the rest from what the first hands it.  (The
     second still has all operands; canonicalize and fragment-dce drop those that it does not need.)
 
-    Where a mesh has several stages, one may wait for another without a transfer: `between_stages` counts
-    that too.
+    With `between_stages` only other microbatch work counts as waiting: a stage of the same mesh does, without
+    a transfer; what is sent to the end of the step, as a sum over the microbatches may be, does not.
 
     Requires: shardings are not propagated; no transfers that stay on a mesh.  Ensures: nothing to split is
     left.  Cost: linear.  Source: openxla/shardy MPMD, `split_bwd_fragments`; after "Zero Bubble Pipeline
@@ -53,13 +53,19 @@ class SplitBwdFragments(FunctionPass):
 
     def _is_waited_for(self, value: ir.Value, stage: int | None) -> bool:
         """Whether a value is transferred, or used by backward work of another stage of the mesh."""
-        return any(
-            isinstance(user, ir.Transfer)
-            or (
+        for user in ir.users(value):
+            if isinstance(user, ir.Transfer):
+                if not self.between_stages or any(map(_is_of_a_microbatch, ir.users(user))):
+                    return True
+            elif (
                 self.between_stages
                 and isinstance(user, ir.Fragment)
                 and user.is_backward
                 and user.stage not in (None, stage)
-            )
-            for user in ir.users(value)
-        )
+            ):
+                return True
+        return False
+
+
+def _is_of_a_microbatch(op: ir.Op) -> bool:
+    return isinstance(op, ir.Fragment) and op.call_counter is not None

@@ -33,3 +33,29 @@ func.func public @main(%g: !m) -> (!m, !m, !m) attributes {topology = #topology}
   } : (!m) -> !m
   return %dw, %r#0, %u : !m, !m, !m
 }
+
+// What is sent to the end of the step is not waited for; what is sent to another microbatch's work is.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @two_meshes(
+// CHECK: mpmd.fragment<mesh="m2", origin=["f"(1)], stage=1> {{.*}}split_keep_transferred
+// CHECK-NEXT: stablehlo.negate
+// CHECK-NEXT: mpmd.return
+// CHECK: mpmd.fragment<mesh="m2", origin=["f"(1)], stage=1> {{.*}}split_drop_transferred
+func.func public @two_meshes(%g: !m2) -> (!m1, !m1)
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>} {
+  %dw, %dx = mpmd.fragment<mesh="m2", origin=["f"(1)], stage=1> (%g) {call_counter = 0 : ui32} (%g_: tensor<4xf32>) {
+    %s = stablehlo.negate %g_ : tensor<4xf32>
+    %b = stablehlo.tanh %s : tensor<4xf32>
+    mpmd.return %b, %s : tensor<4xf32>, tensor<4xf32>
+  } : (!m2) -> (!m2, !m2)
+  %t = mpmd.transfer %dx : (!m2) -> !m1
+  %sum = mpmd.transfer %dw : (!m2) -> !m1
+  %r = mpmd.fragment<mesh="m1", origin=["g"(1)], stage=0> (%t) {call_counter = 0 : ui32} (%g_: tensor<4xf32>) {
+    %s = stablehlo.tanh %g_ : tensor<4xf32>
+    mpmd.return %s : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %r, %sum : !m1, !m1
+}

@@ -253,6 +253,7 @@ def register(
     target: CpuTarget,
     *,
     arena_bytes: int = 0,
+    constants: bytes = b"",
     instance: str = "",
     slots: int = 1,
     pools: Sequence[WorkerPool] = (),
@@ -263,6 +264,7 @@ def register(
         compiled: what `compile_with_handler` returned.
         target: the CPU it was compiled for.
         arena_bytes: size of the program's temporary memory.
+        constants: what the arena begins with and keeps.
         instance: whose memory and threads these are, for instance a mesh's name.
         slots: how many calls may run at the same time, each with an arena.
         pools: threads of each slot; without one the calling thread works alone.
@@ -276,7 +278,7 @@ def register(
         if name in _REGISTERED:
             return _REGISTERED[name][0]
         code = compiled.load(target)
-        memory, kept = _slots(compiled, arena_bytes, slots, pools)
+        memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
         program = RegisteredProgram(name, compiled, slots)
@@ -286,7 +288,7 @@ def register(
 
 
 def _slots(
-    compiled: CompiledProgram, arena_bytes: int, slots: int, pools: Sequence[WorkerPool]
+    compiled: CompiledProgram, arena_bytes: int, constants: bytes, slots: int, pools: Sequence[WorkerPool]
 ) -> tuple[np.ndarray, list[Any]]:
     """The slots' memory, and everything that it points to."""
     memory = aligned_empty((slots * _SLOT_BYTES // 8,), np.int64)
@@ -296,6 +298,7 @@ def _slots(
         pool = pools[number % len(pools)] if pools else None
         threads = pool.threads if pool else 1
         arena = aligned_empty((max(64, arena_bytes),), np.uint8)
+        arena[: len(constants)] = np.frombuffer(constants, np.uint8)
         workspace = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
         barrier = aligned_empty((BARRIER_BYTES,), np.uint8)
         barrier[:] = 0

@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd import jax_compat
+from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
 from mpmd.jax_compat import ShapedArray
 
-_BITS = (2, 4, 8, 16, 32, 64)
-_FLOATS8 = ("E4M3FN", "E5M2", "E4M3B11FNUZ", "E4M3FNUZ", "E5M2FNUZ")
-_NUMPY = {
-    "i1": "bool",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-    "bf16": "bfloat16",
-    "complex<f32>": "complex64",
-    "complex<f64>": "complex128",
-    **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
-    **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
-}
-
-
-def numpy_dtype(element_type: str) -> np.dtype[Any]:
-    """The NumPy dtype of an MLIR element type.
-
-    Raises:
-        CompileError: there is none.
-    """
-    if element_type not in _NUMPY:
-        raise CompileError(f"no array has elements of type {element_type}")
-    return jax.numpy.dtype(_NUMPY[element_type])
-
+_CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
+_NO_WORK = frozenset(
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+)
+_INLINE_BELOW_FLOPS = 1000
 
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True
 
 
 @module_p.def_abstract_eval
-def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...]) -> list[Any]:
+def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> list[Any]:
     return [ShapedArray(r.shape, numpy_dtype(r.dtype)) for r in results]
 
 
-def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...]) -> Any:
+def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> Any:
     """Copies the fragment's functions into jit's module and calls its main."""
+    for callback in callbacks:  # nothing else adds any, so positions stay what they are in the text
+        ctx.module_context.add_host_callback(callback)
     fragment = mlir.Module.parse(text)
     outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
     renamed = {}
@@ -94,6 +78,21 @@ class XlaExecutable:
 
     def __post_init__(self) -> None:
         self._call = self.compiled
+
+    @functools.cached_property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done.
+
+        XLA on CPU runs a fragment with a callback in the thread that calls it, and so one on a single device
+        in which it counts little work; what a custom call does it does not count.
+        """
+        targets = set(_CUSTOM_CALL.findall(self.fragment.text)) - _NO_WORK
+        devices = {d for s in jax.tree.leaves(self.compiled.output_shardings) for d in s.device_set}
+        if not targets or any(device.platform != "cpu" for device in devices):
+            return True
+        if any("callback" in target for target in targets):
+            return False
+        return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= _INLINE_BELOW_FLOPS
 
     @property
     def has_token(self) -> bool:
@@ -145,14 +144,11 @@ class XlaBackend:
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> XlaExecutable:
         """Compiles for the devices of `mesh`; see `Backend`."""
-        arguments = [
-            jax.ShapeDtypeStruct(a.shape, numpy_dtype(a.dtype), sharding=named_sharding(mesh, a))
-            for a in fragment.arguments
-        ]
+        arguments = array_types(mesh, fragment.arguments)
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
-            made = module_p.bind(*arrays, text=fragment.text, results=results)
+            made = module_p.bind(*arrays, text=fragment.text, results=results, callbacks=fragment.callbacks)
             return [*made, jax.numpy.int8(0)] if fragment.token else made
 
         run.__name__ = run.__qualname__ = fragment.name
@@ -185,11 +181,3 @@ class XlaBackend:
             return None
         loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
         return None if loaded is None else XlaExecutable(fragment, loaded, devices)
-
-
-def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
-    """Where a value lives on the devices of a mesh."""
-    spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
-    if value.memory_kind is None:
-        return NamedSharding(mesh, spec)
-    return NamedSharding(mesh, spec, memory_kind=value.memory_kind)

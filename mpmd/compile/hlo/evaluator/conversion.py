@@ -61,6 +61,8 @@ def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], eng
     if min(source.info.bits, target.info.bits) < 8 and source.info.bits != target.info.bits:
         return _repack(operands[0], source.info.bits, target.info.bits, target.dtype).reshape(target.dims)
     raw = np.ascontiguousarray(operands[0])
+    if source.info.bits == target.info.bits:
+        return raw.view(target.numpy_dtype).reshape(operands[0].shape)  # may stand for many scalars
     return raw.reshape(-1).view(target.numpy_dtype).reshape(target.dims)
 
 

@@ -1,0 +1,67 @@
+"""What every backend says to JAX about a fragment's arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.errors import CompileError
+
+_BITS = (2, 4, 8, 16, 32, 64)
+_FLOATS8 = ("E4M3FN", "E5M2", "E4M3B11FNUZ", "E4M3FNUZ", "E5M2FNUZ")
+_NUMPY = {
+    "i1": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "bf16": "bfloat16",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+    **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
+    **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
+}
+
+
+def numpy_dtype(element_type: str) -> np.dtype[Any]:
+    """The NumPy dtype of an MLIR element type.
+
+    Raises:
+        CompileError: there is none.
+    """
+    if element_type not in _NUMPY:
+        raise CompileError(f"no array has elements of type {element_type}")
+    return jax.numpy.dtype(_NUMPY[element_type])
+
+
+def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
+    """Where a value lives on the devices of a mesh."""
+    spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
+    if value.memory_kind is None:
+        return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, spec, memory_kind=value.memory_kind)
+
+
+def array_types(mesh: Mesh, values: Sequence[ValueSpec]) -> list[jax.ShapeDtypeStruct]:
+    """Values as JAX describes arrays."""
+    return [
+        jax.ShapeDtypeStruct(v.shape, numpy_dtype(v.dtype), sharding=named_sharding(mesh, v)) for v in values
+    ]
+
+
+def donated_results(fragment: FragmentModule) -> dict[int, int]:
+    """Donated argument → the result that takes its memory: the next one of equal type, as JAX pairs them."""
+    waiting: dict[tuple[Any, ...], list[int]] = {}
+    for number in sorted(fragment.donated):
+        value = fragment.arguments[number]
+        waiting.setdefault((value.shape, value.dtype), []).append(number)
+    found = {}
+    for number, value in enumerate(fragment.results):
+        donors = waiting.get((value.shape, value.dtype))
+        if donors:
+            found[donors.pop(0)] = number
+    return found

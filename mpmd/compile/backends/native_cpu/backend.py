@@ -1,0 +1,329 @@
+"""The native CPU backend: fragments through our own pipeline, each entering JAX as one custom call."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compile.analysis.cost import CostModel
+from mpmd.compile.backends.arrays import array_types, donated_results, named_sharding
+from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, compile_with_handler, register
+from mpmd.compile.backends.native_cpu.instance import CompiledProgram
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.steps import NativeProgram, native_program
+from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
+from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
+from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.dump import Dump
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo import HloModule, print_module, verify
+from mpmd.compile.hlo.attributes import InputOutputAlias
+from mpmd.compile.lowering import lower
+from mpmd.compile.pipelines import cpu_pipeline
+from mpmd.compile.thunks.emission import Emitter, KernelPlans
+from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
+from mpmd.errors import CompileError
+from mpmd.support.pipeline import Timing, Watch, run_pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """Everything that compiling a fragment made, before it is loaded.
+
+    Attributes:
+        module: the optimised, scheduled HLO.
+        assignment: its memory.
+        thunks: its work.
+        native: its steps.
+        code: its machine code.
+        seconds: per phase.
+    """
+
+    module: HloModule
+    assignment: BufferAssignment
+    thunks: tuple[Thunk, ...]
+    native: NativeProgram
+    code: CompiledProgram
+    seconds: dict[str, float]
+
+    def texts(self, target: CpuTarget) -> dict[str, str]:
+        """File name → text of everything that can be read, by the names of XLA's dumps."""
+        module = Module(target)
+        self.native.program.emit(module)
+        return {
+            "after_optimizations.txt": print_module(self.module),
+            "buffer-assignment.txt": assignment_report(self.assignment),
+            "thunk_sequence.txt": listing(self.thunks) + "\n",
+            "kernels.txt": kernels_text(self.thunks),
+            "module.ll": module.text(),
+        }
+
+
+_TEXTS = {
+    "hlo": "after_optimizations.txt",
+    "buffers": "buffer-assignment.txt",
+    "thunks": "thunk_sequence.txt",
+    "kernels": "kernels.txt",
+    "llvm": "module.ll",
+}
+
+
+@dataclasses.dataclass
+class NativeExecutable:
+    """A fragment as native code."""
+
+    fragment: FragmentModule
+    compilation: Compilation
+    target: CpuTarget
+    compiled: jax.stages.Compiled
+    backend: str = "native"
+
+    def __post_init__(self) -> None:
+        self._call = self.compiled
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it; see `Executable`."""
+        return self._call(*arrays)
+
+    def as_text(self, what: str = "hlo") -> str:
+        """`"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, or `"llvm"`.
+
+        Raises:
+            CompileError: another word.
+        """
+        made = self.compilation
+        if what == "stablehlo":
+            return self.fragment.text
+        if what not in _TEXTS:
+            raise CompileError(
+                f"there is no text {what!r} of a native fragment\n"
+                f"  there are 'stablehlo', {', '.join(map(repr, _TEXTS))}"
+            )
+        return made.texts(self.target)[_TEXTS[what]]
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Our own count."""
+        cost = CostModel().module(self.compilation.module)
+        return {
+            "flops": float(cost.flops),
+            "transcendentals": float(cost.transcendentals),
+            "bytes accessed": float(cost.bytes_read + cost.bytes_written),
+            "fallbacks": 0.0,
+        }
+
+    def memory_analysis(self) -> MemoryStats:
+        """From the assignment of memory."""
+        made = self.compilation.assignment
+        sizes = {
+            kind: sum(a.size for a in made.allocations if a.kind == kind) for kind in ("parameter", "result")
+        }
+        aliased = sum(made.allocations[d].size for d in donated_results(self.fragment))
+        temporaries = self.compilation.native.arena_bytes - made.constant_bytes
+        code = len(self.compilation.code.code)
+        return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, code)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeCpuBackend:
+    """Compiles fragments for the CPU of this process.
+
+    Attributes:
+        threads: how many threads run a fragment, at most: small ones run on one.
+        target: the CPU; this one if None.
+        dump: where to write what every step of compilation makes; None writes nothing.
+    """
+
+    threads: int = 1
+    target: CpuTarget | None = None
+    dump: Dump | None = None
+    name: str = "native"
+
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
+        """Compiles for the one device of `mesh`; see `Backend`.
+
+        Raises:
+            CompileError: it needs something that native code does not have.
+        """
+        _check(fragment, mesh)
+        target = self.target or host_target()
+        return self._load(compile_fragment(fragment, target, self.dump), target, fragment, mesh)
+
+    def relocate(
+        self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> NativeExecutable:
+        """The same machine code with memory and threads of another mesh."""
+        return self._load(executable.compilation, executable.target, fragment, mesh)
+
+    def _load(
+        self, made: Compilation, target: CpuTarget, fragment: FragmentModule, mesh: Mesh
+    ) -> NativeExecutable:
+        threads = self.threads if _is_large(made.module) else 1
+        registered = register(
+            made.code,
+            target,
+            arena_bytes=made.native.arena_bytes,
+            constants=made.native.constants,
+            instance=fragment.mesh,
+            pools=[_pool(fragment.mesh, threads)] if threads > 1 else [],
+        )
+        return NativeExecutable(fragment, made, target, _jitted(fragment, mesh, registered))
+
+
+def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None) -> Compilation:
+    """From StableHLO to machine code.
+
+    Args:
+        fragment: what to compile.
+        target: for which CPU.
+        dump: where to write what every step makes.
+
+    Raises:
+        CompileError: something in it has no native code.
+    """
+    seconds: dict[str, float] = {}
+    clock = _Clock(seconds)
+    module = lower(fragment.text)
+    module.input_output_alias = tuple(
+        InputOutputAlias((result,) if len(fragment.results) > 1 else (), argument)
+        for argument, result in sorted(donated_results(fragment).items(), key=lambda pair: pair[1])
+    )
+    clock("lowering")
+    timing = Timing()
+    folder = dump.folder_of(fragment) if dump is not None else None
+    if dump is not None:
+        dump.write(fragment, "before_optimizations.txt", print_module(module))
+    run_pipeline(
+        module,
+        cpu_pipeline(),
+        Watch(
+            verify=verify if dump is not None else _unchecked,
+            text=print_module,
+            dump_to=folder,
+            dump_passes=dump.passes if dump is not None else "",
+            suffix=".txt",
+        ),
+        timing,
+    )
+    for name, spent in timing.seconds:
+        seconds[name] = seconds.get(name, 0.0) + spent
+    clock("passes")
+    plans = KernelPlans()
+    plans.plan_all(module.call_order())
+    clock("kernels")
+    assignment = assign_buffers(module, plans.may_share)
+    clock("buffers")
+    thunks = Emitter(assignment, plans).program()
+    clock("thunks")
+    native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, target)
+    code = compile_with_handler(
+        native.program,
+        target,
+        arguments=len(fragment.arguments),
+        results=len(fragment.results),
+        arena=True,
+    )
+    clock("code")
+    made = Compilation(module, assignment, thunks, native, code, seconds)
+    if dump is not None:
+        dump.write_all(fragment, made.texts(target))
+    return made
+
+
+def _unchecked(module: HloModule) -> None:
+    """Passes are verified in tests and where a dump is asked for, not in every compilation."""
+
+
+class _Clock:
+    """Notes the seconds since it was last asked."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self.last = time.perf_counter()
+
+    def __call__(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
+        self.last = now
+
+
+def _check(fragment: FragmentModule, mesh: Mesh) -> None:
+    """Refuse what native code does not have.
+
+    Raises:
+        CompileError: it is that.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        raise CompileError("native code for CPUs does not run on other devices")
+    if mesh.size != 1:
+        raise CompileError("native fragments run on meshes of one device")
+    if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
+        raise CompileError("native fragments do not name memories")
+    if not fragment.results:
+        raise CompileError("a fragment without results")
+
+
+# Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
+_WORTH_THREADS = 1e-3
+_FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
+
+
+def _is_large(module: HloModule) -> bool:
+    """Whether a program has work for several threads."""
+    cost = CostModel().module(module)
+    return cost.flops / _FLOPS + cost.bytes / _BYTES > _WORTH_THREADS
+
+
+_POOLS: dict[tuple[str, int], WorkerPool] = {}
+_LOCK = threading.Lock()
+
+
+def _pool(mesh: str, threads: int) -> WorkerPool:
+    """The threads of a mesh."""
+    with _LOCK:
+        if (mesh, threads) not in _POOLS:
+            _POOLS[mesh, threads] = WorkerPool(threads)
+        return _POOLS[mesh, threads]
+
+
+def _jitted(fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram) -> jax.stages.Compiled:
+    """The custom call as a compiled function of JAX."""
+    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in array_types(mesh, fragment.results)]
+    aliases = donated_results(fragment)
+
+    def run(*arrays: Any) -> Any:
+        made = program(*arrays, results=results, aliases=aliases)
+        return [*made, jax.numpy.int8(0)] if fragment.token else made
+
+    run.__name__ = run.__qualname__ = fragment.name
+    jitted = jax.jit(
+        run,
+        donate_argnums=tuple(aliases),
+        keep_unused=True,
+        out_shardings=[
+            *(named_sharding(mesh, r) for r in fragment.results),
+            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+        ],
+    )
+    with warnings.catch_warnings():
+        # What cannot be donated is freed by the runtime; nothing is lost.
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jitted.lower(*array_types(mesh, fragment.arguments)).compile()

@@ -1,0 +1,115 @@
+"""When each value's memory is in use: like its live range, but with the hole inside of a loop's body.
+
+The state of a loop is alive before and after its body, and inside of it until it is last read: what the body
+computes may take its place from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.analysis.dataflow import Dataflow, HloValue
+from mpmd.compile.analysis.liveness import Liveness
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Instants from `start` to `end`, both included."""
+
+    start: int
+    end: int
+
+    def meets(self, other: Span) -> bool:
+        """Whether there is an instant in both."""
+        return self.start <= other.end and other.start <= self.end
+
+
+class Occupancy:
+    """Spans of all values of a scheduled program.
+
+    Attributes:
+        dataflow: the values.
+        liveness: their live ranges.
+        spans: per value, in order of time.
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.liveness = Liveness(dataflow)
+        self.instants = self.liveness.timeline.instants
+        self.spans: dict[HloValue, tuple[Span, ...]] = {v: self._spans(v) for v in dataflow.values}
+
+    def _spans(self, value: HloValue) -> tuple[Span, ...]:
+        whole = self.liveness.ranges[value]
+        loop = loop_of(value)
+        if loop is None:
+            return (Span(whole.start, whole.end),)
+        computations = self.liveness.timeline.spans
+        body = computations[loop.while_body]
+        start = min(whole.start, computations[loop.while_condition].start)
+        back, last = self.instants[loop], max(body.start, computations[loop.while_condition].end)
+        for use in value.uses:
+            instant = self.instants[use.instruction]
+            if instant <= body.end and _within(use.instruction, loop.while_body):
+                last = max(last, instant)
+        for instruction, index in value.positions:
+            if not _within(instruction, loop.while_body):
+                continue
+            if instruction is loop.while_body.root and index != value.index:
+                last = max(last, body.end)
+            for user in instruction.users:
+                last = max(last, self.liveness.handed_over(instruction, user))
+        return (Span(start, min(last, back)), Span(back, max(whole.end, back)))
+
+    def first(self, value: HloValue) -> int:
+        """The first instant."""
+        return self.spans[value][0].start
+
+    def last(self, value: HloValue) -> int:
+        """The last instant."""
+        return self.spans[value][-1].end
+
+    def conflict(self, a: HloValue, b: HloValue, touching: int = -1) -> bool:
+        """Whether two values are in use at the same time.
+
+        Values may touch at the given instant, and where a loop hands one on as its state.
+        """
+        handed = self._handed_on(a, b)
+        for x in self.spans[a]:
+            for y in self.spans[b]:
+                if x.meets(y):
+                    low, high = max(x.start, y.start), min(x.end, y.end)
+                    if not (low == high and low in (touching, handed)):
+                        return True
+        return False
+
+    def _handed_on(self, a: HloValue, b: HloValue) -> int:
+        """The instant at which a loop's body hands one value on as the state that the other is, or -1."""
+        for state, made in ((a, b), (b, a)):
+            loop = loop_of(state)
+            if loop is not None and self.dataflow.value_at(loop.while_body.root, state.index) is made:
+                return self.instants[loop]
+        return -1
+
+
+def loop_of(value: HloValue) -> HloInstruction | None:
+    """The loop whose state a value is; None for all others."""
+    if not value.is_phi:
+        return None
+    for instruction, index in value.positions:
+        if instruction.opcode == "while" and index == value.index:
+            return instruction
+    return None
+
+
+def _within(instruction: HloInstruction, computation: HloComputation) -> bool:
+    """Whether an instruction stands in a computation or in one that it calls."""
+    at = instruction.parent
+    while at is not computation:
+        callers = list(at.callers)
+        if len(callers) != 1:
+            return False
+        at = callers[0].parent
+    return True

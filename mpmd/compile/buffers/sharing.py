@@ -1,0 +1,151 @@
+"""Values that share memory: what an operation changes in place, the state of loops, results over operands.
+
+Sharing is never required: where two values are in use at the same time they stay apart, and a copy joins
+them when the program runs.  So no pass has to prove beforehand that a change in place is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from mpmd.compile.analysis.dataflow import Dataflow, HloValue
+from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.buffers.ranges import Occupancy, loop_of
+from mpmd.compile.hlo.instruction import HloInstruction
+
+MayShare = Callable[[HloInstruction, int, int], bool]
+"""(instruction, number of an operand, number of a result) → whether the result may overwrite the operand."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Two values that would like the same memory, and the instant at which they may touch."""
+
+    a: HloValue
+    b: HloValue
+    touching: int
+
+
+class Sharing:
+    """Groups of values that share memory.
+
+    Args:
+        occupancy: when values are in use.
+        border: what each value of the program's border is bound to: the number of an allocation.
+        homes: the allocation in which each result must end: it must not stand in that of another.
+        may_share: what kernels say.
+    """
+
+    def __init__(
+        self,
+        occupancy: Occupancy,
+        border: dict[HloValue, frozenset[int]],
+        homes: dict[HloValue, int],
+        may_share: MayShare,
+    ) -> None:
+        self.occupancy = occupancy
+        self.dataflow: Dataflow = occupancy.dataflow
+        self._group: dict[HloValue, list[HloValue]] = {v: [v] for v in self.dataflow.values}
+        self._border = dict(border)
+        self._homes = homes
+        self._fixed: dict[int, frozenset[int]] = {}
+        for value, places in border.items():
+            self._fixed[id(self._group[value])] = places
+        for wish in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
+            self.join(wish)
+
+    def group_of(self, value: HloValue) -> list[HloValue]:
+        """The values that share a value's memory, itself included."""
+        return self._group[value]
+
+    def groups(self) -> list[list[HloValue]]:
+        """All groups, by their first value."""
+        return list({id(g): g for g in (self._group[v] for v in self.dataflow.values)}.values())
+
+    def join(self, wish: Wish) -> bool:
+        """Give two values one memory unless that harms; returns whether they have it now."""
+        a, b = self._group[wish.a], self._group[wish.b]
+        if a is b:
+            return True
+        if "constant" in (wish.a.instruction.opcode, wish.b.instruction.opcode):
+            return False
+        if wish.a.byte_size != wish.b.byte_size:
+            return False
+        places = self._fixed.get(id(a), frozenset()), self._fixed.get(id(b), frozenset())
+        if -1 in places[0] | places[1] or (places[0] and places[1] and places[0] != places[1]):
+            return False
+        for x in a:
+            for y in b:
+                touching = wish.touching if {x, y} == {wish.a, wish.b} else -1
+                if self.occupancy.conflict(x, y, touching):
+                    return False
+        place = places[0] or places[1]
+        if place and any(self._homes.get(v) not in (None, *place) for v in (*a, *b)):
+            return False
+        if not self._free_of_others(place, a, b):
+            return False
+        a += b
+        if places[0] or places[1]:
+            self._fixed[id(a)] = places[0] or places[1]
+        for value in b:
+            self._group[value] = a
+        return True
+
+    def _free_of_others(self, place: frozenset[int], a: list[HloValue], b: list[HloValue]) -> bool:
+        """Whether nothing else that is bound to a place of the border is in use at the same time."""
+        if not place:
+            return True
+        others = {id(g): g for v, p in self._border.items() if p == place for g in [self._group[v]]}
+        return not any(
+            self.occupancy.conflict(x, y)
+            for g in others.values()
+            if g is not a and g is not b
+            for y in g
+            for x in (*a, *b)
+        )
+
+    # -- wishes
+    def _instructions(self) -> Iterator[HloInstruction]:
+        for computation in self.dataflow.graph.sequential():
+            yield from computation
+
+    def _in_place(self) -> Iterator[Wish]:
+        instants = self.occupancy.instants
+        for instruction in self._instructions():
+            for operand, inner, outer in in_place_pairs(instruction):
+                source = self.dataflow.value_at(instruction.operands[operand], inner)
+                yield Wish(source, self.dataflow.value_at(instruction, outer), instants[instruction])
+
+    def _joins(self) -> Iterator[Wish]:
+        """What loops and branches join: state with what the body makes of it and what it begins as."""
+        spans, instants = self.occupancy.liveness.timeline.spans, self.occupancy.instants
+        phis = [v for v in self.dataflow.values if v.is_phi]
+        for phi in phis:
+            loop = loop_of(phi)
+            if loop is not None:
+                made = self.dataflow.value_at(loop.while_body.root, phi.index)
+                yield Wish(phi, made, instants[loop])
+                begun = self.dataflow.value_at(loop.operands[0], phi.index)
+                yield Wish(phi, begun, spans[loop.while_condition].start)
+            elif phi.instruction.opcode == "conditional":
+                for branch in phi.instruction.called:
+                    made = self.dataflow.value_at(branch.root, phi.index)
+                    yield Wish(phi, made, instants[phi.instruction])
+
+    def _over_operands(self, may_share: MayShare) -> Iterator[Wish]:
+        instants = self.occupancy.instants
+        for instruction in self._instructions():
+            leaves = [i for i, _ in instruction.shape.leaves()]
+            for number, operand in enumerate(instruction.operands):
+                if not operand.shape.is_array:
+                    continue
+                source = self.dataflow.value_at(operand)
+                if self.occupancy.last(source) != instants[instruction]:
+                    continue
+                for result, index in enumerate(leaves):
+                    value = self.dataflow.value_at(instruction, index)
+                    if value.instruction is not instruction or value.byte_size != source.byte_size:
+                        continue
+                    if may_share(instruction, number, result):
+                        yield Wish(source, value, instants[instruction])

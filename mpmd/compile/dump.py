@@ -1,0 +1,37 @@
+"""Where compilation writes what it makes of each fragment: one folder per fragment, one file per step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpmd.compile.fragment import FragmentModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Dump:
+    """A request for files.
+
+    Attributes:
+        folder: where the fragments' folders are made.
+        passes: regular expression on the names of the passes after which the module is written.
+    """
+
+    folder: Path
+    passes: str = ".*"
+
+    def folder_of(self, fragment: FragmentModule) -> Path:
+        """The folder of one fragment."""
+        return self.folder / fragment.name.replace("/", "_")
+
+    def write(self, fragment: FragmentModule, name: str, text: str) -> None:
+        """Write one file."""
+        folder = self.folder_of(fragment)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    def write_all(self, fragment: FragmentModule, texts: Mapping[str, str]) -> None:
+        """Write several files."""
+        for name, text in texts.items():
+            self.write(fragment, name, text)

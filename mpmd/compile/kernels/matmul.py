@@ -1,0 +1,73 @@
+"""MatmulPlan: a batch of matrix products on strided arrays, and what is done with the sums.
+
+    sums[b, m, n] = sum over k of a[b, m, k] · b[b, k, n]
+
+Without an epilogue the sums are the result; with one they are an operand of a plan over `batch, m, n`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpmd.compile.kernels.plan import KernelPlan
+
+
+@dataclass(frozen=True)
+class View:
+    """A matrix, or one per batch index, inside of an array.
+
+    Attributes:
+        dtype: element type in memory.
+        offset: elements before the first.
+        row, column: distances in elements.
+        batch: distance for each batch dim, outermost first.
+    """
+
+    dtype: str
+    offset: int
+    row: int
+    column: int
+    batch: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """What one matrix-product kernel computes.
+
+    Attributes:
+        name: symbol of the kernel.
+        batch: sizes of the batch dims.
+        m, n, k: rows, columns, length of the sums.
+        a, b, c: where the factors and the result lie; c is not used with an epilogue.
+        epilogue: a plan of kind `loop` over `batch, m, n`; None stores the sums into c.
+        sums: number of the epilogue's operand that stands for the sums.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: View
+    b: View
+    c: View
+    epilogue: KernelPlan | None = None
+    sums: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * math.prod(self.batch) * self.m * self.n * self.k
+
+    def text(self) -> str:
+        """The plan in a readable form."""
+        sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
+        lines = [f"matmul {self.name} {sizes}"]
+        for name, view in (("a", self.a), ("b", self.b), ("c", self.c)):
+            strides = ":".join(map(str, (*view.batch, view.row, view.column)))
+            lines.append(f"  {name}: {view.dtype}+{view.offset} [{strides}]")
+        text = "\n".join(lines) + "\n"
+        if self.epilogue is not None:
+            text += f"  sums are p{self.sums} of\n" + self.epilogue.text()
+        return text

@@ -1,0 +1,266 @@
+"""Matrix products: factors read where they lie, and what follows as an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.index import Index, constant, delinearized, dim
+from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.planning.frames import Frame
+from mpmd.compile.kernels.planning.groups import check_results, places_from
+from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
+from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, check_dtype, position_of
+from mpmd.errors import CompileError
+
+FACTORS = ("f32", "bf16", "f16", "f64")
+_WIDENING = {("bf16", "f32"), ("f16", "f32")}
+
+
+@dataclass(frozen=True)
+class DotPlan:
+    """A matrix product with its epilogue.
+
+    Attributes:
+        plan: what is computed.
+        factors: the arrays of the two factors.
+        arrays: what the epilogue reads, in the order of its operands, the sums left out.
+        results: what is written: the epilogue's operands after those, or the product itself.
+    """
+
+    plan: MatmulPlan
+    factors: tuple[HloInstruction, HloInstruction]
+    arrays: tuple[HloInstruction, ...]
+    results: tuple[HloInstruction, ...]
+
+
+def is_product(dot: HloInstruction) -> bool:
+    """Whether a dot's element types are those of the matrix-product kernels."""
+    kinds = [o.shape.dtype for o in dot.operands]
+    wide = "f64" in kinds
+    return (
+        dot.opcode == "dot"
+        and len(kinds) == 2
+        and all(k in FACTORS for k in kinds)
+        and (kinds[0] == kinds[1] or not wide)
+        and dot.shape.dtype in FACTORS
+        and (dot.shape.dtype == "f64") == wide
+        and dot.shape.size * dot.operands[0].shape.size * dot.operands[1].shape.size > 0
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A factor: the array it lies in, and the step along each of the product's loop dims."""
+
+    array: HloInstruction
+    offset: int
+    steps: tuple[int, ...]
+
+
+def strided(
+    value: HloInstruction, at: Place, inside: Collection[HloInstruction], extents: Sequence[int]
+) -> tuple[HloInstruction, Index]:
+    """The array outside of a group in which a value lies, and where.
+
+    Raises:
+        NoPlan: the value is computed, or is not in steps of the same size.
+    """
+    while value in inside:
+        source = value.operands[0] if value.operands else value
+        if value.opcode in ("reshape", "bitcast"):
+            at = read_reshape(value, at, extents)
+        elif value.opcode == "transpose":
+            at = read_transpose(value, at)
+        elif value.opcode == "slice":
+            at = read_slice(value, at)
+        elif value.opcode == "broadcast":
+            at = read_broadcast(value, at)
+        elif value.opcode != "copy" and not (
+            value.opcode == "convert" and (source.shape.dtype, value.shape.dtype) in _WIDENING
+        ):
+            raise NoPlan(f"factor {value.name} is computed by {value.opcode}")
+        value = source
+    place = position_of(value, at)
+    if any(atom.kind != "dim" for atom, _ in place.terms):
+        raise NoPlan(f"a factor lies in {value.name} at {place}, which are no equal steps")
+    return value, place
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """The loop dims of a product: batch, rows, columns and sums, as numbers of dims with extents."""
+
+    extents: tuple[int, ...]
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+
+
+def _loops(dot: HloInstruction) -> tuple[_Loops, Place, Place]:
+    """The loops of a dot, and where they read its factors."""
+    lhs, rhs, numbers = *dot.operands, dot.dot_dims
+    left, right = numbers.lhs_free(lhs.shape.rank), numbers.rhs_free(rhs.shape.rank)
+    sizes = [lhs.shape.dims[d] for d in numbers.lhs_batch]
+    sizes += [lhs.shape.dims[d] for d in left] + [rhs.shape.dims[d] for d in right]
+    sizes += [lhs.shape.dims[d] for d in numbers.lhs_contracting]
+    counts = (len(numbers.lhs_batch), len(left), len(right), len(numbers.lhs_contracting))
+    groups, start = [], 0
+    for count in counts:
+        groups.append(tuple(range(start, start + count)))
+        start += count
+    at_lhs, at_rhs = [constant(0)] * lhs.shape.rank, [constant(0)] * rhs.shape.rank
+    for loops, dims, place in (
+        (groups[0], numbers.lhs_batch, at_lhs),
+        (groups[1], left, at_lhs),
+        (groups[3], numbers.lhs_contracting, at_lhs),
+        (groups[0], numbers.rhs_batch, at_rhs),
+        (groups[2], right, at_rhs),
+        (groups[3], numbers.rhs_contracting, at_rhs),
+    ):
+        for loop, d in zip(loops, dims):
+            place[d] = dim(loop)
+    return _Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
+
+
+def _side(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: _Loops) -> _Side:
+    array, place = strided(value, at, inside, loops.extents)
+    if check_dtype(array).shape.dtype not in FACTORS:
+        raise NoPlan(f"no matrix product reads {array.shape.dtype}")
+    return _Side(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
+
+
+def _merged(dims: Sequence[int], loops: _Loops, *sides: _Side) -> list[list[int]]:
+    """Neighbouring loops that all sides walk through as one, outermost first."""
+    groups: list[list[int]] = []
+    for d in (d for d in dims if loops.extents[d] != 1):
+        together = groups and all(s.steps[groups[-1][-1]] == s.steps[d] * loops.extents[d] for s in sides)
+        if together:
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    return groups
+
+
+def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> DotPlan:
+    """The kernel of a group with one dot.
+
+    Raises:
+        NoPlan: the group is not one kernel.
+    """
+    inside = dict.fromkeys(group)
+    dots = [i for i in group if i.opcode == "dot"]
+    if len(dots) != 1 or not is_product(dots[0]):
+        raise NoPlan("not one matrix product of floats")
+    dot = dots[0]
+    loops, at_lhs, at_rhs = _loops(dot)
+    lhs, rhs = (_side(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
+    batch = _merged(loops.batch, loops, lhs, rhs)
+    rows, columns = _merged(loops.m, loops, lhs), _merged(loops.n, loops, rhs)
+    sums = _merged(loops.k, loops, lhs, rhs)
+    if len(sums) > 1:
+        raise NoPlan("the factors are summed over dims that lie apart")
+    outer = [*batch, *rows[:-1], *columns[:-1]]
+    last = [rows[-1:], columns[-1:], sums]
+    sizes = [_size(g, loops) for g in (*outer, *(part[0] if part else [] for part in last))]
+    count = len(outer)
+    space = tuple(sizes[: count + 2])
+    at_dot = _dot_place(dot, loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
+
+    def view(side: _Side, row: list[list[int]], column: list[list[int]]) -> View:
+        def step(part: list[list[int]]) -> int:
+            return side.steps[part[0][-1]] if part else 1
+
+        dtype = side.array.shape.dtype
+        return View(dtype, side.offset, step(row), step(column), tuple(side.steps[g[-1]] for g in outer))
+
+    a, b = view(lhs, last[0], last[2]), view(rhs, last[2], last[1])
+    place = position_of(dot, at_dot)
+    steps = [place.factor(d) for d in range(len(space))]
+    c = View(dot.shape.dtype, 0, steps[count], steps[count + 1] or 1, tuple(steps[:count]))
+    plan = MatmulPlan(name, tuple(sizes[:count]), sizes[count], sizes[count + 1], sizes[count + 2], a, b, c)
+    factors = (lhs.array, rhs.array)
+    if list(results) == [dot] and all(a.kind == "dim" for a, _ in place.terms):
+        return DotPlan(plan, factors, (), (dot,))
+    return _with_epilogue(plan, factors, dot, at_dot, Frame(space), group, results)
+
+
+def _size(group: Sequence[int], loops: _Loops) -> int:
+    size = 1
+    for d in group:
+        size *= loops.extents[d]
+    return size
+
+
+def _dot_place(
+    dot: HloInstruction, loops: _Loops, groups: Sequence[Sequence[int]], space: Sequence[int]
+) -> Place:
+    """Where the product's result lies in the kernel's space."""
+    index: dict[int, Index] = {}
+    for number, group in enumerate(groups):
+        parts = delinearized(dim(number), [loops.extents[d] for d in group], space)
+        index.update(zip(group, parts))
+    order = (*loops.batch, *loops.m, *loops.n)
+    return tuple(index.get(d, constant(0)) for d in order)
+
+
+def _with_epilogue(
+    plan: MatmulPlan,
+    factors: tuple[HloInstruction, HloInstruction],
+    dot: HloInstruction,
+    at_dot: Place,
+    frame: Frame,
+    group: Sequence[HloInstruction],
+    results: Sequence[HloInstruction],
+) -> DotPlan:
+    below = _feeding(dot, group)
+    inside = dict.fromkeys(i for i in group if i not in below)
+    places = places_from({dot: at_dot}, inside, dot, frame)
+    trace = Trace(plan.name, frame, inside)
+    accumulator = "f64" if plan.a.dtype == "f64" else "f32"
+    trace.sums = (dot, accumulator)
+    for result in results:
+        if result not in places:
+            raise NoPlan(f"{result.name} has no place in the space of {dot.name}")
+    nodes = [trace.value(r, places[r]) for r in results]
+    check_results(trace, places, results)
+    if any(i in below for i in trace.arrays) or trace.sums_operand < 0:
+        raise NoPlan(f"what follows {dot.name} reads its factors' inner values")
+    for result, node in zip(results, nodes):
+        operand = trace.operand(result.shape.dtype, result.shape.size)
+        trace.build.store(operand, position_of(result, places[result]), node)
+    try:
+        epilogue = trace.build.finish()
+    except CompileError as error:
+        raise NoPlan(str(error)) from error
+    arrays = tuple(trace.arrays)
+    return DotPlan(replace(plan, epilogue=epilogue, sums=trace.sums_operand), factors, arrays, tuple(results))
+
+
+def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
+    """The members of a group that a dot is made of."""
+    found: set[HloInstruction] = set()
+    waiting = list(dot.operands)
+    members = set(group)
+    while waiting:
+        instruction = waiting.pop()
+        if instruction in members and instruction not in found:
+            found.add(instruction)
+            waiting += instruction.operands
+    return found
+
+
+def _sums(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    """The product itself: its sums, rounded to its element type."""
+    if t.sums is None or t.sums[0] is not i:
+        return _AS_REDUCTION(t, i, at, where)
+    if t.sums_operand < 0:
+        t.sums_operand = t.operand(t.sums[1], t.frame.count(range(len(t.extents))))
+    node = t.build.load_dense(t.sums_operand)
+    return t.build.convert(node, i.shape.dtype)
+
+
+_AS_REDUCTION = RULES["dot"]
+RULES["dot"] = _sums

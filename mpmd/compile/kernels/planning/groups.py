@@ -1,0 +1,219 @@
+"""Groups of elementwise work and reductions that one kernel computes, with one or several results.
+
+The frame is that of the group's hero: a reduction if there is one, else its largest result.  Where the other
+values lie in the frame follows from the hero, edge by edge; a group is one kernel if every value that costs
+something is computed at one place only, and every result is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.index import constant, delinearized, dim
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.frames import (
+    Frame,
+    contraction_frame,
+    full_place,
+    loop_frame,
+    reduce_frame,
+    window_frame,
+)
+from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
+from mpmd.compile.kernels.planning.trace import NoPlan, Place, Trace, position_of
+from mpmd.errors import CompileError
+
+REDUCING = frozenset(("reduce", "reduce-window", "dot"))
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A group as a kernel.
+
+    Attributes:
+        plan: what it computes; its operands are the arrays, then the results.
+        arrays: what it reads, in the order of the operands.
+        results: what it writes, in the order of the operands after them.
+    """
+
+    plan: KernelPlan
+    arrays: tuple[HloInstruction, ...]
+    results: tuple[HloInstruction, ...]
+
+
+def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> GroupPlan:
+    """The kernel that computes a group.
+
+    Args:
+        name: symbol of the kernel.
+        group: instructions, operands before users.
+        results: those whose values are needed outside.
+
+    Raises:
+        NoPlan: the group is not one kernel.
+    """
+    inside = dict.fromkeys(group)
+    hero = hero_of(group, results)
+    frame, places = _places(hero, inside)
+    trace = Trace(name, frame, inside)
+    for result in results:
+        if result not in places:
+            raise NoPlan(f"{result.name} has no place in the frame of {hero.name}")
+    nodes = [trace.value(r, places[r]) for r in results]
+    check_results(trace, places, results)
+    for result, node in zip(results, nodes):
+        operand = trace.operand(result.shape.dtype, result.shape.size)
+        trace.build.store(operand, position_of(result, places[result]), node)
+    try:
+        plan = trace.build.finish()
+    except NoPlan:
+        raise
+    except CompileError as error:
+        raise NoPlan(str(error)) from error
+    return GroupPlan(plan, tuple(trace.arrays), tuple(results))
+
+
+def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> HloInstruction:
+    """The instruction whose frame the group takes."""
+    reducing = [i for i in group if i.opcode in REDUCING]
+    if reducing:
+        return max(reducing, key=_points)
+    return max(results, key=lambda r: r.shape.size)
+
+
+def _points(instruction: HloInstruction) -> int:
+    """Points of a reduction's frame; one that walks over rows comes before one that adds them up."""
+    source = instruction.operands[0].shape
+    rows = bool(source.dims) and source.rank - 1 in instruction.dimensions
+    return 2 * (instruction.shape.size if instruction.opcode == "reduce-window" else source.size) + rows
+
+
+def check_results(
+    trace: Trace, places: dict[HloInstruction, Place], results: Sequence[HloInstruction]
+) -> None:
+    """Refuse a group that computes a value twice, or does not write a result exactly once.
+
+    Raises:
+        NoPlan: it does.
+    """
+    for instruction, found in trace.places.items():
+        if len(found) > 1:
+            raise NoPlan(f"{instruction.name} would be computed {len(found)} times")
+    frame = trace.frame
+    for result in results:
+        used = frozenset[int]().union(*(index.dims() for index in places[result]))
+        if frame.count(used) != result.shape.size:
+            raise NoPlan(f"{result.name} would not be written exactly once")
+    reduces = trace.sums is None and any(i.opcode in REDUCING for i in trace.places)
+    if not reduces and any(r.shape.size != frame.count(range(len(frame.extents))) for r in results):
+        raise NoPlan("a loop whose results have different sizes")
+
+
+# -- where values lie
+def _places(
+    hero: HloInstruction, inside: Collection[HloInstruction]
+) -> tuple[Frame, dict[HloInstruction, Place]]:
+    """The frame of a hero, and the places of all values that are joined to it."""
+    if hero.opcode == "reduce":
+        frame, place = reduce_frame(hero)
+        found = {hero.operands[0]: place, hero: _kept(hero, place)}
+    elif hero.opcode == "reduce-window":
+        frame, place = window_frame(hero)
+        found = {hero: place}
+    elif hero.opcode == "dot":
+        frame, place = contraction_frame(hero)
+        found = {hero: place}
+    else:
+        frame, place = loop_frame(hero)
+        found = {hero: place}
+    return frame, places_from(found, inside, hero, frame)
+
+
+def places_from(
+    found: dict[HloInstruction, Place], inside: Collection[HloInstruction], hero: HloInstruction, frame: Frame
+) -> dict[HloInstruction, Place]:
+    """The places that follow from known ones, edge by edge."""
+    found, waiting = dict(found), list(found)
+    while waiting:
+        instruction = waiting.pop()
+        for neighbour, place in _neighbours(instruction, found[instruction], inside, hero, frame):
+            if neighbour not in found:
+                found[neighbour] = place
+                waiting.append(neighbour)
+    return found
+
+
+def _kept(reduce: HloInstruction, place: Place) -> Place:
+    return tuple(index for d, index in enumerate(place) if d not in reduce.dimensions)
+
+
+def _neighbours(
+    x: HloInstruction,
+    at: Place,
+    inside: Collection[HloInstruction],
+    hero: HloInstruction,
+    frame: Frame,
+) -> Iterable[tuple[HloInstruction, Place]]:
+    """Values next to one, with their places."""
+    for user in x.users:
+        if user in inside:
+            place = _user_place(x, user, at, hero, frame)
+            if place is not None:
+                yield user, place
+    if x in inside:
+        for number, operand in enumerate(x.operands):
+            place = _operand_place(x, number, operand, at, hero, frame)
+            if place is not None:
+                yield operand, place
+
+
+def _user_place(
+    x: HloInstruction, user: HloInstruction, at: Place, hero: HloInstruction, frame: Frame
+) -> Place | None:
+    dims = user.shape.dims
+    if user.is_elementwise:
+        return at if dims == x.shape.dims else None
+    if user.opcode in ("reshape", "bitcast"):
+        return delinearized(position_of(x, at), dims, frame.extents)
+    if user.opcode == "transpose":
+        return tuple(at[d] for d in user.dimensions)
+    if user.opcode == "reduce" and user.operands[0] is x:
+        return _kept(user, at)
+    if user.opcode == "broadcast":
+        grown = [d for d in range(len(dims)) if d not in user.dimensions]
+        if any(dims[d] != 1 for d in grown):
+            return _full(user, hero, frame)
+        given = iter(at)
+        return tuple(constant(0) if d in grown else next(given) for d in range(len(dims)))
+    return None
+
+
+def _operand_place(
+    x: HloInstruction, number: int, operand: HloInstruction, at: Place, hero: HloInstruction, frame: Frame
+) -> Place | None:
+    if x.is_elementwise:
+        return at if operand.shape.dims == x.shape.dims else None
+    if x.opcode in ("reshape", "bitcast"):
+        return delinearized(position_of(x, at), operand.shape.dims, frame.extents)
+    if x.opcode == "transpose":
+        return read_transpose(x, at)
+    if x.opcode == "broadcast":
+        return read_broadcast(x, at)
+    if x.opcode == "reduce" and number == 0:
+        return _full(operand, hero, frame)
+    return None
+
+
+def _full(value: HloInstruction, hero: HloInstruction, frame: Frame) -> Place | None:
+    """The place of a value with as many elements as the frame has points, if the frame's order is its own."""
+    whole = hero.operands[0] if hero.opcode == "reduce" else hero
+    if value.shape.dims == whole.shape.dims:
+        if hero.opcode == "reduce":
+            return reduce_frame(hero)[1]
+        if hero.opcode not in REDUCING:
+            return tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(value.shape.dims))
+    if hero.opcode not in REDUCING and value.shape.size == whole.shape.size:
+        return full_place(value.shape.dims, frame)
+    return None

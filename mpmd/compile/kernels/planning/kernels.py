@@ -1,0 +1,62 @@
+"""Any instruction or fusion → the kernel that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
+from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
+from mpmd.compile.kernels.planning.sorting import plan_sort
+from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
+from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
+
+PlannedKernel = GroupPlan | DotPlan | UpdatePlan
+
+
+def plan_members(
+    name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
+) -> PlannedKernel:
+    """The kernel that computes a group of instructions.
+
+    Args:
+        name: symbol of the kernel.
+        group: instructions, operands before users.
+        results: those whose values are needed outside.
+
+    Raises:
+        NoPlan: no single kernel does.
+    """
+    changing = [r for r in results if r.opcode in UPDATES]
+    if changing:
+        if len(results) > 1:
+            raise NoPlan(f"{changing[0].name} changes an array beside other results")
+        return plan_update(name, group, changing[0])
+    if any(i.opcode == "dot" and is_product(i) for i in group):
+        try:
+            return plan_dot(name, group, results)
+        except NoPlan:
+            if any(i.opcode not in MOVEMENT and i.opcode not in ("dot", "constant") for i in group):
+                raise
+            return plan_group(name, group, results)  # as a reduction: sums over dims that lie apart
+    return plan_group(name, group, results)
+
+
+def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
+    """The kernel of an instruction that stands alone, or of a fusion.
+
+    In the plan of a fusion arrays and results are instructions of its computation: parameters, and the
+    elements of its root.
+
+    Raises:
+        NoPlan: no single kernel computes it.
+    """
+    if instruction.opcode == "sort":
+        plan, arrays = plan_sort(name, instruction)
+        return GroupPlan(plan, arrays, (instruction,) * len(instruction.operands))
+    if instruction.opcode != "fusion":
+        return plan_members(name, [instruction], [instruction])
+    computation = instruction.to_apply
+    root = computation.root
+    group = [i for i in computation.post_order() if i.opcode not in ("parameter", "tuple")]
+    return plan_members(name, group, root.operands if root.opcode == "tuple" else [root])

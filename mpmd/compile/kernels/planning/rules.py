@@ -1,0 +1,274 @@
+"""One rule per opcode: where in its operands an instruction's element at a position comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.index import Index, constant, delinearized, value
+from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, position_of, scalar_of
+
+ELEMENTWISE = {
+    name: name
+    for name in OPERATIONS
+    if not name.startswith("compare-") and name not in ("convert", "bitcast-convert")
+}
+
+
+def read_elementwise(operand: HloInstruction, user: HloInstruction, at: Place) -> Place:
+    """Where an elementwise operation reads an operand; scalars may stand for arrays."""
+    return at if operand.shape.dims == user.shape.dims else ()
+
+
+def apply(trace: Trace, op: str, args: Sequence[int], dtypes: Sequence[str], dtype: str = "") -> int:
+    """An operation on nodes.
+
+    Raises:
+        NoPlan: it is not defined for their element type.
+    """
+    operation = OPERATIONS[op]
+    if dtypes[-1] not in operation.dtypes:
+        raise NoPlan(f"no kernel computes {op} of {dtypes[-1]}")
+    return trace.build.apply(op, *args, dtype=dtype)
+
+
+def _elementwise(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    args = [t.value(o, read_elementwise(o, i, at), where) for o in i.operands]
+    return apply(t, i.opcode, args, [o.shape.dtype for o in i.operands])
+
+
+def _compare(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    dtype = i.operands[0].shape.dtype
+    if i.attributes.get("comparison_type") == "TOTALORDER" and dtype in ("bf16", "f16", "f32", "f64"):
+        raise NoPlan("no kernel compares floats in total order")
+    args = [t.value(o, at, where) for o in i.operands]
+    return apply(t, f"compare-{i.direction.lower()}", args, [dtype])
+
+
+def _convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.build.convert(t.value(i.operands[0], at, where), i.shape.dtype)
+
+
+def _bitcast_convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    source = i.operands[0].shape
+    if source.dims != i.shape.dims or "pred" in (source.dtype, i.shape.dtype):
+        raise NoPlan(f"no kernel reinterprets {source} as {i.shape}")
+    arg = t.value(i.operands[0], at, where)
+    return arg if source.dtype == i.shape.dtype else t.build.apply(
+        "bitcast-convert", arg, dtype=i.shape.dtype
+    )  # fmt: skip
+
+
+def _reduce_precision(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    kinds = {(8, 7): "bf16", (5, 10): "f16", (8, 23): "f32", (11, 52): "f64"}
+    wanted = kinds.get((int(str(i.attributes["exponent_bits"])), int(str(i.attributes["mantissa_bits"]))))
+    arg = t.value(i.operands[0], at, where)
+    if wanted == i.shape.dtype:
+        return arg
+    if wanted is None or i.shape.dtype not in ("f32", "f64"):
+        raise NoPlan(f"no kernel rounds {i.shape.dtype} to this precision")
+    return t.build.convert(t.build.convert(arg, wanted), i.shape.dtype)
+
+
+def _same(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.value(i.operands[0], at, where)
+
+
+def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    index, dtype = at[i.iota_dimension], i.shape.dtype
+    if dtype in ("bf16", "f16"):
+        return t.build.convert(t.build.index(index, "s32"), dtype)
+    if dtype == "pred":
+        raise NoPlan("no kernel counts in pred")
+    return t.build.index(index, dtype)
+
+
+# -- movement
+def read_broadcast(i: HloInstruction, at: Place) -> Place:
+    """Where a broadcast reads."""
+    return tuple(at[d] for d in i.dimensions)
+
+
+def read_reshape(i: HloInstruction, at: Place, extents: Sequence[int]) -> Place:
+    """Where a reshape reads: the element at the same position in memory."""
+    return delinearized(position_of(i, at), i.operands[0].shape.dims, extents)
+
+
+def read_transpose(i: HloInstruction, at: Place) -> Place:
+    """Where a transpose reads."""
+    place = [constant(0)] * len(at)
+    for here, there in enumerate(i.dimensions):
+        place[there] = at[here]
+    return tuple(place)
+
+
+def read_slice(i: HloInstruction, at: Place) -> Place:
+    """Where a slice reads."""
+    bounds = i.slice_dims
+    return tuple(index * stride + start for index, start, stride in zip(at, bounds.starts, bounds.strides))
+
+
+def read_reverse(i: HloInstruction, at: Place) -> Place:
+    """Where a reverse reads."""
+    return tuple(
+        index * -1 + (i.shape.dims[d] - 1) if d in i.dimensions else index for d, index in enumerate(at)
+    )
+
+
+def _broadcast(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.value(i.operands[0], read_broadcast(i, at), where)
+
+
+def _reshape(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    if i.operands[0].shape.dtype != i.shape.dtype:
+        raise NoPlan(f"{i.name} changes the element type without converting")
+    return t.value(i.operands[0], read_reshape(i, at, t.extents), where)
+
+
+def _transpose(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.value(i.operands[0], read_transpose(i, at), where)
+
+
+def _slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.value(i.operands[0], read_slice(i, at), where)
+
+
+def _reverse(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    return t.value(i.operands[0], read_reverse(i, at), where)
+
+
+def _pad(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    source, filler = i.operands
+    filling = t.value(filler, (), where)
+    if not source.shape.size:
+        return filling
+    place, inside = [], -1
+    for index, size, pad in zip(at, source.shape.dims, i.padding):
+        moved, step = index + -pad.low, pad.interior + 1
+        conditions = [t.within(moved, 0, (size - 1) * step + 1)]
+        if step > 1:
+            # counted from a multiple of the step, so that the dividend is never negative
+            offset = -(-max(pad.low, 0) // step) * step
+            rest = (moved + offset).modulo(step, t.extents)
+            conditions.append(t.within(rest, 0, 1))
+            moved = (moved + offset).divided(step, t.extents) + -(offset // step)
+        inside = t.guarded(inside, *(c for c in conditions if c >= 0))
+        place.append(moved)
+    if inside < 0:
+        return t.value(source, tuple(place), where)
+    kept = t.value(source, tuple(place), t.guarded(where, inside))
+    return t.build.apply("select", inside, kept, filling)
+
+
+def _concatenate(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    (along,), start = i.dimensions, 0
+    result = -1
+    for piece in i.operands:
+        size = piece.shape.dims[along]
+        if size:
+            inside = t.within(at[along], start, start + size)
+            moved = (*at[:along], at[along] + -start, *at[along + 1 :])
+            part = t.value(piece, moved, t.guarded(where, *([inside] if inside >= 0 else [])))
+            covers = result < 0 or inside < 0
+            result = part if covers else t.build.apply("select", inside, part, result)
+        start += size
+    if result < 0:
+        raise NoPlan("a concatenation of nothing")
+    return result
+
+
+# -- indexed access
+def clamped_start(t: Trace, start: HloInstruction, at: Place, limit: int, where: int) -> Index:
+    """A position that the program computes, moved into [0, limit]."""
+    if limit <= 0:
+        return constant(0)
+    if start.opcode == "constant" and start.shape.size == 1:
+        return constant(min(max(int(scalar_of(start)), 0), limit))
+    node, dtype = t.value(start, at, where), start.shape.dtype
+    if dtype != "s64":
+        # the limit may not fit into a narrow type
+        node = t.build.convert(node, "u64" if dtype.startswith("u") else "s64")
+        dtype = "u64" if dtype.startswith("u") else "s64"
+    low, high = t.build.constant(0, dtype), t.build.constant(limit, dtype)
+    return value(t.build.apply("clamp", low, node, high))
+
+
+def _dynamic_slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    source, *starts = i.operands
+    place = [
+        index + clamped_start(t, start, (), full - size, where)
+        for index, start, full, size in zip(at, starts, source.shape.dims, i.slice_sizes)
+    ]
+    return t.value(source, tuple(place), where)
+
+
+def _dynamic_update_slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    source, update, *starts = i.operands
+    if not update.shape.size:
+        return t.value(source, at, where)
+    inside, place = -1, []
+    for index, start, full, size in zip(at, starts, source.shape.dims, update.shape.dims):
+        if size == full:
+            place.append(index)
+            continue
+        moved = index + clamped_start(t, start, (), full - size, where) * -1
+        inside = t.guarded(inside, t.within(moved, 0, size))
+        place.append(moved)
+    if inside < 0:
+        return t.value(update, tuple(place), where)
+    changed = t.value(update, tuple(place), t.guarded(where, inside))
+    return t.build.apply("select", inside, changed, t.value(source, at, where))
+
+
+def _gather(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    source, indices = i.operands
+    dims = i.gather_dims
+    batch = [at[d] for d in range(len(at)) if d not in dims.offset_dims]
+    kept = [
+        d
+        for d in range(source.shape.rank)
+        if d not in dims.collapsed_slice_dims and d not in dims.operand_batching_dims
+    ]
+    place = [constant(0)] * source.shape.rank
+    for d, along in zip(kept, dims.offset_dims):
+        place[d] = at[along]
+    for number, d in enumerate(dims.start_index_map):
+        where_found = index_place(batch, number, dims.index_vector_dim, indices)
+        limit = source.shape.dims[d] - i.slice_sizes[d]
+        place[d] = place[d] + clamped_start(t, indices, where_found, limit, where)
+    batch_dims = [d for d in range(indices.shape.rank) if d != dims.index_vector_dim]
+    for d, along in zip(dims.operand_batching_dims, dims.start_indices_batching_dims):
+        place[d] = batch[batch_dims.index(along)]
+    return t.value(source, tuple(place), where)
+
+
+def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: HloInstruction) -> Place:
+    """Where component `number` of the index vector at a batch position stands."""
+    if vector_dim == indices.shape.rank:
+        return tuple(batch)
+    return (*batch[:vector_dim], constant(number), *batch[vector_dim:])
+
+
+RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
+RULES.update(
+    {
+        "bitcast": _reshape,
+        "bitcast-convert": _bitcast_convert,
+        "broadcast": _broadcast,
+        "compare": _compare,
+        "concatenate": _concatenate,
+        "convert": _convert,
+        "copy": _same,
+        "dynamic-slice": _dynamic_slice,
+        "dynamic-update-slice": _dynamic_update_slice,
+        "gather": _gather,
+        "iota": _iota,
+        "pad": _pad,
+        "reduce-precision": _reduce_precision,
+        "reshape": _reshape,
+        "reverse": _reverse,
+        "slice": _slice,
+        "transpose": _transpose,
+    }
+)

@@ -1,0 +1,166 @@
+"""The value of an instruction at a position, as nodes of a kernel plan.
+
+A position is one index expression per dim of the instruction.  Movement becomes arithmetic on positions,
+elementwise work becomes nodes, and what stands outside of the group becomes loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.index import Index, linear, strides_of
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.errors import CompileError
+
+if TYPE_CHECKING:
+    from mpmd.compile.kernels.planning.frames import Frame
+
+Place = tuple[Index, ...]
+"""An index expression for each dim of an instruction."""
+
+MOVEMENT = frozenset(("bitcast", "broadcast", "iota", "reshape", "reverse", "slice", "transpose", "copy"))
+"""Opcodes that compute nothing: they may be evaluated again wherever their value is read."""
+
+
+class NoPlan(CompileError):
+    """A group of instructions that is not one kernel; says why in a sentence."""
+
+
+class Trace:
+    """Values of a group of instructions, on their way into a plan.
+
+    Args:
+        name: symbol of the kernel.
+        frame: the iteration space.
+        inside: the instructions that are computed; all others are loaded.
+
+    Attributes:
+        build: where the nodes go.
+        frame: the iteration space.
+        arrays: number of the operand of each instruction that is loaded, in order of first use.
+        places: where each instruction that computes something was evaluated.
+        sums: a dot whose sums the kernel is given, and their element type; None without one.
+        sums_operand: number of the operand that stands for them, -1 before it is first read.
+    """
+
+    def __init__(self, name: str, frame: Frame, inside: Collection[HloInstruction]) -> None:
+        self.build = PlanBuilder(name, frame.extents, batch_dims=frame.batch, row_dims=frame.row)
+        self.frame = frame
+        self.inside = inside
+        self.arrays: dict[HloInstruction, int] = {}
+        self.places: dict[HloInstruction, set[tuple[Place, int]]] = {}
+        self.sums: tuple[HloInstruction, str] | None = None
+        self.sums_operand = -1
+        self._known: dict[tuple[HloInstruction, Place, int], int] = {}
+        self._given: dict[HloInstruction, int] = {}
+
+    def substitute(self, given: dict[HloInstruction, int]) -> None:
+        """Let nodes stand for parameters from now on; what was computed before is forgotten."""
+        self._given = given
+        self._known.clear()
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Sizes of the frame's dims."""
+        return self.frame.extents
+
+    def value(self, instruction: HloInstruction, at: Place, where: int = -1) -> int:
+        """The node that holds an instruction's value at a position.
+
+        Args:
+            instruction: whose value.
+            at: an index per dim.
+            where: number of a node that says where the position exists at all, or -1.
+
+        Raises:
+            NoPlan: its operation or element type is not one of kernels.
+        """
+        key = (instruction, at, where)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._value(instruction, at, where)
+        return known
+
+    def _value(self, instruction: HloInstruction, at: Place, where: int) -> int:
+        check_dtype(instruction)
+        if instruction in self._given:
+            return self._given[instruction]
+        if instruction.opcode == "constant" and instruction.shape.size == 1:
+            return self.build.constant(scalar_of(instruction), instruction.shape.dtype)
+        if instruction not in self.inside or instruction.opcode in ("constant", "parameter"):
+            operand = self.array(instruction)
+            return self.build.load(operand, position_of(instruction, at), where=where)
+        rule = RULES.get(instruction.opcode)
+        if rule is None:
+            raise NoPlan(f"no kernel computes {instruction.opcode}")
+        if instruction.opcode not in MOVEMENT:
+            self.places.setdefault(instruction, set()).add((at, where))
+        return rule(self, instruction, at, where)
+
+    def array(self, instruction: HloInstruction) -> int:
+        """The number of the operand that holds an instruction's value."""
+        if instruction not in self.arrays:
+            shape = check_dtype(instruction).shape
+            self.arrays[instruction] = self.operand(shape.dtype, shape.size)
+        return self.arrays[instruction]
+
+    def operand(self, dtype: str, size: int) -> int:
+        """Declare an array; its name is its number, so that equal kernels have equal text."""
+        return self.build.operand("", dtype, size)
+
+    def guarded(self, where: int, *conditions: int) -> int:
+        """A node that is true where all conditions are."""
+        for condition in conditions:
+            where = condition if where < 0 else self.build.apply("and", where, condition)
+        return where
+
+    def within(self, index: Index, low: int, high: int) -> int:
+        """A node that is true where an index is in [low, high); -1 if it always is."""
+        known = None if index.values() else index.bounds(self.extents)
+        conditions = []
+        if known is None or known[0] < low:
+            conditions.append(self._compare("ge", index, low))
+        if known is None or known[1] >= high:
+            conditions.append(self._compare("lt", index, high))
+        return self.guarded(-1, *conditions)
+
+    def _compare(self, direction: str, index: Index, bound: int) -> int:
+        build = self.build
+        return build.apply(f"compare-{direction}", build.index(index), build.constant(bound, "s64"))
+
+
+Rule = Callable[[Trace, HloInstruction, Place, int], int]
+
+RULES: dict[str, Rule] = {}
+"""How each opcode is computed at a position; filled by `rules.py` and `frames.py`."""
+
+
+def check_dtype(instruction: HloInstruction) -> HloInstruction:
+    """The instruction, if it is an array that kernels can hold.
+
+    Raises:
+        NoPlan: it is a tuple, or its elements are of another type.
+    """
+    if instruction.shape.dtype not in NUMPY_DTYPE:
+        raise NoPlan(f"kernels have no values of shape {instruction.shape}")
+    return instruction
+
+
+def scalar_of(constant: HloInstruction) -> float | int | bool:
+    """The one value of a constant."""
+    literal = constant.literal
+    if literal is None or isinstance(literal, tuple):
+        raise NoPlan(f"constant {constant.name} is no array")
+    value = literal.reshape(-1)[0]
+    dtype = constant.shape.dtype
+    if dtype == "pred":
+        return bool(value)
+    return float(value) if dtype in ("bf16", "f16", "f32", "f64") else int(value)
+
+
+def position_of(instruction: HloInstruction, at: Sequence[Index]) -> Index:
+    """Where an instruction's element at a position lies in its row-major array."""
+    return linear(at, strides_of(instruction.shape.dims))

@@ -1,0 +1,110 @@
+"""Changes in place: dynamic-update-slice and scatter walk over what changes, not over the whole array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.index import constant, dim, linear, strides_of, value
+from mpmd.compile.kernels.operations import REDUCTIONS
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.frames import Frame, reducer_of
+from mpmd.compile.kernels.planning.rules import clamped_start, index_place
+from mpmd.compile.kernels.planning.trace import NoPlan, Trace
+from mpmd.errors import CompileError
+
+UPDATES = frozenset(("dynamic-update-slice", "scatter"))
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """A change of an array.
+
+    Attributes:
+        plan: what is written where; its operands are the arrays, then the result.
+        target: the array whose value the result begins with.
+        arrays: what the plan reads.
+        result: the array afterwards.
+    """
+
+    plan: KernelPlan
+    target: HloInstruction
+    arrays: tuple[HloInstruction, ...]
+    result: HloInstruction
+
+
+def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction) -> UpdatePlan:
+    """The kernel of a group whose one result is a change of an array.
+
+    Raises:
+        NoPlan: the group is not one kernel.
+    """
+    inside = dict.fromkeys(group)
+    target = root.operands[0]
+    while target in inside and target.opcode == "bitcast":
+        target = target.operands[0]
+    if target in inside:
+        raise NoPlan(f"{root.name} changes {target.name}, which is computed in the same group")
+    trace = _slice_update(name, inside, root) if root.opcode != "scatter" else _scatter(name, inside, root)
+    if target in trace.arrays:
+        raise NoPlan(f"{root.name} reads elsewhere in the array that it changes")
+    try:
+        return UpdatePlan(trace.build.finish(), target, tuple(trace.arrays), root)
+    except CompileError as error:
+        raise NoPlan(str(error)) from error
+
+
+def _slice_update(name: str, inside: dict[HloInstruction, None], root: HloInstruction) -> Trace:
+    source, update, *starts = root.operands
+    dims = update.shape.dims
+    trace = Trace(name, Frame(dims), inside)
+    at = tuple(dim(d) for d in range(len(dims)))
+    node = trace.value(update, at)
+    place = [
+        index + clamped_start(trace, start, (), full - size, -1)
+        for index, start, full, size in zip(at, starts, source.shape.dims, dims)
+    ]
+    operand = trace.operand(root.shape.dtype, root.shape.size)
+    trace.build.store(operand, linear(place, strides_of(root.shape.dims)), node)
+    return trace
+
+
+def _scatter(name: str, inside: dict[HloInstruction, None], root: HloInstruction) -> Trace:
+    if len(root.operands) != 3:
+        raise NoPlan("no kernel scatters into several arrays at once")
+    source, indices, updates = root.operands
+    dims, numbers = updates.shape.dims, root.scatter_dims
+    trace = Trace(name, Frame(dims), inside)
+    combine = _combiner(root)
+    if combine and root.shape.dtype not in REDUCTIONS[combine].dtypes:
+        raise NoPlan(f"no kernel combines {root.shape.dtype} by {combine}")
+    batch = [dim(d) for d in range(len(dims)) if d not in numbers.update_window_dims]
+    skipped = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
+    windowed = [d for d in range(source.shape.rank) if d not in skipped]
+    place, sizes = [constant(0)] * source.shape.rank, [1] * source.shape.rank
+    for d, along in zip(windowed, numbers.update_window_dims):
+        place[d], sizes[d] = dim(along), dims[along]
+    batch_dims = [d for d in range(indices.shape.rank) if d != numbers.index_vector_dim]
+    for d, along in zip(numbers.input_batching_dims, numbers.scatter_indices_batching_dims):
+        place[d] = batch[batch_dims.index(along)]
+    where = -1
+    for number, d in enumerate(numbers.scatter_dims_to_operand_dims):
+        found = trace.value(indices, index_place(batch, number, numbers.index_vector_dim, indices))
+        start = value(trace.build.convert(found, "s64"))
+        condition = trace.within(start, 0, source.shape.dims[d] - sizes[d] + 1)
+        where = trace.guarded(where, condition)
+        place[d] = place[d] + start
+    node = trace.value(updates, tuple(dim(d) for d in range(len(dims))))
+    operand = trace.operand(root.shape.dtype, root.shape.size)
+    position = linear(place, strides_of(source.shape.dims))
+    trace.build.store(operand, position, node, combine=combine, where=where)
+    return trace
+
+
+def _combiner(scatter: HloInstruction) -> str:
+    """The reduction by which updates join what is there, or "" if they replace it."""
+    root = scatter.to_apply.root
+    if root.opcode == "parameter" and root.parameter_number == 1:
+        return ""
+    return reducer_of(scatter.to_apply)

@@ -1,0 +1,90 @@
+"""hlo-gather-simplifier."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.attributes import GatherDims
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.values import is_trivial
+
+
+@dataclasses.dataclass(frozen=True)
+class GatherSimplifier(ComputationPass):
+    """Brings gathers to one form, and those of consecutive rows to slices.
+
+    gather(x, indices: [k,b1,b2], batching dims ...)
+      -> transpose(reshape(gather(x, indices: [b1*b2,k']), offset_dims behind))
+
+    Requires: no schedule.
+    Ensures: each gather has a list of index vectors `[n,k]`, its n in front of the result, the slices' dims
+        behind, no batching dims; none takes rows 0, 1, 2 ... in order.
+    Cost: linear.
+    Source: XLA's batched-gather normaliser and gather simplifier in one.
+    """
+
+    name = "hlo-gather-simplifier"
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        rules: dict[str, tuple[Rule, ...]] = {"gather": (_of_consecutive, _normal)}
+        return Rewriter(computation).run(rules, lambda i: not i.shape.dynamic)
+
+
+def is_normal(gather: HloInstruction) -> bool:
+    """True if a gather has the one form."""
+    dims, indices = gather.gather_dims, gather.operands[1].shape
+    behind = tuple(range(1, 1 + len(dims.offset_dims)))
+    return (
+        indices.rank == 2
+        and dims.index_vector_dim == 1
+        and not dims.operand_batching_dims
+        and dims.offset_dims == behind
+    )
+
+
+def _normal(site: Site) -> HloInstruction | None:
+    x, indices = site.operands
+    dims, sizes = site.at.gather_dims, site.at.slice_sizes
+    if is_normal(site.at) or is_trivial(site.at):
+        return None
+    batch = batch_dims(indices, dims.index_vector_dim)
+    dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
+    window = [n for d, n in enumerate(sizes) if d not in dropped]
+    vectors = as_list(
+        site.build, indices, dims.index_vector_dim, dims.start_indices_batching_dims, x.shape.dims
+    )
+    numbers = GatherDims(
+        tuple(range(1, 1 + len(window))),
+        tuple(sorted(dropped)),
+        (*dims.start_index_map, *dims.operand_batching_dims),
+        1,
+    )
+    made = site.build.gather(x, vectors, numbers, sizes)
+    made = site.build.reshape(made, (*batch, *window))
+    places = [d for d in range(site.shape.rank) if d not in dims.offset_dims]
+    to = (*places, *dims.offset_dims)
+    return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
+
+
+def _of_consecutive(site: Site) -> HloInstruction | None:
+    """gather(x, iota) → slice(x), of the first rows."""
+    x, indices = site.operands
+    dims, sizes = site.at.gather_dims, site.at.slice_sizes
+    if indices.opcode != "iota" or len(dims.start_index_map) != 1 or dims.operand_batching_dims:
+        return None
+    (dim,) = dims.start_index_map
+    batch = batch_dims(indices, dims.index_vector_dim)
+    single = len(batch) == 1 and indices.iota_dimension != dims.index_vector_dim
+    if not single or dims.collapsed_slice_dims != (dim,) or batch[0] > x.shape.dims[dim]:
+        return None
+    limits = [batch[0] if d == dim else n for d, n in enumerate(sizes)]
+    rows = site.build.slice(x, (0,) * len(sizes), limits)
+    (place,) = (d for d in range(site.shape.rank) if d not in dims.offset_dims)
+    order = [d for d in range(len(sizes)) if d != dim]
+    order.insert(place, dim)
+    return site.build.transpose(rows, order)

@@ -1,0 +1,8 @@
+"""Passes that decide what one kernel computes."""
+
+from __future__ import annotations
+
+from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.support.passes import Pass
+
+PASSES: tuple[type[Pass], ...] = (Fusion,)

@@ -1,0 +1,69 @@
+"""hlo-fusion."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.passes.fusion.grouping import Grouping
+from mpmd.compile.passes.fusion.merging import merge_groups
+from mpmd.compile.passes.fusion.outline import outline
+from mpmd.compile.passes.hlo_pass import HloPass
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion(HloPass):
+    """Joins what one kernel can compute: each group of instructions becomes a fusion.
+
+    e = exponential(x); s = reduce(e); ROOT q = divide(e, broadcast(s))  ->  ROOT f = fusion(x), kind=kInput
+
+    Movement (broadcast, transpose, slice ...) is repeated wherever its result is read.  What computes is
+    repeated only where that is cheaper than keeping it: a value that is needed outside of its group becomes
+    one more result of it.  Reshapes become bitcasts: arrays are row-major, so they move nothing.  Matrix
+    products take what follows them, then groups grow along the largest arrays between them, then neighbours
+    that read the same array join.
+
+    Requires: no `call`; layouts are row-major.
+    Ensures: every group is one kernel, by the planner's own word.
+    Cost: one trial plan per pair of groups that exchange an array.
+    Source: multi-output fusion and stitching as in XLA's priority fusion and in TAO's memory-intensive
+        fusions, with the planner as the judge of what is legal.
+
+    Attributes:
+        most: instructions in one group.
+        multi_output: groups may have several results.
+    """
+
+    name = "hlo-fusion"
+    most: int = 96
+    multi_output: bool = True
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed something."""
+        changed = False
+        for computation in _sequential(module):
+            changed |= _reshapes_are_bitcasts(computation)
+            grouping = Grouping(computation)
+            merge_groups(grouping, self.most, self.multi_output)
+            changed |= outline(grouping)
+        return changed
+
+
+def _reshapes_are_bitcasts(computation: HloComputation) -> bool:
+    changed = False
+    for instruction in computation:
+        if instruction.opcode == "reshape":
+            instruction.opcode, changed = "bitcast", True
+            instruction.attributes = {}
+    return changed
+
+
+def _sequential(module: HloModule) -> list[HloComputation]:
+    """The computations whose instructions run as part of the program."""
+    found = [module.entry]
+    for computation in found:
+        for instruction in computation:
+            if instruction.opcode in ("while", "conditional", "call"):
+                found += [c for c in instruction.called if c not in found]
+    return found

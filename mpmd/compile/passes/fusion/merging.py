@@ -1,0 +1,155 @@
+"""Which groups join: products with what follows, then along the largest arrays, then neighbours."""
+
+from __future__ import annotations
+
+import itertools
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.kernels.planning.trace import MOVEMENT
+from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
+
+_SMALL = 4
+"""A value that is so many times smaller than what reads it is worth keeping if it is expensive."""
+
+
+def merge_groups(grouping: Grouping, most: int, multi_output: bool) -> None:
+    """Join groups until no two more should.
+
+    Args:
+        grouping: the groups, changed in place.
+        most: members of one group.
+        multi_output: groups may have several results.
+    """
+    merging = _Merging(grouping, most, multi_output)
+    merging.epilogues()
+    merging.along_arrays()
+    if multi_output:
+        merging.neighbours()
+        merging.along_arrays()
+        repeat_cheap_results(grouping)
+
+
+class _Merging:
+    """The work on one computation."""
+
+    def __init__(self, grouping: Grouping, most: int, multi_output: bool) -> None:
+        self.grouping = grouping
+        self.most = most
+        self.multi_output = multi_output
+
+    # -- products
+    def epilogues(self) -> None:
+        """Let every product take the elementwise work that follows it."""
+        for instruction in self.grouping.order:
+            group = self.grouping.group_of.get(instruction)
+            if group is not None and group.product is instruction:
+                self._take_followers(group, instruction)
+
+    def _take_followers(self, group: Group, dot: HloInstruction) -> None:
+        grouping, grew = self.grouping, True
+        while grew and len(group.members) < self.most:
+            grew = False
+            readers = {r: None for m in group.members for r in grouping.readers(m) if r not in group.members}
+            for reader in sorted(readers, key=grouping.position.__getitem__):
+                other = grouping.group_of.get(reader)
+                if other is None or other is group or not self._may_follow(group, other, dot):
+                    continue
+                if self._joined(group, other):
+                    group, grew = grouping.group_of[dot], True
+                    break
+
+    def _may_follow(self, group: Group, other: Group, dot: HloInstruction) -> bool:
+        """Whether what another group computes belongs behind a product."""
+        if other.reduces or other.updates:
+            return False
+        if any(m.shape.size != dot.shape.size for m in other.members):
+            return False
+        grouping, mine = self.grouping, {*group.members, *other.members}
+        for member in group.members:
+            read = [r for r in grouping.readers(member) if r not in mine]
+            computing = [r for r in read if r in grouping.group_of and r.opcode not in MOVEMENT]
+            if computing and any(self._is_reduced(m) for m in other.members):
+                return False  # a walk over rows reads both once
+        return True
+
+    def _is_reduced(self, member: HloInstruction) -> bool:
+        return any(r.opcode == "reduce" for r in self.grouping.readers(member))
+
+    # -- arrays between groups
+    def along_arrays(self) -> None:
+        """Join producers with their readers, the largest arrays first, until nothing changes."""
+        grouping, changed = self.grouping, True
+        while changed:
+            changed = False
+            values = [i for i in grouping.order if i in grouping.group_of]
+            for value in sorted(values, key=lambda v: (-v.shape.byte_size, grouping.position[v])):
+                for reader in sorted(grouping.readers(value), key=grouping.position.__getitem__):
+                    producer, consumer = grouping.group_of[value], grouping.group_of.get(reader)
+                    if consumer is None or consumer is producer:
+                        continue
+                    if self._should_join(value, producer, consumer) and self._joined(producer, consumer):
+                        changed = True
+
+    def _should_join(self, value: HloInstruction, producer: Group, consumer: Group) -> bool:
+        if producer.product or consumer.product or producer.updates:
+            return False
+        if consumer.updates and len(self.grouping.readers(value)) > 1:
+            return False
+        if producer.reduces:
+            return True
+        largest = max(m.shape.size for m in consumer.members)
+        costly = any(m.opcode in OPERATIONS and OPERATIONS[m.opcode].is_expensive for m in producer.members)
+        return not costly or value.shape.size * _SMALL > largest or consumer.reduces
+
+    # -- neighbours
+    def neighbours(self) -> None:
+        """Join groups that read the same array, where neither needs the other."""
+        grouping = self.grouping
+        arrays = {a: None for g in grouping.groups() for a in grouping.arrays(g) if a.shape.is_array}
+        for array in sorted(arrays, key=lambda a: (-a.shape.byte_size, grouping.position[a])):
+            if array.shape.size < 1024:
+                break
+            readers = [grouping.group_of[r] for r in grouping.readers(array) if r in grouping.group_of]
+            groups = [g for g in dict.fromkeys(readers) if not g.product and not g.updates]
+            groups.sort(key=lambda g: grouping.position[g.members[0]])
+            for a, b in itertools.pairwise(groups):
+                if (
+                    a is not b
+                    and grouping.group_of[a.members[0]] is a
+                    and grouping.group_of[b.members[0]] is b
+                ):
+                    self._joined(a, b)
+
+    def _joined(self, a: Group, b: Group) -> bool:
+        """Join two groups if they are one kernel; returns whether they were."""
+        grouping = self.grouping
+        if len(a.members) + len(b.members) > self.most or a.was_refused(b):
+            return False
+        members = sorted((*a.members, *b.members), key=grouping.position.__getitem__)
+        several = len(grouping.results(members)) > 1
+        if (several and not self.multi_output) or grouping.would_circle(a, b):
+            return False
+        if not _plain(members) and grouping.plan(members) is None:
+            a.refuse(b)
+            return False
+        grouping.join(a, b)
+        return True
+
+
+def _plain(members: list[HloInstruction]) -> bool:
+    """Whether members are elementwise work on arrays of one size, and read each other without movement."""
+    inside, dims = set(members), members[0].shape.dims
+    if not all(m.is_elementwise and m.shape.dims == dims and m.opcode in OPERATIONS for m in members):
+        return False
+    return not any(o.opcode in MOVEMENT and _moves(o, inside) for m in members for o in m.operands)
+
+
+def _moves(value: HloInstruction, inside: set[HloInstruction]) -> bool:
+    """Whether a value is a member of the group that was moved."""
+    while value.opcode in MOVEMENT and value.operands:
+        value = value.operands[0]
+        if value in inside:
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""What passes over HLO derive from."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.module import HloModule
+from mpmd.errors import PassError
+from mpmd.support.passes import Pass
+
+
+@dataclasses.dataclass(frozen=True)
+class HloPass(Pass):
+    """A pass that rewrites a module which has no schedule yet."""
+
+    def run(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed it.
+
+        Raises:
+            PassError: the module is scheduled: a rewrite would lose the order.
+        """
+        if module.is_scheduled:
+            raise PassError(
+                f"{self.name} must run before the scheduler\n"
+                f"  module {module.name} is scheduled; remove is_scheduled=true to run the pass on it"
+            )
+        return self.rewrite(module)
+
+    @abc.abstractmethod
+    def rewrite(self, module: HloModule) -> bool:
+        """What the pass does; True iff it changed something."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputationPass(HloPass):
+    """A pass that rewrites one computation after the other, callees before callers.
+
+    Bodies of fusions are left alone: they belong to the passes that make them.
+    """
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites the computations."""
+        changed = False
+        for computation in unfused(module):
+            changed |= self.rewrite_computation(computation)
+        return changed
+
+    @abc.abstractmethod
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """What the pass does to one computation; True iff it changed something."""
+
+
+def unfused(module: HloModule) -> list[HloComputation]:
+    """Computations that are no bodies of fusions, callees before callers."""
+    return [c for c in module.call_order() if all(i.opcode != "fusion" for i in c.callers)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixpoint(Pass):
+    """Runs passes again and again until none of them changes anything.
+
+    Attributes:
+        label: what the group is for; part of the name in timings and dumps.
+        passes: in the order in which they run.
+        most: rounds after which it stops even so; rules that undo each other would never end.
+    """
+
+    name = "hlo-fixpoint"
+    label: str = ""
+    passes: tuple[Pass, ...] = ()
+    most: int = 25
+
+    def run(self, module: Any) -> bool:
+        """Runs the rounds.  A pass that ran since the last change is not run again."""
+        changed, quiet = False, 0
+        for _ in range(self.most):
+            for pass_ in self.passes:
+                if quiet == len(self.passes):
+                    return changed
+                if pass_.run(module):
+                    changed, quiet = True, 0
+                else:
+                    quiet += 1
+        return changed
+
+    def __str__(self) -> str:
+        return f"{self.name}{{{self.label}}}"

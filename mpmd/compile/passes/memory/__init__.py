@@ -1,0 +1,8 @@
+"""Passes that prepare a program for the assignment of memory."""
+
+from __future__ import annotations
+
+from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
+from mpmd.support.passes import Pass
+
+PASSES: tuple[type[Pass], ...] = (CopyInsertion,)

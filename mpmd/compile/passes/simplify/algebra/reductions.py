@@ -1,0 +1,131 @@
+"""Rules of reductions by `(a, b) -> op(a, b)`.
+
+Sums and products of floats may be formed in another order: their order is not fixed to begin with.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.simplify.algebra.broadcasts import places_of_dims
+from mpmd.compile.passes.values import is_identity, is_trivial, reducer
+
+
+def _simple(site: Site) -> str | None:
+    """The opcode of a reduction of one array."""
+    if len(site.operands) != 2:
+        return None
+    opcode = reducer(site.at.to_apply)
+    same = site.at.to_apply.root.shape.dtype == site.shape.dtype
+    return opcode if same else None
+
+
+def _with_init(site: Site, opcode: str, value: HloInstruction) -> HloInstruction:
+    """The value combined with the reduction's initial value."""
+    init = site.operands[1]
+    if is_identity(opcode, init):
+        return value
+    return site.build.add(opcode, site.build.broadcast(init, value.shape.dims), value)
+
+
+def reduce_nothing(site: Site) -> HloInstruction | None:
+    """A reduction over no dims, or over dims of size 1 → reshape."""
+    opcode = _simple(site)
+    x = site.operands[0]
+    if opcode is None or any(x.shape.dims[d] != 1 for d in site.at.dimensions):
+        return None
+    return _with_init(site, opcode, site.build.reshape(x, site.shape.dims))
+
+
+def reduce_of_nothing(site: Site) -> HloInstruction | None:
+    """A reduction of an empty array → its initial value."""
+    if len(site.operands) != 2 or not is_trivial(site.operands[0]):
+        return None
+    if site.operands[1].shape.dtype != site.shape.dtype:
+        return None
+    return site.build.broadcast(site.operands[1], site.shape.dims)
+
+
+def reduce_of_transpose(site: Site) -> HloInstruction | None:
+    """reduce(transpose(x)) → reduce(x), where the dims that stay keep their order."""
+    inner = site.operands[0]
+    if _simple(site) is None or inner.opcode != "transpose":
+        return None
+    order = inner.dimensions
+    kept = [order[d] for d in range(inner.shape.rank) if d not in site.at.dimensions]
+    if kept != sorted(kept):
+        return None
+    dims = tuple(sorted(order[d] for d in site.at.dimensions))
+    return site.same(inner.operands[0], site.operands[1], dimensions=dims)
+
+
+def reduce_of_reshape(site: Site) -> HloInstruction | None:
+    """reduce(reshape(x)) → reduce(x), over all dims, or where the reshape only adds dims of size 1."""
+    inner = site.operands[0]
+    if _simple(site) is None or inner.opcode != "reshape":
+        return None
+    (x,) = inner.operands
+    if len(site.at.dimensions) == inner.shape.rank and x.shape.rank:
+        return site.same(x, site.operands[1], dimensions=tuple(range(x.shape.rank)))
+    places = places_of_dims(x.shape.dims, inner.shape.dims)
+    if places is None or len(places) == inner.shape.rank:
+        return None
+    dims = tuple(i for i, p in enumerate(places) if p in site.at.dimensions)
+    lost = [d for d in range(inner.shape.rank) if d not in places and d not in site.at.dimensions]
+    if not dims or len(dims) == len(places) == 0:
+        return None
+    made = site.same(x, site.operands[1], dimensions=dims)
+    return site.build.reshape(made, site.shape.dims) if lost else made
+
+
+def reduce_twice(site: Site) -> HloInstruction | None:
+    """reduce(reduce(x)) → reduce(x) over both sets of dims, by the same operation."""
+    opcode = _simple(site)
+    inner = site.operands[0]
+    if opcode is None or inner.opcode != "reduce" or len(inner.operands) != 2 or len(inner.users) != 1:
+        return None
+    if reducer(inner.to_apply) != opcode or not is_identity(opcode, inner.operands[1]):
+        return None
+    x = inner.operands[0]
+    left = [d for d in range(x.shape.rank) if d not in inner.dimensions]
+    dims = tuple(sorted((*inner.dimensions, *(left[d] for d in site.at.dimensions))))
+    return site.same(x, site.operands[1], dimensions=dims)
+
+
+def reduce_of_broadcast(site: Site) -> HloInstruction | None:
+    """A sum of n copies → n * x; max, min, and, or of copies → x."""
+    opcode = _simple(site)
+    inner = site.operands[0]
+    if opcode is None or inner.opcode != "broadcast" or is_trivial(inner):
+        return None
+    copied = [d for d in site.at.dimensions if d not in inner.dimensions]
+    count = math.prod(inner.shape.dims[d] for d in copied)
+    if not copied or opcode not in ("add", "maximum", "minimum", "and", "or"):
+        return None
+    exact = {"bf16": 256, "f16": 2048}.get(site.shape.dtype, 1 << 24)
+    if opcode == "add" and (not site.shape.info.is_integral and count > exact):
+        return None
+    if site.shape.info.is_integral and count >= 1 << (site.shape.info.bits - 1):
+        return None
+    kept = [d for d in range(inner.shape.rank) if d not in copied]
+    x = site.build.broadcast(
+        inner.operands[0], [inner.shape.dims[d] for d in kept], [kept.index(d) for d in inner.dimensions]
+    )
+    if opcode == "add":
+        x = site.build.add("multiply", x, site.build.full(count, x.shape.dtype, x.shape.dims))
+    rest = tuple(kept.index(d) for d in site.at.dimensions if d not in copied)
+    return site.same(x, site.operands[1], dimensions=rest) if rest else _with_init(site, opcode, x)
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "reduce": (
+        reduce_nothing,
+        reduce_of_nothing,
+        reduce_of_transpose,
+        reduce_of_reshape,
+        reduce_twice,
+        reduce_of_broadcast,
+    )
+}

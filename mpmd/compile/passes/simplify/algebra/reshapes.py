@@ -1,0 +1,90 @@
+"""Rules of reshape, transpose and bitcast: compose them, drop those that move nothing.
+
+All are exact.
+"""
+
+from __future__ import annotations
+
+from mpmd.compile.hlo.attributes import Ints
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.values import inverse
+
+
+def reshape_nothing(site: Site) -> HloInstruction | None:
+    """A reshape to the same dims → its operand."""
+    (x,) = site.operands
+    return x if x.shape.logical is site.shape.logical else None
+
+
+def reshape_twice(site: Site) -> HloInstruction | None:
+    """reshape(reshape(x)) → reshape(x)."""
+    (inner,) = site.operands
+    if inner.opcode != "reshape":
+        return None
+    return site.build.reshape(inner.operands[0], site.shape.dims)
+
+
+def reshape_of_moved_ones(site: Site) -> HloInstruction | None:
+    """reshape(transpose(x)) → reshape(x), where the transpose moves only dims of size 1."""
+    (inner,) = site.operands
+    if inner.opcode != "transpose" or not moves_only_ones(inner.shape.dims, inner.dimensions):
+        return None
+    return site.build.reshape(inner.operands[0], site.shape.dims)
+
+
+def transpose_nothing(site: Site) -> HloInstruction | None:
+    """A transpose that keeps the order → its operand."""
+    (x,) = site.operands
+    return x if site.at.dimensions == tuple(range(x.shape.rank)) else None
+
+
+def transpose_twice(site: Site) -> HloInstruction | None:
+    """transpose(transpose(x)) → transpose(x)."""
+    (inner,) = site.operands
+    if inner.opcode != "transpose":
+        return None
+    order = tuple(inner.dimensions[d] for d in site.at.dimensions)
+    return site.build.transpose(inner.operands[0], order)
+
+
+def transpose_of_ones(site: Site) -> HloInstruction | None:
+    """A transpose that moves only dims of size 1 → reshape."""
+    (x,) = site.operands
+    if not moves_only_ones(site.shape.dims, site.at.dimensions):
+        return None
+    return site.build.reshape(x, site.shape.dims)
+
+
+def moves_only_ones(dims: Ints, permutation: Ints) -> bool:
+    """True if the dims that are not of size 1 keep their order; `dims` are those of the result."""
+    kept = [source for size, source in zip(dims, permutation) if size != 1]
+    return kept == sorted(kept)
+
+
+def transpose_of_iota(site: Site) -> HloInstruction | None:
+    """transpose(iota) → iota."""
+    (inner,) = site.operands
+    if inner.opcode != "iota":
+        return None
+    dim = inverse(site.at.dimensions)[inner.iota_dimension]
+    return site.build.iota(site.shape.dtype, site.shape.dims, dim)
+
+
+def bitcast_nothing(site: Site) -> HloInstruction | None:
+    """A bitcast to the same shape → its operand; bitcast(bitcast(x)) → bitcast(x)."""
+    (x,) = site.operands
+    if x.shape is site.shape:
+        return x
+    if x.opcode != "bitcast" or x.operands[0].shape.dtype != site.shape.dtype:
+        return None
+    if x.operands[0].shape is site.shape:
+        return x.operands[0]
+    return site.build.add("bitcast", x.operands[0], shape=site.shape)
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "reshape": (reshape_nothing, reshape_twice, reshape_of_moved_ones),
+    "transpose": (transpose_nothing, transpose_twice, transpose_of_ones, transpose_of_iota),
+    "bitcast": (bitcast_nothing,),
+}

@@ -1,0 +1,32 @@
+"""Rules of tuples.  All are exact."""
+
+from __future__ import annotations
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.rewriter import Rule, Site
+
+
+def element_of_tuple(site: Site) -> HloInstruction | None:
+    """get-tuple-element(tuple(x, y), 1) → y."""
+    (inner,) = site.operands
+    return inner.operands[site.at.tuple_index] if inner.opcode == "tuple" else None
+
+
+def tuple_of_elements(site: Site) -> HloInstruction | None:
+    """tuple(x[0], x[1], ...) → x."""
+    if not site.operands or site.operands[0].opcode != "get-tuple-element":
+        return None
+    (source,) = site.operands[0].operands
+    if source.shape is not site.shape:
+        return None
+    for i, operand in enumerate(site.operands):
+        fits = operand.opcode == "get-tuple-element" and operand.operands[0] is source
+        if not fits or operand.tuple_index != i:
+            return None
+    return source
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "get-tuple-element": (element_of_tuple,),
+    "tuple": (tuple_of_elements,),
+}

@@ -1,0 +1,66 @@
+"""hlo-algebraic-simplifier."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter
+from mpmd.compile.passes.simplify import algebra
+
+_WITH_LAYOUTS = frozenset(["bitcast", "copy", "tuple", "get-tuple-element"])
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgebraicSimplifier(ComputationPass):
+    """Applies local rules until none applies: identities, compositions, work moved before broadcasts.
+
+    multiply(x, 1) -> x;  transpose(transpose(x)) -> x;  slice(concatenate(x, y)) -> x;
+    add(broadcast(a), broadcast(b)) -> broadcast(add(a, b)); ...
+    The files of `simplify/algebra` list them, one function per rule.
+
+    Requires: no schedule.
+    Ensures: no rule of the table applies; values are the same up to the sign of zeros, and up to the order of
+        sums, unless `approximate`.
+    Cost: a worklist: linear in instructions and changes.
+    Source: the rules that fire in transformer steps, as XLA's algebraic simplifier has them.
+
+    Attributes:
+        layout_sensitive: leave alone what has an operand or result that is not row-major; set after layout
+            assignment.
+        keep_zero_signs: leave `x + 0` alone, which makes 0 of -0.
+        approximate: also rules that lose accuracy, or change results for infinite and negative arguments.
+    """
+
+    name = "hlo-algebraic-simplifier"
+    layout_sensitive: bool = False
+    keep_zero_signs: bool = False
+    approximate: bool = False
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        rules = algebra.table(self.keep_zero_signs, self.approximate)
+        return Rewriter(computation).run(rules, self._is_allowed)
+
+    def _is_allowed(self, instruction: HloInstruction) -> bool:
+        shapes = [instruction.shape, *(o.shape for o in instruction.operands)]
+        if any(s.dynamic for s in shapes):
+            return False
+        if not self.layout_sensitive or instruction.opcode in (
+            "bitcast",
+            "copy",
+            "tuple",
+            "get-tuple-element",
+        ):
+            return True
+        shapes += [p.shape for o in instruction.operands for p in o.operands]
+        return all(_is_plain(s) for s in shapes)
+
+
+def _is_plain(shape: Shape) -> bool:
+    if not shape.is_array:
+        return True
+    return shape.layout is None or shape.layout.is_row_major

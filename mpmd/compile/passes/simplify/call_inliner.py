@@ -1,0 +1,49 @@
+"""hlo-call-inliner."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.passes.hlo_pass import HloPass
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInliner(HloPass):
+    """Puts the body of a called computation where the call stands.
+
+    ROOT r = call(x), to_apply=f  ->  the instructions of f on x
+
+    Requires: no schedule.
+    Ensures: no call is left but those marked `inlineable="false"`; their computations stay.
+    Cost: linear in the program after inlining.
+    Source: inlining; callees come first, so that each body is copied as it will stay.
+    """
+
+    name = "hlo-call-inliner"
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Inlines, callees before callers."""
+        changed = False
+        for computation in module.call_order():
+            for instruction in computation.instructions:
+                if instruction.opcode == "call" and _is_inlineable(instruction):
+                    inline(instruction)
+                    changed = True
+        if changed:
+            module.remove_unreached()
+        return changed
+
+
+def _is_inlineable(call: HloInstruction) -> bool:
+    return 'inlineable="false"' not in call.frontend_attributes
+
+
+def inline(caller: HloInstruction, number: int = 0, arguments: list[HloInstruction] | None = None) -> None:
+    """Replace an instruction by the body of computation `number` that it calls, on its operands."""
+    callee = caller.called[number]
+    given = arguments if arguments is not None else caller.operands
+    known = {p: given[p.parameter_number] for p in callee.parameters}
+    copies = callee.copy_into(caller.parent, known)
+    caller.parent.replace(caller, copies[callee.root])

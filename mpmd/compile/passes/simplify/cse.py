@@ -1,0 +1,96 @@
+"""hlo-cse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.fingerprint import computation_digest
+from mpmd.compile.hlo.instruction import HloInstruction, Literal
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.passes.hlo_pass import HloPass, unfused
+from mpmd.compile.passes.rewriter import remove_unused
+
+_NEVER = frozenset(
+    ["parameter", "rng", "rng-get-and-update-state", "partition-id", "replica-id", "after-all", "opt-barrier"]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cse(HloPass):
+    """Computes equal expressions once.
+
+    a = add(x, y); b = add(y, x); tuple(a, b)  ->  a = add(x, y); tuple(a, a)
+
+    Requires: no schedule: a shared value lives longer.
+    Ensures: no two instructions of a computation have equal opcode, shape with layout, operands (in any
+        order if commutative), attributes, literal and called computations.  What opt-barriers keep apart
+        stays apart, so rematerialised values are not merged with those that they spare.
+    Cost: linear.
+    Source: value numbering; called computations are compared by their digests.
+
+    Attributes:
+        constants: also share constants.
+        collectives: also share collectives.
+    """
+
+    name = "hlo-cse"
+    constants: bool = True
+    collectives: bool = True
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites the computations; callees first, so that equal callees compare equal."""
+        digests: dict[HloComputation, bytes] = {}
+        shared = set(unfused(module))
+        changed = False
+        for computation in module.call_order():
+            if computation in shared:
+                changed |= self._share(computation, digests)
+            if computation.callers:
+                digests[computation] = computation_digest(computation, digests)
+        return changed
+
+    def _share(self, computation: HloComputation, digests: dict[HloComputation, bytes]) -> bool:
+        known: dict[Hashable, HloInstruction] = {}
+        changed = False
+        for instruction in computation.post_order():
+            if instruction.computation is None or not self._may_share(instruction):
+                continue
+            found = known.setdefault(_key(instruction, digests), instruction)
+            if found is not instruction:
+                instruction.replace_all_uses_with(found)
+                remove_unused(instruction)
+                changed = True
+        return changed
+
+    def _may_share(self, instruction: HloInstruction) -> bool:
+        if instruction.opcode in _NEVER or instruction.control_predecessors or instruction.control_successors:
+            return False
+        if instruction.opcode == "constant":
+            return self.constants
+        if instruction.info.category.name in ("COLLECTIVE", "ASYNC"):
+            return self.collectives and instruction.info.category.name == "COLLECTIVE"
+        return not instruction.has_side_effect
+
+
+def _key(instruction: HloInstruction, digests: dict[HloComputation, bytes]) -> Hashable:
+    operands = [o.uid for o in instruction.operands]
+    if instruction.info.commutative:
+        operands.sort()
+    return (
+        instruction.opcode,
+        instruction.shape,
+        tuple(operands),
+        tuple(sorted(instruction.attributes.items(), key=lambda item: item[0])),
+        tuple(digests[c] for c in instruction.called),
+        _bytes(instruction.literal) if instruction.literal is not None else None,
+        instruction.sharding,
+        instruction.backend_config,
+    )
+
+
+def _bytes(literal: Literal) -> Hashable:
+    if isinstance(literal, tuple):
+        return tuple(_bytes(part) for part in literal)
+    return literal.tobytes()

@@ -1,0 +1,32 @@
+"""hlo-optimization-barrier-removal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.passes.hlo_pass import ComputationPass
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizationBarrierRemoval(ComputationPass):
+    """Removes optimisation barriers once nothing may be merged across them any more.
+
+    opt-barrier(x) -> x
+
+    Requires: no schedule; no CSE comes after, or rematerialised values are computed once again.
+    Ensures: no opt-barrier is left.
+    Cost: linear.
+    Source: XLA's optimisation barrier expander.
+    """
+
+    name = "hlo-optimization-barrier-removal"
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        changed = False
+        for instruction in computation.instructions:
+            if instruction.opcode == "opt-barrier":
+                computation.replace(instruction, instruction.operands[0])
+                changed = True
+        return changed

@@ -1,0 +1,29 @@
+"""hlo-tuple-simplifier."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter
+from mpmd.compile.passes.simplify.algebra import tuples
+
+
+@dataclasses.dataclass(frozen=True)
+class TupleSimplifier(ComputationPass):
+    """Removes tuples that are only taken apart, and those that only rebuild a tuple.
+
+    get-tuple-element(tuple(x, y)), index=1 -> y;  tuple(t[0], t[1]) -> t
+
+    Requires: no schedule.
+    Ensures: no get-tuple-element reads a tuple instruction.
+    Cost: linear.
+    Source: the two tuple rules of the algebraic simplifier, for use where nothing else may change.
+    """
+
+    name = "hlo-tuple-simplifier"
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return Rewriter(computation).run(tuples.RULES, lambda instruction: True)

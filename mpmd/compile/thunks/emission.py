@@ -1,0 +1,179 @@
+"""From a scheduled module with memory to thunks: one walk over the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd.compile.analysis.dataflow import FORWARDING
+from mpmd.compile.buffers.assignment import BufferAssignment, Slice
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.dots import DotPlan
+from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.thunks.thunk import (
+    ConditionalThunk,
+    CopyThunk,
+    KernelThunk,
+    MatmulThunk,
+    Thunk,
+    WhileThunk,
+)
+
+SILENT = FORWARDING | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
+"""Opcodes that do nothing when the program runs."""
+
+
+class KernelPlans:
+    """The kernels of a module's instructions, each planned once."""
+
+    def __init__(self) -> None:
+        self._plans: dict[HloInstruction, PlannedKernel] = {}
+
+    def of(self, instruction: HloInstruction) -> PlannedKernel:
+        """The kernel of an instruction.
+
+        Raises:
+            NoPlan: no kernel computes it.
+        """
+        found = self._plans.get(instruction)
+        if found is None:
+            found = self._plans[instruction] = plan_instruction("kernel", instruction)
+        return found
+
+    def plan_all(self, computations: Sequence[HloComputation]) -> None:
+        """Plan everything that needs a kernel.
+
+        Raises:
+            NoPlan: for the first instruction that has none.
+        """
+        for computation in computations:
+            for instruction in computation:
+                if instruction.opcode not in SILENT and instruction.opcode not in ("while", "conditional"):
+                    self.of(instruction)
+
+    def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
+        """Whether a result may be written over an operand."""
+        if instruction.opcode in SILENT or instruction.opcode in ("while", "conditional"):
+            return False
+        planned = self.of(instruction)
+        if isinstance(planned, DotPlan | UpdatePlan):
+            return False
+        source = instruction.operands[operand]
+        if instruction.opcode == "fusion":
+            source = instruction.to_apply.parameters[operand]
+        if instruction.operand_indices(instruction.operands[operand]) != [operand]:
+            return False
+        if source not in planned.arrays:
+            return False
+        number = planned.arrays.index(source)
+        return may_share(planned.plan, number, len(planned.arrays) + result)
+
+
+class Emitter:
+    """The walk over one module.
+
+    Args:
+        assignment: where values lie.
+        plans: the kernels.
+    """
+
+    def __init__(self, assignment: BufferAssignment, plans: KernelPlans) -> None:
+        self.assignment = assignment
+        self.plans = plans
+        self.dataflow = assignment.occupancy.dataflow
+
+    def program(self) -> tuple[Thunk, ...]:
+        """The thunks of the whole program."""
+        root = self.dataflow.module.entry.root
+        thunks = self.sequence(self.dataflow.module.entry)
+        for (index, _), place in zip(root.shape.leaves(), self.assignment.results):
+            thunks += self._copy(f"{root.name}{list(index)}", self.assignment.at(root, index), place)
+        return tuple(thunks)
+
+    def sequence(self, computation: HloComputation) -> list[Thunk]:
+        """The thunks of one computation, in the order of its schedule."""
+        thunks: list[Thunk] = []
+        for instruction in computation:
+            if instruction.opcode in SILENT:
+                continue
+            if instruction.opcode == "while":
+                thunks += self._while(instruction)
+            elif instruction.opcode == "conditional":
+                thunks.append(self._conditional(instruction))
+            else:
+                thunks += self._kernel(instruction)
+        return thunks
+
+    def _copy(self, name: str, source: Slice, target: Slice) -> list[Thunk]:
+        same = (source.allocation, source.offset) == (target.allocation, target.offset)
+        return [] if same or not source.size else [CopyThunk(name, source, target)]
+
+    # -- kernels
+    def _kernel(self, instruction: HloInstruction) -> list[Thunk]:
+        planned = self.plans.of(instruction)
+        place = _Places(self.assignment, instruction)
+        if isinstance(planned, UpdatePlan):
+            target = place.result(planned.result)
+            operands = (*(place.array(a) for a in planned.arrays), target)
+            thunks = self._copy(instruction.name, place.array(planned.target), target)
+            return [*thunks, KernelThunk(instruction.name, planned.plan, operands)]
+        if isinstance(planned, DotPlan):
+            a, b = (place.array(f) for f in planned.factors)
+            slices = [place.array(x) for x in planned.arrays] + [place.result(r) for r in planned.results]
+            if planned.plan.epilogue is None:
+                return [MatmulThunk(instruction.name, planned.plan, a, b, {0: slices[0]})]
+            numbers = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
+            return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)))]
+        results = [place.result(r, k) for k, r in enumerate(planned.results)]
+        operands = (*(place.array(a) for a in planned.arrays), *results)
+        return [KernelThunk(instruction.name, planned.plan, operands)]
+
+    # -- control
+    def _while(self, loop: HloInstruction) -> list[Thunk]:
+        begins: list[Thunk] = []
+        repeats: list[Thunk] = []
+        at, root = self.assignment.at, loop.while_body.root
+        for index, _ in loop.shape.leaves():
+            state = at(loop, index)
+            begins += self._copy(f"{loop.name}{list(index)}", at(loop.operands[0], index), state)
+            repeats += self._copy(f"{root.name}{list(index)}", at(root, index), state)
+        condition = self.sequence(loop.while_condition)
+        body = [*self.sequence(loop.while_body), *repeats]
+        flag = at(loop.while_condition.root)
+        return [*begins, WhileThunk(loop.name, tuple(condition), flag, tuple(body))]
+
+    def _conditional(self, conditional: HloInstruction) -> Thunk:
+        at, branches = self.assignment.at, []
+        for branch in conditional.called:
+            thunks = self.sequence(branch)
+            for index, _ in conditional.shape.leaves():
+                name = f"{branch.root.name}{list(index)}"
+                thunks += self._copy(name, at(branch.root, index), at(conditional, index))
+            branches.append(tuple(thunks))
+        return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
+
+
+class _Places:
+    """Where the arrays and results of one instruction's kernel lie."""
+
+    def __init__(self, assignment: BufferAssignment, instruction: HloInstruction) -> None:
+        self.assignment = assignment
+        self.instruction = instruction
+        self.fusion = instruction.opcode == "fusion"
+
+    def array(self, value: HloInstruction) -> Slice:
+        """Where an array that the kernel reads lies."""
+        if self.fusion:
+            value = self.instruction.operands[value.parameter_number]
+        return self.assignment.at(value)
+
+    def result(self, value: HloInstruction, number: int = 0) -> Slice:
+        """Where a result lies; the number counts for operations with several."""
+        if not self.fusion:
+            index = (number,) if self.instruction.shape.is_tuple else ()
+            return self.assignment.at(self.instruction, index)
+        root = self.instruction.to_apply.root
+        index = (root.operands.index(value),) if root.opcode == "tuple" else ()
+        return self.assignment.at(self.instruction, index)

@@ -1,0 +1,208 @@
+"""Kinds of thunks.  Each says which slices it reads and writes; order and concurrency follow from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.buffers.assignment import Slice
+from mpmd.compile.kernels.matmul import MatmulPlan
+from mpmd.compile.kernels.plan import KernelPlan
+
+
+@dataclass(frozen=True)
+class KernelThunk:
+    """A kernel of a plan.
+
+    Attributes:
+        name: of the instruction that it computes.
+        plan: what it does.
+        operands: where each operand of the plan lies.
+    """
+
+    name: str
+    plan: KernelPlan
+    operands: tuple[Slice, ...]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return tuple(self.operands[k] for k in self.plan.results)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read; what is changed in place is read, too."""
+        combined = {s.operand for s in self.plan.stores if s.combine}
+        kept = [s for k, s in enumerate(self.operands) if k not in self.plan.results or k in combined]
+        return tuple(kept)
+
+    def line(self) -> str:
+        """One line of a listing."""
+        arrays = ", ".join(map(str, self.operands))
+        return f"kernel {self.name} {self.plan.kind} {'x'.join(map(str, self.plan.extents))} ({arrays})"
+
+
+@dataclass(frozen=True)
+class MatmulThunk:
+    """A matrix product.
+
+    Attributes:
+        name: of the instruction that it computes.
+        plan: what it does.
+        a, b: where the factors' arrays lie.
+        operands: by number of the epilogue's operand; without an epilogue 0 is the result.
+    """
+
+    name: str
+    plan: MatmulPlan
+    a: Slice
+    b: Slice
+    operands: Mapping[int, Slice]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        if self.plan.epilogue is None:
+            return tuple(self.operands.values())
+        return tuple(self.operands[k] for k in self.plan.epilogue.results)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read."""
+        results = self.plan.epilogue.results if self.plan.epilogue is not None else tuple(self.operands)
+        return (self.a, self.b, *(s for k, s in self.operands.items() if k not in results))
+
+    def line(self) -> str:
+        """One line of a listing."""
+        p = self.plan
+        sizes = "x".join(map(str, (*p.batch, p.m, p.n, p.k)))
+        follows = " with epilogue" if p.epilogue is not None else ""
+        arrays = ", ".join(map(str, (self.a, self.b, *self.operands.values())))
+        return f"matmul {self.name} {sizes} {p.a.dtype}{follows} ({arrays})"
+
+
+@dataclass(frozen=True)
+class CopyThunk:
+    """Bytes from one slice to another."""
+
+    name: str
+    source: Slice
+    target: Slice
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return (self.target,)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read."""
+        return (self.source,)
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"copy {self.name} ({self.source}, {self.target})"
+
+
+@dataclass(frozen=True)
+class WhileThunk:
+    """Thunks repeated while a flag is set.
+
+    Attributes:
+        name: of the loop.
+        condition: what computes the flag.
+        flag: a byte.
+        body: what is repeated.
+    """
+
+    name: str
+    condition: tuple[Thunk, ...]
+    flag: Slice
+    body: tuple[Thunk, ...]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return tuple(s for t in (*self.condition, *self.body) for s in t.writes)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read."""
+        return (self.flag, *(s for t in (*self.condition, *self.body) for s in t.reads))
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"while {self.name} ({self.flag})"
+
+
+@dataclass(frozen=True)
+class ConditionalThunk:
+    """One of several sequences.
+
+    Attributes:
+        name: of the conditional.
+        selector: an `s32`; a number outside means the last.
+        branches: the sequences.
+    """
+
+    name: str
+    selector: Slice
+    branches: tuple[tuple[Thunk, ...], ...]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return tuple(s for branch in self.branches for t in branch for s in t.writes)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read."""
+        return (self.selector, *(s for branch in self.branches for t in branch for s in t.reads))
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"conditional {self.name} ({self.selector})"
+
+
+Thunk = KernelThunk | MatmulThunk | CopyThunk | WhileThunk | ConditionalThunk
+
+
+def conflict(a: Thunk, b: Thunk) -> bool:
+    """Whether two thunks must keep their order: one writes what the other reads or writes."""
+    return any(x.overlaps(y) for x in a.writes for y in (*b.reads, *b.writes)) or any(
+        x.overlaps(y) for x in a.reads for y in b.writes
+    )
+
+
+def listing(thunks: Sequence[Thunk], indent: str = "") -> str:
+    """A sequence as text, one line per thunk."""
+    lines = []
+    for thunk in thunks:
+        lines.append(indent + thunk.line())
+        if isinstance(thunk, WhileThunk):
+            lines += [f"{indent} condition:", listing(thunk.condition, indent + "  ")]
+            lines += [f"{indent} body:", listing(thunk.body, indent + "  ")]
+        elif isinstance(thunk, ConditionalThunk):
+            for number, branch in enumerate(thunk.branches):
+                lines += [f"{indent} branch {number}:", listing(branch, indent + "  ")]
+    return "\n".join(line for line in lines if line)
+
+
+def kernels_text(thunks: Sequence[Thunk]) -> str:
+    """The distinct kernels of a sequence, each with the instructions that it computes."""
+    users: dict[str, list[str]] = {}
+    for thunk in _kernels(thunks):
+        users.setdefault(thunk.plan.text(), []).append(thunk.name)
+    return "\n".join(f"// {', '.join(names)}\n{text}" for text, names in users.items())
+
+
+def _kernels(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk]:
+    found: list[KernelThunk | MatmulThunk] = []
+    for thunk in thunks:
+        if isinstance(thunk, KernelThunk | MatmulThunk):
+            found.append(thunk)
+        elif isinstance(thunk, WhileThunk):
+            found += _kernels((*thunk.condition, *thunk.body))
+        elif isinstance(thunk, ConditionalThunk):
+            found += [t for branch in thunk.branches for t in _kernels(branch)]
+    return found

@@ -1,0 +1,238 @@
+"""mpmd-hlo-opt: runs passes over HLO text, with the conventions of `mpmd-opt`.
+
+    mpmd-hlo-opt FILE -hlo-algebraic-simplifier='approximate=true' -hlo-dce
+
+Passes and groups of passes run in the order in which they are given; what follows `=`, or stands in `{}`,
+are their options.  The module goes to stdout, findings go to stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpmd.compile import hlo
+from mpmd.compile.passes import PASSES, make_pass
+from mpmd.compile.passes.groups import GROUPS
+from mpmd.errors import ConfigError, MpmdError
+from mpmd.support import diagnostics
+from mpmd.support.diagnostics import Severity
+from mpmd.support.passes import Pass, split_outside_brackets
+from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
+from mpmd.tools.opt import name_and_value
+
+USAGE = """\
+usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
+
+  FILE                        HLO text; "-" or nothing: standard input
+  -o FILE                     where the module goes (default: standard output)
+  -pass-pipeline=TEXT         PASS{OPTION=VALUE ...},PASS,...
+  -split-input-file           take each part between lines of "// -----" for a file of its own
+  -verify-diagnostics         compare findings with the expected-error and -warning comments
+  -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
+  -print-ir-after-all         print the module after each pass, to standard error
+  -print-ir-after-change      likewise, but only after passes that changed it
+  -metadata                   print the metadata of instructions
+  -timing                     print the seconds of each pass, to standard error
+  -list-passes                print the names of all passes and groups
+  -help                       print this
+"""
+_SWITCHES = {
+    "split-input-file": "split",
+    "verify-diagnostics": "verify_diagnostics",
+    "verify-each": "verify_each",
+    "check-changed": "check_changed",
+    "print-ir-after-all": "print_after_all",
+    "print-ir-after-change": "print_after_change",
+    "metadata": "metadata",
+    "timing": "timing",
+    "list-passes": "list_passes",
+    "help": "help",
+    "h": "help",
+}
+_TRUE = {"", "true", "1"}
+_SEPARATOR = "// -----"
+_PLACE = re.compile(r"input:(\d+):(\d+): (.*)", re.DOTALL)
+
+
+@dataclasses.dataclass
+class Command:
+    """A command line, read."""
+
+    file: str = "-"
+    output: str = "-"
+    passes: list[Pass] = dataclasses.field(default_factory=list)
+    split: bool = False
+    verify_diagnostics: bool = False
+    verify_each: bool = True
+    check_changed: bool = False
+    print_after_all: bool = False
+    print_after_change: bool = False
+    metadata: bool = False
+    timing: bool = False
+    list_passes: bool = False
+    help: bool = False
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
+    try:
+        command = read_command(argv)
+        if command.help:
+            sys.stdout.write(USAGE)
+            return 0
+        if command.list_passes:
+            sys.stdout.write("".join(f"-{name}\n" for name in sorted({*PASSES, *GROUPS})))
+            return 0
+        text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
+    except (MpmdError, OSError, UnicodeDecodeError) as e:
+        sys.stderr.write(f"mpmd-hlo-opt: {e}\n")
+        return 1
+    ok, printed = _run_pieces(command, text)
+    try:
+        if command.output == "-":
+            sys.stdout.write(printed)
+            sys.stdout.flush()
+        else:
+            Path(command.output).write_text(printed)
+    except OSError as e:
+        sys.stderr.write(f"mpmd-hlo-opt: {e}\n")
+        return 1
+    return 0 if ok else 1
+
+
+def read_command(argv: Sequence[str]) -> Command:
+    """What the arguments ask for.
+
+    Raises:
+        ConfigError: an argument that is no file, switch, pass or group; says what is close to it.
+    """
+    command = Command()
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "-" or not argument.startswith("-"):
+            command.file = argument
+            continue
+        name, value = name_and_value(argument)
+        if name == "o":
+            command.output = value or next(arguments, "-")
+        elif name in _SWITCHES:
+            setattr(command, _SWITCHES[name], value.lower() in _TRUE)
+        elif name == "pass-pipeline":
+            for part in split_outside_brackets(value, ", \n\t"):
+                stem, _, options = part.partition("{")
+                command.passes += passes_named(stem, options.removesuffix("}"))
+        else:
+            command.passes += passes_named(name, value)
+    return command
+
+
+def passes_named(name: str, options: str) -> list[Pass]:
+    """The passes that a flag stands for.
+
+    Raises:
+        ConfigError: no such pass, group or option.
+    """
+    if name in GROUPS:
+        if options:
+            raise ConfigError(f"the group {name} has no options, got {options!r}")
+        return list(GROUPS[name]())
+    if name not in PASSES:
+        close = difflib.get_close_matches(name, [*PASSES, *GROUPS], 3)
+        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    return [make_pass(name, options)]
+
+
+def _run_pieces(command: Command, text: str) -> tuple[bool, str]:
+    """Whether all pieces of the text went well, and what is to be printed."""
+    pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
+    ok, printed, line = True, [], 0
+    timing = Timing()
+    for piece in pieces:
+        # Blank lines in front, so that places count from the begin of the file.
+        result = run_text("\n" * line + piece, command, timing)
+        line += piece.count("\n")
+        ok &= result.ok
+        if result.text is not None:
+            printed.append(result.text)
+        sys.stderr.write("".join(f.as_text(command.file) + "\n" for f in result.findings))
+    if command.timing:
+        sys.stderr.write(timing.as_text() + "\n")
+    return ok, f"{_SEPARATOR}\n".join(printed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of one text: the module's text unless it failed, and what is to be said about it."""
+
+    ok: bool
+    text: str | None
+    findings: list[Finding]
+
+
+def run_text(text: str, command: Command, timing: Timing) -> Result:
+    """Parses a text, runs the passes, prints the module."""
+    printed: str | None = None
+    findings: list[Finding] = []
+    with diagnostics.collecting() as found:
+        try:
+            printed = _run_passes(text, command, timing)
+        except MpmdError as e:
+            findings.append(_finding(str(e)))
+    reported = [d for d in found if d.severity is not Severity.NOTICE]
+    if any(d.severity.is_error for d in reported):
+        findings.clear()
+    findings += [_finding(d.message, "error" if d.severity.is_error else d.severity.value) for d in reported]
+    if command.verify_diagnostics:
+        wrong = list(mismatches(expectations(text), findings))
+        return Result(not wrong, printed, wrong)
+    return Result(printed is not None, printed, findings)
+
+
+def _run_passes(text: str, command: Command, timing: Timing) -> str:
+    """The module's text after the passes."""
+    module = hlo.parse_module(text, "input")
+    hlo.verify(module)
+    options = hlo.PrintOptions(metadata=command.metadata)
+    watch = Watch(
+        verify=hlo.verify,
+        text=lambda m: hlo.print_module(m, options),
+        verify_each=command.verify_each,
+        check_changed=command.check_changed,
+        after=_after(command, options),
+        suffix=".hlo",
+    )
+    run_pipeline(module, command.passes, watch, timing)
+    return hlo.print_module(module, options)
+
+
+def _after(command: Command, options: hlo.PrintOptions) -> Callable[[Pass, Any, bool], None] | None:
+    """What is done after each pass; None if nothing."""
+    if not (command.print_after_all or command.print_after_change):
+        return None
+
+    def after(pass_: Pass, module: hlo.HloModule, changed: bool) -> None:
+        if command.print_after_all or changed:
+            sys.stderr.write(f"// HLO after {pass_}\n{hlo.print_module(module, options)}\n")
+
+    return after
+
+
+def _finding(message: str, kind: str = "error") -> Finding:
+    """What an error says, with its place if it begins with one."""
+    place = _PLACE.match(message)
+    if place is None:
+        return Finding(kind, message)
+    return Finding(kind, place[3], int(place[1]), int(place[2]))

@@ -1,0 +1,96 @@
+"""The native backend trains every model as `jax.jit` does, and compiles all of their fragments itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.errors import CompileError
+from mpmd.options import PipelineOptions
+from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
+from tests.support.flax_models import FLAX_MODELS
+from tests.support.models import MODELS
+
+ALL = MODELS | FLAX_MODELS
+QUICK = ("uneven", "mixture", "scanned_layers", "half_precision")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
+def test_models_train_as_with_jit(name):
+    model = ALL[name]
+    params, loss, batch = model.build(2)
+    init, update = sgd_momentum()
+    step = training_step(loss, 4, update)
+    native = pipelined(step, 2, donate_argnums=0, options={"backend": "native"})
+    compiled = native.compiled(init(params), *batch)
+    assert {e.backend for e in compiled.executables.values()} == {"native"}
+    assert compiled.cost_analysis()["fallbacks"] == 0
+    check_training(native, jax.jit(step), init(params), batch, model.tolerance)
+    native.clear_cache()
+
+
+def one_stage(function, mesh=1, **options):
+    topology = mpmd.make_topology({"m0": mesh})
+    config = mpmd.make_config(topology, {"f": "m0"}, backend="native", **options)
+    return mpmd.jit(lambda *a: mpmd.named_computation(function, name="f")(*a), config)
+
+
+def test_the_texts_of_a_fragment():
+    x = np.ones((4, 8), np.float32)
+    compiled = one_stage(jax.nn.softmax).compiled(x)
+    assert "kind=kInput" in compiled.as_text("hlo")
+    assert "allocation 0: parameter 0" in compiled.as_text("buffers")
+    assert compiled.as_text("thunks").count("kernel ") == 1
+    assert "reduce-maximum" in compiled.as_text("kernels")
+    assert "define " in compiled.as_text("llvm")
+    assert "stablehlo" in compiled.as_text("stablehlo")
+    with pytest.raises(CompileError, match="there is no text 'poem'"):
+        compiled.as_text("poem")
+
+
+def test_costs_and_memory():
+    x, w = np.ones((4, 8), np.float32), np.ones((8, 16), np.float32)
+    compiled = one_stage(lambda x, w: jnp.tanh(x @ w)).compiled(x, w)
+    assert compiled.cost_analysis()["flops"] >= 2 * 4 * 8 * 16
+    (memory,) = compiled.fragment_memory().values()
+    assert (memory.arguments, memory.results) == (x.nbytes + w.nbytes, 4 * 16 * 4)
+    assert memory.code > 0
+
+
+def test_what_native_code_cannot_do_is_compiled_by_xla_with_a_warning():
+    def fourier(x):
+        return jnp.abs(jnp.fft.fft(x))
+
+    x = np.ones((4, 8), np.float32)
+    with pytest.warns(UserWarning, match=r"on m0 is compiled by XLA: kernels have no"):
+        compiled = one_stage(fourier).compiled(x)
+    assert compiled.cost_analysis()["fallbacks"] == 1
+    np.testing.assert_allclose(compiled(x), fourier(x), rtol=1e-6)
+
+
+def test_meshes_of_several_devices_are_compiled_by_xla_with_a_warning():
+    x = np.ones((4, 8), np.float32)
+    with pytest.warns(UserWarning, match="native fragments run on meshes of one device"):
+        compiled = one_stage(jnp.tanh, mesh=2).compiled(x)
+    np.testing.assert_allclose(compiled(x), np.tanh(x), rtol=1e-6)
+
+
+def test_every_step_of_compilation_can_be_dumped(tmp_path):
+    options = dataclasses.replace(PipelineOptions(), dump_to=str(tmp_path))
+    one_stage(jax.nn.softmax, options=options).compiled(np.ones((4, 8), np.float32))
+    (folder,) = (tmp_path / "fragments").iterdir()
+    found = {p.name for p in folder.iterdir()}
+    assert found >= {
+        "before_optimizations.txt",
+        "after_optimizations.txt",
+        "buffer-assignment.txt",
+        "thunk_sequence.txt",
+        "kernels.txt",
+        "module.ll",
+    }
+    assert any(name.endswith("hlo-fusion.txt") for name in found)

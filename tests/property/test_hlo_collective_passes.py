@@ -1,0 +1,68 @@
+"""Passes over collectives keep every device's numbers."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from mpmd.compile.hlo import print_module, verify
+from mpmd.compile.hlo.evaluator import evaluate_devices
+from mpmd.compile.passes.collectives import PASSES
+from mpmd.compile.passes.groups import GROUPS
+from mpmd.support.passes import Pass
+from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.random_hlo import differences
+from tests.support.random_hlo.collective import DEVICES, collective_case
+
+WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
+FAST = 12
+SLOW = 200
+
+
+def leaves(value) -> list[np.ndarray]:
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+
+
+@functools.cache
+def prepared(seed: int):
+    case, rows = collective_case(seed)
+    return case, rows, [leaves(v) for v in evaluate_devices(case.module, rows)]
+
+
+def keeps_values(seed: int, passes: list[Pass]) -> bool:
+    """Whether the passes changed anything; fails if they changed a device's numbers."""
+    case, rows, wanted = prepared(seed)
+    module = case.module.clone()
+    before = print_module(module)
+    run_pipeline(module, passes, WATCH)
+    after = print_module(module)
+    if before == after:
+        return False
+    got = evaluate_devices(module, rows)
+    for device in range(DEVICES):
+        problem = differences(leaves(got[device]), wanted[device], case)
+        assert not problem, f"seed {seed}, device {device}: {problem}\n{before}\n---\n{after}"
+    return True
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=lambda k: k.name)
+def test_a_pass_keeps_the_numbers(kind):
+    changed = [keeps_values(seed, [kind()]) for seed in range(FAST)]
+    assert any(changed), f"the random programs have nothing for {kind.name}"
+
+
+def test_all_together_keep_the_numbers():
+    passes = [pass_ for make in GROUPS.values() for pass_ in make()]
+    changed = [keeps_values(seed, passes) for seed in range(FAST)]
+    assert all(changed)
+
+
+@pytest.mark.slow
+def test_many_programs():
+    passes = [pass_ for make in GROUPS.values() for pass_ in make()]
+    for seed in range(1000, 1000 + SLOW):
+        for kind in PASSES:
+            keeps_values(seed, [kind()])
+        keeps_values(seed, passes)

@@ -1,0 +1,127 @@
+"""Layouts: whatever the caller's are, the numbers stay, and operands lie as operations need them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpmd.compile.hlo import HloModule, Shape, print_module, tuple_of, verify
+from mpmd.compile.hlo.evaluator import evaluate
+from mpmd.compile.hlo.shape import array
+from mpmd.compile.passes import make_pass
+from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
+from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
+from mpmd.compile.passes.layout.physical import is_bitcast
+from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
+from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.random_hlo import differences
+from tests.support.random_hlo.draft import Case
+from tests.support.random_hlo.rewritable import rewritable
+
+WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
+OPTIONS = ({}, {"free_transposes": True}, {"free_transposes": True, "free_products": True})
+
+
+def leaves(value) -> list[np.ndarray]:
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+
+
+def shuffled(shape: Shape, rng: np.random.Generator) -> Shape:
+    """The shape with random layouts."""
+    if shape.is_tuple:
+        return tuple_of([shuffled(e, rng) for e in shape.elements])
+    return shape.with_layout(tuple(int(d) for d in rng.permutation(shape.rank)))
+
+
+def with_random_border(case: Case, seed: int) -> HloModule:
+    """The program, passes before layouts run, called with arrays in random orders."""
+    module = case.module.clone()
+    rng = np.random.default_rng(seed)
+    for name in ("hlo-inlining", "hlo-expansion"):
+        run_pipeline(module, GROUPS[name](), WATCH)
+    module.parameter_layouts = tuple(shuffled(p.shape, rng) for p in module.entry.parameters)
+    module.result_layout = shuffled(module.entry.root.shape, rng)
+    return module
+
+
+def misplaced(module: HloModule) -> list[str]:
+    """Operations whose operands do not lie as their results do, though they should."""
+    wrong = []
+    for i in module.instructions():
+        if not i.shape.has_layouts:
+            wrong.append(f"{i} has no layout")
+        if i.is_elementwise and i.opcode not in ("copy", "bitcast-convert"):
+            wrong += [repr(i) for o in i.operands if o.shape.rank and o.shape.layout is not i.shape.layout]
+        if i.opcode == "tuple" and i.shape is not tuple_of([o.shape for o in i.operands]):
+            wrong.append(repr(i))
+    if module.entry.root.shape is not module.result_layout:
+        wrong.append(f"result {module.entry.root.shape}, expected {module.result_layout}")
+    stated = [p.shape for p in module.entry.parameters]
+    return wrong if stated == list(module.parameter_layouts) else [*wrong, "parameters"]
+
+
+def check(seed: int, options: dict) -> tuple[int, int]:
+    """Copies that assignment inserted, and operations that are not row-major after normalisation."""
+    case = rewritable(seed)
+    wanted = leaves(evaluate(case.module, case.arguments))
+    module = with_random_border(case, seed)
+    run_pipeline(module, [LayoutAssignment(**options)], WATCH)
+    assert misplaced(module) == [], print_module(module)
+    copies = sum(i.opcode == "copy" for i in module.instructions())
+    assert not differences(leaves(evaluate(module, case.arguments)), wanted, case), seed
+    simplifier = make_pass("hlo-algebraic-simplifier", "layout-sensitive=true")
+    passes = [ReshapeDecomposer(), LayoutNormalization(), simplifier, ReshapeDecomposer()]
+    run_pipeline(module, passes, WATCH)
+    assert misplaced(module) == [], print_module(module)
+    problem = differences(leaves(evaluate(module, case.arguments)), wanted, case)
+    assert not problem, f"{seed}: {problem}\n{print_module(module)}"
+    assert not any(i.opcode in ("reshape", "copy") and i.shape.rank for i in module.instructions())
+    return copies, len(strange(module))
+
+
+def strange(module: HloModule) -> list[str]:
+    """Operations that normalisation should have made row-major."""
+    return [
+        repr(i)
+        for i in module.instructions()
+        if (i.is_elementwise or i.opcode in ("broadcast", "reduce", "slice", "pad", "concatenate", "iota"))
+        and i.shape.is_array
+        and not i.shape.layout.is_row_major
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_layouts_keep_the_numbers(options):
+    found = [check(seed, options) for seed in range(12)]
+    assert any(copies for copies, _ in found)
+    assert not any(left for _, left in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_many_layouts(options):
+    assert not any(check(seed, options)[1] for seed in range(1000, 1200))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "moves_nothing"),
+    [
+        (array("f32", (4, 6)), array("f32", (24,)), True),
+        (array("f32", (4, 6), (0, 1)), array("f32", (24,)), False),
+        (array("f32", (4, 6), (0, 1)), array("f32", (2, 2, 6), (1, 0, 2)), True),
+        (array("f32", (4, 6), (0, 1)), array("f32", (2, 2, 6), (0, 1, 2)), False),
+        (array("f32", (1, 4), (0, 1)), array("f32", (4,)), True),
+        (array("f32", (4, 1, 6), (0, 1, 2)), array("f32", (4, 6), (0, 1)), True),
+        (array("f32", (4, 6)), array("f32", (6, 4)), True),
+        (array("f32", (4, 6)), array("f32", (6, 4), (0, 1)), False),
+        (array("f32", (0, 6), (0, 1)), array("f32", (0,)), True),
+        (array("f32", (1, 1)), array("f32", ()), True),
+    ],
+)
+def test_reshapes_that_move_nothing(source, target, moves_nothing):
+    assert is_bitcast(source, target) == is_bitcast(target, source) == moves_nothing
+    numbers = np.arange(source.size).reshape(source.dims)
+    here = numbers.transpose(source.layout.major_to_minor).reshape(-1)
+    there = numbers.reshape(target.dims).transpose(target.layout.major_to_minor).reshape(-1)
+    assert np.array_equal(here, there) == moves_nothing

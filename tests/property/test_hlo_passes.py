@@ -1,0 +1,89 @@
+"""Passes over random HLO keep its meaning, leave it valid, and say truly whether they changed it."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from mpmd.compile.hlo import HloModule, print_module, verify
+from mpmd.compile.hlo.evaluator import evaluate
+from mpmd.compile.passes import PASSES, expand, layout, simplify
+from mpmd.compile.passes.groups import GROUPS
+from mpmd.support.passes import Pass
+from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.random_hlo import differences
+from tests.support.random_hlo.draft import Case
+from tests.support.random_hlo.rewritable import rewritable
+
+STEPS = 14
+FAST = 42
+"""Programs in every test run: enough for every pass to find something to do in two of them."""
+SLOW = 200
+
+ELSEWHERE = {
+    "hlo-layout-assignment",  # these two need programs with layouts: see test_hlo_layouts.py
+    "hlo-layout-normalization",
+    "hlo-sharding-remover",  # the random programs have no shardings
+    "hlo-float-jitter",  # it changes numbers
+}
+LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
+"""Collectives have their own programs, fusion and copies come after these passes."""
+WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
+
+
+@functools.cache
+def case(seed: int) -> Case:
+    return rewritable(seed, STEPS)
+
+
+@functools.cache
+def wanted(seed: int) -> list[np.ndarray]:
+    return leaves(evaluate(case(seed).module, case(seed).arguments))
+
+
+def leaves(value) -> list[np.ndarray]:
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+
+
+def keeps_values(seed: int, passes: list[Pass]) -> bool:
+    """Whether the passes changed anything; fails if they changed the numbers."""
+    module: HloModule = case(seed).module.clone()
+    before = print_module(module)
+    run_pipeline(module, passes, WATCH)
+    after = print_module(module)
+    if after == before:
+        return False
+    got = leaves(evaluate(module, case(seed).arguments))
+    problem = differences(got, wanted(seed), case(seed))
+    assert not problem, f"seed {seed}: {problem}\n{before}\n---\n{after}"
+    return True
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_pass_keeps_the_numbers(name):
+    changed = [keeps_values(seed, [PASSES[name]()]) for seed in range(FAST)]
+    assert sum(changed) > 1, f"the random programs have next to nothing for {name}"
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_keeps_the_numbers(name):
+    changed = [keeps_values(seed, GROUPS[name]()) for seed in range(FAST)]
+    assert any(changed)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_pass_is_done_after_some_rounds(name):
+    """No pass undoes what it did: it changes nothing in the end."""
+    for seed in range(0, FAST, 4):
+        module = case(seed).module.clone()
+        assert any(not PASSES[name]().run(module) for _ in range(6)), f"seed {seed}: {print_module(module)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LOCAL, *GROUPS])
+def test_many_programs(name):
+    passes = GROUPS[name]() if name in GROUPS else [PASSES[name]()]
+    for seed in range(1000, 1000 + SLOW):
+        keeps_values(seed, passes)

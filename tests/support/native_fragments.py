@@ -1,0 +1,72 @@
+"""Running functions through the native pipeline without XLA around them, on memory that is poisoned first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.compile.backends.arrays import donated_results, numpy_dtype
+from mpmd.compile.backends.native_cpu.backend import Compilation, compile_fragment
+from mpmd.compile.backends.native_cpu.direct import aligned_empty
+from mpmd.compile.backends.native_cpu.instance import ProgramInstance
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+
+POISON = 0xA5
+_MLIR = {"bool": "i1", "float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+
+
+def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -> FragmentModule:
+    """A function of arrays as a fragment on a mesh of one device."""
+
+    def spec(value: Any) -> ValueSpec:
+        name = str(value.dtype)
+        kind = _MLIR.get(name) or ("ui" if name.startswith("u") else "i") + name.lstrip("uint")
+        return ValueSpec(tuple(value.shape), kind, ((),) * len(value.shape))
+
+    text = jax.jit(function).lower(*arguments).as_text()
+    results = jax.tree.leaves(jax.eval_shape(function, *arguments))
+    leaves = jax.tree.leaves(arguments)
+    return FragmentModule(
+        "fragment", "mesh", text, tuple(map(spec, leaves)), tuple(map(spec, results)), donated
+    )
+
+
+def compiled(fragment: FragmentModule) -> Compilation:
+    """A fragment compiled for this machine."""
+    return compile_fragment(fragment, host_target())
+
+
+def run(
+    fragment: FragmentModule, arguments: list[Any], made: Compilation, pool: WorkerPool | None = None
+) -> list[np.ndarray]:
+    """The results of one run; all memory but the arguments holds garbage before it."""
+    instance = ProgramInstance(made.code, host_target(), pool)
+    given = [_filled(a) for a in arguments]
+    owners = {result: argument for argument, result in donated_results(fragment).items()}
+    results = []
+    for number, value in enumerate(fragment.results):
+        if number in owners:
+            results.append(given[owners[number]])
+        else:
+            results.append(_poisoned(value.shape, numpy_dtype(value.dtype)))
+    arena = _poisoned((max(64, made.native.arena_bytes),), np.uint8)
+    arena[: len(made.native.constants)] = np.frombuffer(made.native.constants, np.uint8)
+    instance([a.ctypes.data for a in (*given, *results, arena)])
+    return results
+
+
+def _filled(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    made = aligned_empty(array.shape, array.dtype)
+    made[...] = array
+    return made
+
+
+def _poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    made = aligned_empty(shape, dtype)
+    made.reshape(-1).view(np.uint8)[...] = POISON
+    return made
