@@ -52,8 +52,11 @@ class RecomputeCheapResiduals(FunctionPass):
             or not _is_forward_of(producer, fragment)
         }
         plans = []
+        makers: dict[ir.Fragment, _Maker] = {}
         for position, value, maker in _residuals(fragment):
-            plan = self._plan(maker, value, have)
+            if maker not in makers:
+                makers[maker] = _Maker(maker)
+            plan = self._plan(makers[maker], value, have)
             if plan is None:
                 have.add(value)
             else:
@@ -61,18 +64,19 @@ class RecomputeCheapResiduals(FunctionPass):
         if plans:
             _recompute(fragment, plans)
 
-    def _plan(self, maker: ir.Fragment, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
+    def _plan(self, maker: _Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
         """The ops of `maker` that make `value` from values at hand, in order; None if there is no such plan.
 
         A value that is itself among the forward fragment's arguments needs no ops: it is left alone.
         """
-        outer = dict(zip(maker.args, maker.inputs))
-        at_hand = {inner: r for inner, r in zip(maker.returned, maker.results) if r in have}
+        outer = maker.outer
         needed: dict[ir.Op, None] = {}
         todo = [maker.returned[ir.result_index(value)]]
         while todo:
             inner = todo.pop()
-            if inner in at_hand or (inner in outer and _is_free(outer[inner], have)):
+            if any(result in have for result in maker.results.get(inner, ())):
+                continue
+            if inner in outer and _is_free(outer[inner], have):
                 continue
             op = ir.producer(inner)
             if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
@@ -82,6 +86,17 @@ class RecomputeCheapResiduals(FunctionPass):
                 return None
             todo += op.operands
         return in_block_order(needed) or None
+
+
+class _Maker:
+    """A forward fragment: what it returns, what its arguments stand for, and the results of each value."""
+
+    def __init__(self, fragment: ir.Fragment) -> None:
+        self.returned = fragment.returned
+        self.outer = dict(zip(fragment.args, fragment.inputs))
+        self.results: dict[ir.Value, list[ir.Value]] = {}
+        for inner, result in zip(self.returned, fragment.results):
+            self.results.setdefault(inner, []).append(result)
 
 
 def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:

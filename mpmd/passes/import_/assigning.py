@@ -152,12 +152,12 @@ def used_assigns(value: ir.Value) -> list[ir.Assign]:
     return [a for a in ir.users(value) if isinstance(a, ir.Assign) and not ir.is_unused(a)]
 
 
-def remove_dead_ops(f: ir.Func | ir.For) -> None:
-    """Erases pure ops that nothing uses, last first, in fragments and loops too."""
+def remove_dead_ops(f: ir.Func | ir.For, in_fragments: bool = True) -> None:
+    """Erases pure ops that nothing uses, last first, in loops too, and in fragments unless told otherwise."""
     for op in reversed(ir.ops(f)):
         if ir.is_unused(op) and ir.is_pure(op):
             ir.erase(op)
         elif isinstance(op, ir.For):
-            remove_dead_ops(op)
-        elif isinstance(op, ir.Fragment):
+            remove_dead_ops(op, in_fragments)
+        elif in_fragments and isinstance(op, ir.Fragment):
             erase_dead_ops(op.body)

@@ -75,10 +75,10 @@ def _rewrite(f: ir.Func) -> None:
 
     Assigns are not erased in between, only left unused.
     """
-    changed = True
+    changed = is_first = True
     while changed:
-        assigning.remove_dead_ops(f)
-        changed = False
+        assigning.remove_dead_ops(f, in_fragments=is_first)
+        changed = is_first = False
         for op in reversed(ir.walk(f, ir.Assign)):
             if ir.is_unused(op):
                 continue

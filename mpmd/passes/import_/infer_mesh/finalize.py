@@ -42,7 +42,7 @@ class InferMeshFinalize(ModulePass):
         for f in functions:
             assigning.remove_dead_ops(f)
             while self._rewrite_block(f, f.is_public):
-                assigning.remove_dead_ops(f)
+                assigning.remove_dead_ops(f, in_fragments=False)
             ir.return_types_changed(f)
             _clear(f)
             _check(f)
