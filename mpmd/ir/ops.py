@@ -245,21 +245,14 @@ class Call(mpmd.CallOp):
 
     call_counter = _integer("call_counter", "ui32", "Its microbatch.")
     unroll_counter = _integer("unroll_counter", "ui32", "Its iteration in an unrolled loop.")
-
-    @property
-    def callee_name(self) -> str:
-        """Name of the function it calls."""
-        return str(self.callee.value)
+    callee_name = property(lambda call: str(call.callee.value), doc="Name of the function it calls.")
 
 
 @_extends
 class For(mpmd.ForOp):
     """A loop with a fixed number of iterations; the last block argument is the iteration's index."""
 
-    @property
-    def trip_count(self) -> int:
-        """Number of iterations."""
-        return int(self.iterations.value)
+    trip_count = property(lambda loop: int(loop.iterations.value), doc="Number of iterations.")
 
 
 @_extends
@@ -298,20 +291,13 @@ class Reduce(mpmd.ReduceOp):
 
 @_extends
 class FragmentCall(mpmd.FragmentCallOp):
-    """A fragment whose body is a function of the module."""
+    """A fragment whose body is a function of the module; its attributes are those of a fragment."""
 
-    call_counter = _integer("call_counter", "ui32", "Its microbatch.")
-    stage = _integer("stage_id", "i64", "Its pipeline stage.")
-    split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
-    split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
-    is_remat = _flag("remat", "Whether it recomputes.")
-    mesh = _string("mesh_name", "Name of its mesh.")
-    origins = Fragment.origins
-
-    @property
-    def callee_name(self) -> str:
-        """Name of the function it calls."""
-        return str(self.callee.value)
+    mesh, stage, origins = Fragment.mesh, Fragment.stage, Fragment.origins
+    call_counter = Fragment.call_counter
+    split_keep_transferred = Fragment.split_keep_transferred
+    split_drop_transferred = Fragment.split_drop_transferred
+    is_remat, callee_name = Fragment.is_remat, Call.callee_name
 
 
 def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.Attribute]]:
