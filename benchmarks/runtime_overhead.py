@@ -4,7 +4,8 @@
 
 A 1F1B pipeline of forward and backward calls goes through every mesh.  The time to issue one step is
 divided by its instructions, with one thread for all meshes and with a thread per mesh, interleaved in one
-run.  The last line is one JSON object; `us_per_instruction` belongs to what `issue="auto"` picks.
+run.  With one thread its CPU time is taken too (`one_thread_cpu_us`), which other load on the machine hardly
+changes.  The last line is one JSON object; `us_per_instruction` belongs to what `issue="auto"` picks.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -100,17 +105,19 @@ def measure(pipeline: Pipeline, program: Program, repeats: int) -> dict[str, lis
         "thread_per_mesh": Executor(program, compiled, placement, RuntimeOptions(issue="thread-per-mesh")),
     }
     shardings = [placement.sharding(pipeline.types[spec.value]) for spec in pipeline.graph.inputs]
-    seconds: dict[str, list[float]] = {kind: [] for kind in executors}
+    seconds: dict[str, list[float]] = {kind: [] for kind in (*executors, "one_thread_cpu")}
     for repeat in range(repeats + 3):
         for kind, executor in executors.items():
             arguments = [jax.device_put(np.ones(pipeline.size, np.float32), s) for s in shardings]
             jax.block_until_ready(arguments)
-            t0 = time.perf_counter()
+            t0, cpu = time.perf_counter(), time.thread_time()
             executor.run(arguments)
-            issued = time.perf_counter() - t0
+            issued, cpu = time.perf_counter() - t0, time.thread_time() - cpu
             executor.synchronize()
             if repeat >= 3:
                 seconds[kind].append(issued)
+                if kind == "one_thread":
+                    seconds["one_thread_cpu"].append(cpu)
     for executor in executors.values():
         executor.close()
     return seconds

@@ -97,8 +97,8 @@ def variants(args: argparse.Namespace) -> list[Variant]:
             jax.device_put(list(batch), split),
         ),
     ]
-    programs = pipelined.compiled(*made[0].state, *batch).executables
-    print(f"{len(programs)} programs: {', '.join(programs)}")
+    programs = pipelined.compiled(*made[0].state, *batch).programs
+    print(f"{len(programs)} programs: {', '.join(' = '.join(names) for names in programs)}")
     return made
 
 

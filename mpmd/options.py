@@ -16,6 +16,8 @@ class PipelineOptions:
     Attributes:
         name_to_mesh_assignment: where named computations and tensors go: `"encode@m1"`, `"f@m1/0"` with a
             stage, `"t@m1#pinned_host"` in host memory.
+        mirrored_names: names of which the second half of the microbatches uses a copy, called `encode_mirror`
+            in the assignment; for schedules with two copies of every stage.
         input_assignment: where flat arguments go: `"0@m1"`, `"2@m2#pinned_host"`.
         output_assignment: likewise for flat results.
         constraints: `"i:o"`: argument i and result o live on one mesh.
@@ -45,9 +47,11 @@ class PipelineOptions:
         verbose_logging: say how programs were grouped and named.
         keep_microbatches_equal: keep unnamed work around the microbatches out of their fragments, so that
             all microbatches run the same programs.
+        carry_sums: add up in each microbatch what is summed behind all of them.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
+        scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise the
@@ -62,6 +66,7 @@ class PipelineOptions:
     """
 
     name_to_mesh_assignment: tuple[str, ...] = ()
+    mirrored_names: tuple[str, ...] = ()
     input_assignment: tuple[str, ...] = ()
     output_assignment: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
@@ -89,9 +94,11 @@ class PipelineOptions:
     param_transfer_pattern: str = "params['transformer"
     verbose_logging: bool = False
     keep_microbatches_equal: bool = False
+    carry_sums: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
     swap_transposed_dots: bool = False
+    scale_smaller_factor: bool = False
     task_orders: str = ""
     fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
@@ -123,10 +130,12 @@ USER_DEFAULTS = PipelineOptions(
     pipeline_schedule="none",
     merge_forward_with_backward=True,
     keep_microbatches_equal=True,
+    carry_sums=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,
     fail_on_impossible_order=False,
     swap_transposed_dots=True,
+    scale_smaller_factor=True,
 )
 """What `mpmd.jit` starts from; `PipelineOptions()` is what `mpmd-opt` starts from."""
 

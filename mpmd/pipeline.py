@@ -6,13 +6,15 @@ Read each from top to bottom.  A step that an option leaves out says so with `wh
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpmd import ir
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions
-from mpmd.passes import make_pass
+from mpmd.passes import PASSES, make_pass
+from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
 
 
@@ -44,6 +46,17 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
+        _step(
+            "mpmd-carry-sums-through-calls",
+            "as soon as microbatches can be told; the terms of a sum need not all be kept then",
+            when=o.carry_sums,
+        ),
+        _step(
+            "mpmd-mirror-stages",
+            "while names can still be told apart by microbatch; sums are carried by now",
+            when=bool(o.mirrored_names),
+            names=",".join(o.mirrored_names),
+        ),
         _step("mpmd-sink-negligible-ops-into-call-op", "less for inference, and merges at once"),
         _step(
             "mpmd-insert-nameless-clone-of-negligible-ops",
@@ -126,8 +139,17 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
+        _step(
+            "mpmd-scale-smaller-factor",
+            "after recomputing: what was kept for the backward fragment is read by the product alone now",
+            when=o.scale_smaller_factor,
+        ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
-        _step("mpmd-call-inline", "microbatches stand side by side from here on"),
+        _step(
+            "mpmd-call-inline",
+            "microbatches stand side by side from here on; splitting looks into their bodies",
+            share_bodies=o.keep_microbatches_equal and not o.split_bwd_fragments,
+        ),
         _step("symbol-dce", "callees are not needed any more"),
         _step(
             "mpmd-copy-cheap-constants",
@@ -156,7 +178,10 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.verify_schedule_units,
         ),
         _step(
-            "mpmd-split-bwd-fragments", "what other meshes wait for comes first", when=o.split_bwd_fragments
+            "mpmd-split-bwd-fragments",
+            "what other meshes and stages wait for comes first",
+            when=o.split_bwd_fragments,
+            between_stages=o.keep_microbatches_equal,
         ),
         _step(
             "canonicalize",
@@ -288,10 +313,12 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
+            share=o.keep_microbatches_equal,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
+        _step("mpmd-fit-shardings-to-meshes", "meshes that are not alike have been one mesh until here"),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
         _step(
@@ -348,6 +375,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             fail_on_inferred_fragments=o.fail_on_inferred_fragments,
         ),
         _step(
+            "mpmd-forget-carried-starts",
+            "nothing joins equal results any more; stages that are alike become one program",
+            when=o.keep_microbatches_equal,
+        ),
+        _step(
             "mpmd-lower-to-fragment-calls",
             "one function per distinct fragment",
             verbose_logging=o.verbose_logging,
@@ -380,8 +412,8 @@ _DEFAULTS = {"mpmd-optimize-pipeline": {"pipeline_schedule": "1F1B"}}
 _OTHER_NAMES = {"enable-heterogeneous-meshes": "heterogeneous-meshes"}
 
 
-def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
-    """The passes of a pipeline by its name, with options as on the command line.
+def steps_of(name: str, options: Sequence[tuple[str, str]]) -> list[Step]:
+    """The steps of a pipeline by its name, with options as on the command line.
 
     Raises:
         ConfigError: no such pipeline or option.
@@ -390,7 +422,40 @@ def passes_of(name: str, options: Sequence[tuple[str, str]]) -> list[Pass]:
         raise ConfigError(f"unknown pipeline {name!r}; there are {', '.join(PIPELINES)}")
     pairs = [(_OTHER_NAMES.get(key, key), value) for key, value in options]
     given = _DEFAULTS.get(name, {}) | parsed_options(PipelineOptions, pairs, name)
-    return [step.pass_ for step in PIPELINES[name](PipelineOptions(**given))]
+    return PIPELINES[name](PipelineOptions(**given))
+
+
+def check_options(o: PipelineOptions) -> None:
+    """Looks up the passes and the options of passes that the options name.
+
+    Raises:
+        ConfigError: there is no such pass, or it has no such option; all problems at once.
+    """
+    problems = []
+    for name in o.disable_passes:
+        if name not in PASSES and not _is_mlir(name):
+            problems.append(f"disable_passes: there is no pass {name!r}{_close_to(name)}")
+    for entry in o.pass_options:
+        name, _, options = entry.partition("{")
+        if name not in PASSES:
+            problems.append(f"pass_options: there is no pass {name!r}{_close_to(name)}")
+            continue
+        try:
+            make_pass(name, options.removesuffix("}"))
+        except ConfigError as e:
+            problems.append(str(e))
+    if problems:
+        raise collect(ConfigError, problems, "the options cannot be used:")
+
+
+def _is_mlir(name: str) -> bool:
+    """Whether MLIR has a pass of this name, for modules or for functions."""
+    return any(not ir.mlir_problem(text) for text in (name, f"func.func({name})"))
+
+
+def _close_to(name: str) -> str:
+    close = difflib.get_close_matches(name, PASSES, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
@@ -400,7 +465,7 @@ def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
     pairs = [(key.replace("_", "-"), option_text(value)) for key, value in options.items()]
     if name.startswith("mpmd-"):
         return [Step(make_pass(name, pairs), why)]
-    return [Step(ir.mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
+    return [Step(mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
 
 
 def _flattened(*parts: Iterable[Step]) -> list[Step]:

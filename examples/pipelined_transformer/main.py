@@ -84,7 +84,7 @@ class Run:
         self.compile_s = time.perf_counter() - start
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         print(
-            f"{size:,} parameters in {config.num_stages} stages, {len(self.compiled.executables)} programs, "
+            f"{size:,} parameters in {config.num_stages} stages, {len(self.compiled.programs)} programs, "
             f"compiled in {self.compile_s:.1f} s"
         )
         self.check = Check(config, self.state, self.batch(self.step)) if config.check else None
@@ -168,7 +168,7 @@ class Run:
             jit_step_ms=1e3 * statistics.median(check.seconds) if check else None,
             tokens_per_s=config.tokens_per_step / step_s,
             peak_bytes={mesh: memory[mesh].peak_bytes for mesh in timeline.meshes},
-            programs=len(self.compiled.executables),
+            programs=len(self.compiled.programs),
             schedule=config.schedule,
             num_stages=config.num_stages,
             num_microbatches=config.num_microbatches,

@@ -68,7 +68,8 @@ def make_config(
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
         output_meshes: likewise for the results.
         constraints: pairs (flat argument, flat result) that must live on one mesh.
-        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of a mesh.
+        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
+            means the same on all meshes that have it, whatever its size there; the others do not split.
         out_shardings: likewise for the results.
         backend: `"xla"`, `"native"` (CPU, meshes of one device; the rest by XLA, with a warning), or None for
             the flag's.

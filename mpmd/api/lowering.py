@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_meshes, check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
-from mpmd.api.tasks import task_orders
+from mpmd.api.tasks import mirrored_placements, numbered, task_orders
 from mpmd.compile.dump import Dump
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions, current_options
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
+from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
-from mpmd.support.passes import with_overrides
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.passes import Pass, with_overrides
+from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
+from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
 
@@ -42,6 +47,7 @@ class Partitioned:
         dump: where the options want compilation to write what it makes of the fragments.
         diagnostics: warnings and notices of all passes.
         seconds: how long each phase took.
+        pass_seconds: name of each pass with its options, and how long it took, in order.
     """
 
     module: ir.Module
@@ -52,6 +58,7 @@ class Partitioned:
     dump: Dump | None
     diagnostics: Diagnostics
     seconds: dict[str, float]
+    pass_seconds: list[tuple[str, float]]
 
     @property
     def warnings(self) -> list[str]:
@@ -66,14 +73,27 @@ class Partitioned:
 
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
-    frames = [] if diagnostic.location is None else ir.frames_of(diagnostic.location)
+    frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
     return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
+
+
+class Observer(Protocol):
+    """Looks on while a step is lowered."""
+
+    def begins(self, module: ir.Module) -> None:
+        """The module before the first pipeline."""
+
+    def phase_begins(self, phase: str, steps: list[pipeline.Step]) -> None:
+        """The steps of a pipeline are to run."""
+
+    def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
+        """A pass ran; not called for one that found the program wrong."""
 
 
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
-    def __init__(self, module: ir.Module, options: PipelineOptions) -> None:
+    def __init__(self, module: ir.Module, options: PipelineOptions, observer: Observer | None) -> None:
         self.module = module
         self.overrides = options.pass_options
         self.dump_to = Path(options.dump_to) if options.dump_to else None
@@ -87,15 +107,39 @@ class _Phases:
         self.diagnostics = Diagnostics()
         self.timing = Timing()
         self.seconds: dict[str, float] = {}
+        self.ran: set[str] = set()
+        self.observer = observer
 
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
         """Runs the passes of one phase."""
         start = time.perf_counter()
-        passes = [with_overrides(step.pass_, self.overrides) for step in steps]
+        steps = [dataclasses.replace(s, pass_=with_overrides(s.pass_, self.overrides)) for s in steps]
+        passes = [step.pass_ for step in steps]
+        if self.observer is not None:
+            due = [step for step in steps if name_of(step.pass_) not in self.watch.disabled]
+            self.observer.phase_begins(name, due)
         folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
-        watch = dataclasses.replace(self.watch, dump_to=folder)
+        watch = dataclasses.replace(self.watch, dump_to=folder, after=self._after())
         self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         self.seconds[name] = time.perf_counter() - start
+        self.ran |= {name_of(pass_) for pass_ in passes}
+
+    def _after(self) -> Callable[[Pass, Any, bool], None] | None:
+        """Tells the observer of a pass; None if there is none."""
+        observer = self.observer
+        if observer is None:
+            return None
+        return lambda p, m, changed: observer.pass_ended(p, m, changed, self.timing.seconds[-1][1])
+
+    def warn_of_unused_overrides(self) -> None:
+        """Options of passes that did not run had no effect."""
+        with diagnostics.collecting() as found:
+            for entry in self.overrides:
+                if entry.partition("{")[0] not in self.ran:
+                    diagnostics.warning(
+                        f"the option {entry} has no effect: with these options its pass does not run"
+                    )
+        self.diagnostics += found
 
 
 def partition(
@@ -105,6 +149,7 @@ def partition(
     argument_paths: list[str],
     out_tree: Any,
     names: Collection[str] = (),
+    observer: Observer | None = None,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
 
@@ -115,47 +160,84 @@ def partition(
         argument_paths: what the user calls each flat argument.
         out_tree: the pytree of its results.
         names: names that the step was seen to call; what they name may be dead and gone.
+        observer: is told of the module before the first pass, and after each.
 
     Raises:
         ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
         PassError: a pass found the program wrong.
         ProgramError: the streams break a rule of the runtime.
     """
+    with _garbage_kept():
+        return _partition(lowered, config, arguments, argument_paths, out_tree, names, observer)
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Without searching for cycles of objects: passes make none, and JAX holds much to search through."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _partition(
+    lowered: Any,
+    config: Config,
+    arguments: Arguments,
+    argument_paths: list[str],
+    out_tree: Any,
+    names: Collection[str],
+    observer: Observer | None,
+) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
+    pipeline.check_options(options)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
-    if not options.heterogeneous_meshes:
-        check_meshes(module, config)
     _prepare(module, config, arguments, out_tree)
-    phases = _Phases(module, options)
+    phases = _Phases(module, options, observer)
+    if observer is not None:
+        observer.begins(module)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
+    start = time.perf_counter()
     with diagnostics.collecting() as found:
         orders = task_orders(module, config)
     phases.diagnostics += found
+    phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
+    phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
     dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, dump, phases.diagnostics, phases.seconds
-    )
+        module, graph, program, argument_paths, options.backend, dump, phases.diagnostics, phases.seconds,
+        phases.timing.seconds,
+    )  # fmt: skip
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
     """The options of the configuration, or those of the flags, with what the configuration itself says."""
     options = config.options if config.options is not None else current_options()
+    mirrored, assignment = mirrored_placements(config), _text(config.assignment)
+    if mirrored:
+        copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
+        assignment = _text({**numbered(config), **copies})
     return dataclasses.replace(
         options,
-        name_to_mesh_assignment=_text(config.assignment),
+        name_to_mesh_assignment=assignment,
+        mirrored_names=tuple(mirrored),
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )
 
@@ -183,12 +265,11 @@ def _for_arguments(prefix: Any) -> Any:
 
 
 def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
-    mesh = next(iter(config.topology.values()))
     inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
-        mark_shardings(module, inputs, results, dict(mesh.shape))
+        mark_shardings(module, inputs, results, config.topology.axes)
         forget_cuts(module)
 
 

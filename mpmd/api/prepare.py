@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
+from mpmd.support.source import frames_of
 
 MESH = "mesh"
 _CUT = "mpmd.microbatches"
@@ -20,9 +21,13 @@ _CUT = "mpmd.microbatches"
 def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
     """Marks arguments of `@main` as donated; what JAX paired with results is paired anew after placement."""
     main = ir.symbol_table(module)["main"]
-    for i in range(len(main.args)):
-        main.set_arg_attribute(i, "tf.aliasing_output", None)
-        main.set_arg_attribute(i, "jax.buffer_donor", ir.BoolAttr.get(True) if i in donated else None)
+    donor = {"jax.buffer_donor": ir.BoolAttr.get(True)}
+    of_args = ir.attribute_dicts(main, "arg_attrs", len(main.args))
+    for i, of_arg in enumerate(of_args):
+        for name in ("tf.aliasing_output", "jax.buffer_donor"):
+            of_arg.pop(name, None)
+        of_arg.update(donor if i in donated else {})
+    ir.put_attribute_dicts(main, "arg_attrs", of_args)
 
 
 def mark_shardings(
@@ -34,24 +39,25 @@ def mark_shardings(
         module: with or without an `sdy.mesh`.
         inputs: for each flat argument a `PartitionSpec`, a `NamedSharding` or None.
         results: likewise for each flat result.
-        axes: the axes of a mesh and their sizes.
+        axes: the axes of the meshes and their sizes.
 
     Raises:
-        ConfigError: a spec names an axis that no mesh has.
+        ConfigError: a spec names an axis that no mesh has, or splits a dim unevenly.
     """
     if not any(spec is not None for spec in (*inputs, *results)):
         return
     main = ir.symbol_table(module)["main"]
     _make_mesh(module, axes)
     problems: list[str] = []
-    for i, spec in enumerate(inputs):
-        if spec is not None:
-            rank = len(main.args[i].type.shape)
-            main.set_arg_attribute(i, "sdy.sharding", _sharding(spec, rank, axes, f"argument {i}", problems))
-    for i, spec in enumerate(results):
-        if spec is not None:
-            rank = len(main.returned[i].type.shape)
-            main.set_result_attribute(i, "sdy.sharding", _sharding(spec, rank, axes, f"result {i}", problems))
+    for what, specs, values, put in (
+        ("argument", inputs, main.args, main.set_arg_attribute),
+        ("result", results, main.returned, main.set_result_attribute),
+    ):
+        for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
+            if spec is not None:
+                found: list[str] = []
+                put(i, "sdy.sharding", _sharding(spec, value.type.shape, axes, found))
+                problems += [f"{what} {i}: {problem}" for problem in found]
     if problems:
         raise collect(ConfigError, problems, "the shardings cannot be used:")
     for arg, spec in zip(main.args, inputs):
@@ -98,16 +104,29 @@ def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
 
 
 def _sharding(
-    spec: Any, rank: int, axes: dict[str, int], where: str, problems: list[str]
+    spec: Any, shape: Sequence[int], axes: dict[str, int], problems: list[str]
 ) -> ir.Attribute | None:
-    dims = axes_of_dims(spec, rank)
-    problems += [
-        f"{where}: {spec} names an unknown axis {name!r}{did_you_mean(name, axes)}"
-        for names in dims
-        for name in names
-        if name not in axes
+    dims = axes_of_dims(spec, len(shape))
+    found = _spec_problems(spec, dims, shape, axes)
+    problems += found
+    return None if found else _attribute(dims)
+
+
+def _spec_problems(
+    spec: Any, dims: Sequence[Sequence[str]], shape: Sequence[int], axes: dict[str, int]
+) -> list[str]:
+    """Why a value of some shape cannot be sharded so."""
+    if len(dims) > len(shape):
+        return [f"{spec} is for {len(dims)} dims, but it has {len(shape)}"]
+    names = [name for of_dim in dims for name in of_dim]
+    problems = [f"{spec} names an unknown axis {n!r}{did_you_mean(n, axes)}" for n in names if n not in axes]
+    problems += [f"{spec} names axis {n!r} twice" for n in dict.fromkeys(names) if names.count(n) > 1]
+    parts = [math.prod(axes.get(name, 1) for name in of_dim) for of_dim in dims]
+    return problems + [
+        f"dim {i} of size {size} cannot be split into {count} equal parts, as {spec} asks for"
+        for i, (size, count) in enumerate(zip(shape, parts))
+        if size % count
     ]
-    return None if problems else _attribute(dims)
 
 
 def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:
@@ -148,23 +167,6 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     return found
 
 
-def check_meshes(module: ir.Module, config: Config) -> None:
-    """Shardings name axes, which all meshes must have.
-
-    Raises:
-        ConfigError: something is sharded, and the meshes are not alike.
-    """
-    specs = jax.tree.leaves(
-        (config.in_shardings, config.out_shardings), is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
-    if config.topology.is_heterogeneous and (specs or ir.sdy_meshes(module.operation)):
-        raise ConfigError(
-            "shardings inside meshes need meshes with equal axes\n"
-            f"  got {config.topology}\n"
-            "  give all meshes the same axes, or no shardings and no sharding constraints"
-        )
-
-
 def check_names(module: ir.Module, config: Config, called: Collection[str] = ()) -> None:
     """Every name that is used must be assigned, and every name that is assigned must be used.
 
@@ -203,5 +205,5 @@ def _is_nested(op: Any) -> bool:
 
 
 def _where(op: Any) -> str:
-    frames = ir.frames_of(op)
+    frames = frames_of(op)
     return f" ({frames[0]})" if frames else ""

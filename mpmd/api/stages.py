@@ -5,25 +5,32 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.api.lowering import Partitioned, partition
+from mpmd.api.estimate import DeviceSpeed, estimate_costs
+from mpmd.api.lowering import Observer, Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
-from mpmd.compile.compiler import compile_fragments
+from mpmd.api.weak_types import weak_positions, weakly_typed
+from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
+from mpmd.jax_compat import host_callbacks
 from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.costs import ProgramCosts, measure_costs
+from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
-from mpmd.runtime.memory import MeshMemory, predict_memory
+from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
+from mpmd.scheduling.timeline import Timeline
 
 DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
 
@@ -48,8 +55,8 @@ class Traced:
         """The pytree of the results."""
         return jax.tree.structure(self.jax_traced.out_info)
 
-    def lower(self) -> Lowered:
-        """Partitions, schedules and linearizes.
+    def lower(self, observer: Observer | None = None) -> Lowered:
+        """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
         Raises:
             ConfigError: names do not fit the assignment, or a sharding cannot be used.
@@ -58,7 +65,7 @@ class Traced:
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names, observer
         )
         return Lowered(self, lowered, partitioned)
 
@@ -114,11 +121,36 @@ class Lowered:
     @functools.cached_property
     def fragments(self) -> dict[str, Any]:
         """The distinct fragments by name, as they will be compiled."""
-        return fragment_modules(self.partitioned.module)
+        callbacks = host_callbacks(self.jax_lowered)
+        made = fragment_modules(self.partitioned.module, callbacks or ())
+        calling = [name for name, fragment in made.items() if "_callback" in fragment.text]
+        if callbacks is None and calling:
+            raise ConfigError(
+                f"fragment {calling[0]!r} calls back to Python, and this version of JAX does not say what\n"
+                "  use another version of JAX, or take the callback out of the step"
+            )
+        return made
 
-    def schedule(self, costs: dict[str, float] | None = None) -> Any:
-        """The predicted timeline; `costs` gives seconds per fragment by name, 1 for each if absent."""
-        return predicted_timeline(self.program, costs or {}, list(self.config.topology))
+    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
+        """The predicted timeline, with the bytes that every mesh holds.
+
+        Args:
+            costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
+                not there.
+        """
+        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
+        return predicted_timeline(self.program, known, list(self.config.topology))
+
+    def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
+        """What fragments and messages should take on such devices, by the work in them.
+
+        Args:
+            speed: of one device; by default about that of a CPU core.
+
+        Raises:
+            CompileError: the work of a fragment cannot be counted; names the operation.
+        """
+        return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
 
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
@@ -126,8 +158,13 @@ class Lowered:
         Raises:
             CompileError: a fragment cannot be compiled; names it.
         """
+        unwatched = {name for _, name in unwatched_executables(self.program)}
+        fragments = {
+            name: dataclasses.replace(fragment, token=name in unwatched)
+            for name, fragment in self.fragments.items()
+        }
         executables = compile_fragments(
-            self.fragments,
+            fragments,
             dict(self.config.topology),
             self.config.backend or self.partitioned.backend,
             self.partitioned.dump,
@@ -145,6 +182,7 @@ class Compiled:
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         self._executor = Executor(program, table, self._placement, runtime)
         self._out_tree = lowered.traced.out_tree
+        self._weak = weak_positions(jax.tree.leaves(lowered.traced.jax_traced.out_info))
 
     @property
     def program(self) -> Program:
@@ -179,7 +217,7 @@ class Compiled:
 
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        return jax.tree.unflatten(self._out_tree, self._executor.run(leaves))
+        return self._results(self._executor.run(leaves))
 
     def as_text(self, what: str = "hlo") -> str:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too."""
@@ -202,28 +240,77 @@ class Compiled:
         total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
         return {**total, "fragments": fragments, "calls": calls}
 
-    def memory_analysis(self) -> dict[str, MeshMemory]:
-        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
+    @functools.cached_property
+    def _workspace(self) -> dict[tuple[str, str], int]:
+        """Scratch bytes of every fragment over the devices of its mesh."""
         meshes = self._placement.meshes
-        workspace = {
+        return {
             (e.fragment.mesh, name): e.memory_analysis().temporaries * meshes[e.fragment.mesh].size
             for name, e in self.executables.items()
         }
-        return {m.mesh: m for m in predict_memory(self.program, workspace)}
+
+    def memory_analysis(self) -> dict[str, MeshMemory]:
+        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
+        return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
+
+    def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
+        """Runs one step and counts the arrays of its streams; its results, and the peak of each mesh.
+
+        The scratch memory of fragments cannot be seen from outside, and is not counted.
+        """
+        meter = MemoryMeter(self.program)
+        results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
+        return self._results(results), dict(meter.peaks)
+
+    @property
+    def programs(self) -> list[list[str]]:
+        """The distinct programs that were compiled: for each the names of the fragments that are it.
+
+        Stages that are alike share their programs, each on its own mesh.
+        """
+        return alike(self.lowered.fragments, self.lowered.config.topology)
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""
         return {name: e.memory_analysis() for name, e in self.executables.items()}
 
-    def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
+        """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
+        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
+        meshes = list(self.lowered.config.topology)
+        return predicted_timeline(self.program, known, meshes, self._workspace)
+
+    def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
+        """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
+        leaves = jax.tree.leaves((args, kwargs))
+        results, costs = measure_costs(self._executor, self._placement, leaves)
+        return self._results(results), costs
+
+    def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 
-        The step waits more often than others do, so it takes longer than they.
+        A thread per mesh watches what ends when, so the step takes a little longer than others do.
         """
         leaves = jax.tree.leaves((args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(self._executor, self._placement, leaves, meshes)
-        return jax.tree.unflatten(self._out_tree, results), timeline
+        results, timeline = measured_timeline(
+            self._executor, self._placement, leaves, meshes, self._workspace
+        )
+        return self._results(results), timeline
+
+    def _results(self, leaves: list[Any]) -> Any:
+        """Flat results as the function gives them."""
+        for i in self._weak:
+            leaves[i] = weakly_typed(leaves[i])
+        return jax.tree.unflatten(self._out_tree, leaves)
+
+    def synchronize(self) -> None:
+        """Waits until every step so far is computed.
+
+        Raises:
+            FragmentError: a fragment failed on its device; names it.
+        """
+        self._executor.synchronize()
 
     def close(self) -> None:
         """Ends the threads that run it."""

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd import ir
-from mpmd.api.config import Config
+from mpmd.api.config import Config, Placement
 from mpmd.api.visits import BACKWARD, Unit, depths_of, rounds_of, units_of
-from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, Shape, get_schedule
+from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
 # What stands in for a schedule that comes to every mesh once where microbatches come several times.
@@ -40,13 +42,48 @@ def task_orders(module: ir.Module, config: Config) -> str:
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
 
+def mirrored_placements(config: Config) -> dict[str, Placement]:
+    """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
+
+    All names of a stage go together.  Stages without a number have the number of their mesh.
+    """
+    meshes = list(config.topology)
+    stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
+    first = {stages[name]: place.mesh for name, place in config.assignment.items()}
+    numbers = sorted(first)
+    used = [mesh for mesh in meshes if mesh in first.values()]
+    shape = Shape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
+    mirror = get_schedule(config.schedule).mirror(shape)
+    if mirror is None:
+        return {}
+    opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
+    return {
+        name: dataclasses.replace(place, mesh=opposite[stages[name]], stage=stages[name])
+        for name, place in config.assignment.items()
+    }
+
+
+def numbered(config: Config) -> dict[str, Placement]:
+    """The assignment with a stage for every name."""
+    meshes = list(config.topology)
+    return {
+        name: dataclasses.replace(place, stage=_stage_of(place, meshes))
+        for name, place in config.assignment.items()
+    }
+
+
+def _stage_of(place: Placement, meshes: Sequence[str]) -> int:
+    return meshes.index(place.mesh) if place.stage is None else place.stage
+
+
 def _round_orders(
     main: ir.Func, units: Sequence[Unit], microbatches: Sequence[int], schedule: PipelineSchedule
 ) -> dict[str, list[str]]:
     """The tasks of one loop over microbatches, for each mesh that takes part."""
     meshes = main.topology.schedulable
     staged = [_staged(unit, meshes) for unit in units]
-    found = {unit.stage: unit.mesh for unit in staged}
+    half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
+    found = {unit.stage: unit.mesh for unit in staged if unit.microbatch in half}
     stages = _in_pipeline_order(main, units, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
     table = schedule.table(
@@ -55,7 +92,14 @@ def _round_orders(
         num_microbatches=len(microbatches),
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
+    if table.mirror is not None and table.mirror.first_microbatch != len(half):
+        raise ScheduleError(
+            f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
+            f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
+        )
     present = {(unit.stage, unit.microbatch, unit.phase) for unit in staged}
+    split = {unit.stage for unit in staged if unit.phase == "I"}
+    table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])
     orders = {}
     for mesh, order in zip(used, table.orders):
         tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
@@ -64,6 +108,21 @@ def _round_orders(
             if any((stage, number, other) in present for other in _that_may_stand_for(letter))
         ]  # fmt: skip
     return orders
+
+
+def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
+    """The table for a program in which the backward of these stages is whole.
+
+    Nothing waits for the backward of the first stage: it stands where the table has its second half, if
+    the step is shorter so.
+    """
+    if not table.splits_backward:
+        return table
+    early = table.with_whole_backward(stages)
+    if 0 not in stages:
+        return early
+    late = table.with_whole_backward(stages, late=[0])
+    return min((early, late), key=lambda t: simulate(t).makespan_s)
 
 
 def _that_may_stand_for(letter: str) -> Sequence[str]:
@@ -99,7 +158,8 @@ def _first_way(units: Sequence[Unit]) -> list[Unit]:
 def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order.  Whether it gave any.
+    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
+    there are no stages to give.  Whether it gave any.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
     first = depths_of(main, _first_way(units))
@@ -116,8 +176,9 @@ def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
                 here = [unit for unit in some if meshes.index(unit.mesh) == m]
                 order = sorted({depths[unit] for unit in here})
                 numbers = of_mesh if phases == "F" else of_mesh[::-1]
-                for unit in here:
-                    stages[unit.position] = numbers[min(order.index(depths[unit]), len(numbers) - 1)]
+                if len(order) > len(numbers):
+                    return False
+                stages |= {unit.position: numbers[order.index(depths[unit])] for unit in here}
     for position, stage in stages.items():
         ops[position].stage = stage
     return True

@@ -2,99 +2,205 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.instructions import Recv, Run
-from mpmd.runtime.order import messages
-from mpmd.runtime.program import Program
+from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, writes
+from mpmd.runtime.memory import buffer_categories
+from mpmd.runtime.order import Node, messages
+from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import MeasuredSpan, TraceRecorder
 from mpmd.runtime.verify import verify
 from mpmd.scheduling.task import Phase, Task
-from mpmd.scheduling.timeline import COMPUTE, TRANSFER, Span, Timeline
+from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MeshMemory, Span, Timeline
+
+Interval = tuple[float, float]
+Workspace = Mapping[tuple[str, str], int]
+
+_WORKSPACE = "workspace"
+_CATEGORIES = ("argument", "received", "activation", "gradient", "result", "copy", "other", _WORKSPACE)
+
+
+@dataclasses.dataclass
+class _Times:
+    """When a step's runs and messages began and ended; a message is known by its receive."""
+
+    runs: dict[Node, Interval] = dataclasses.field(default_factory=dict)
+    messages: dict[Node, Interval] = dataclasses.field(default_factory=dict)
 
 
 def predicted_timeline(
-    program: Program,
-    seconds: Mapping[str, float],
-    meshes: Sequence[str],
-    latency_s: float = 0.0,
-    bytes_per_s: float = 0.0,
+    program: Program, costs: ProgramCosts, meshes: Sequence[str], workspace: Workspace | None = None
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
     Args:
         program: the streams.
-        seconds: what each fragment takes, by name; those that are not named take 1.
+        costs: what fragments and messages take; those that are not named take 1 second, and nothing.
         meshes: the order in which to show them.
-        latency_s: what every transfer takes.
-        bytes_per_s: how fast a transfer is beyond that; 0 for instant.
+        workspace: scratch bytes by (mesh, fragment), where known.
     """
     order = verify(program)
-    sends = {
-        (program.streams[m.recv[0]].mesh, m.recv[1]): m for channel in messages(program) for m in channel
-    }
-    ready: dict[tuple[str, int], float] = {}
-    device = {stream.mesh: 0.0 for stream in program.streams}
-    spans: list[Span] = []
+    sends = {message.recv: message.send for channel in messages(program) for message in channel}
+    times = _Times()
+    ready: dict[tuple[int, int], float] = {}
+    device = [0.0] * len(program.streams)
     for s, at in order.nodes:
         stream = program.streams[s]
         op = stream.instructions[at]
         if isinstance(op, Run):
-            start = max([device[stream.mesh], *(ready.get((stream.mesh, b), 0.0) for b in op.inputs)])
-            end = device[stream.mesh] = start + seconds.get(op.executable, 1.0)
-            ready.update({(stream.mesh, b): end for b in op.outputs})
-            task = _task(op.stage, op.microbatch, op.phase)
-            spans.append(Span(stream.mesh, op.executable, task, start, end, COMPUTE))
+            start = max([device[s], *(ready.get((s, b), 0.0) for b in op.inputs)])
+            end = device[s] = start + costs.fragments.get(op.executable, 1.0)
+            ready.update({(s, b): end for b in op.outputs})
+            times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
-            sender = program.streams[sends[stream.mesh, at].send[0]]
-            sent = sender.instructions[sends[stream.mesh, at].send[1]]
-            size = stream.buffers[op.buffer].type.bytes
-            start = ready.get((sender.mesh, sent.buffer), 0.0)  # type: ignore[union-attr]
-            end = start + latency_s + (size / bytes_per_s if bytes_per_s else 0.0)
-            ready[stream.mesh, op.buffer] = end
-            spans.append(
-                Span(sender.mesh, "transfer", None, start, end, TRANSFER, peer=stream.mesh, nbytes=size)
-            )
-    return Timeline(tuple(spans), _shown(program, meshes), f"{program.name}, predicted")
+            sender, position = sends[s, at]
+            sent = program.streams[sender].instructions[position]
+            assert isinstance(sent, Send)
+            kinds = program.streams[sender].buffers[sent.buffer].type, stream.buffers[op.buffer].type
+            start = ready.get((sender, sent.buffer), 0.0)
+            end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
+            times.messages[s, at] = (start, end)
+    return _timeline(program, times, meshes, f"{program.name}, predicted", workspace or {})
 
 
 def measured_timeline(
-    executor: Executor, placement: Placement, leaves: Sequence[Any], meshes: Sequence[str]
+    executor: Executor,
+    placement: Placement,
+    leaves: Sequence[Any],
+    meshes: Sequence[str],
+    workspace: Workspace | None = None,
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with watchers on it; its flat results and what ran when."""
+    placement.prepare_tokens(executor.program)
     with TraceRecorder(executor.program, placement.token) as recorder:
         results = executor.run(leaves, observers=[recorder])
-    return results, timeline_of(executor.program, recorder.spans, meshes)
+    return results, timeline_of(executor.program, recorder.spans, meshes, workspace)
 
 
-def timeline_of(program: Program, measured: Sequence[MeasuredSpan], meshes: Sequence[str]) -> Timeline:
-    """Measured spans as a timeline that begins at 0."""
+def timeline_of(
+    program: Program,
+    measured: Sequence[MeasuredSpan],
+    meshes: Sequence[str],
+    workspace: Workspace | None = None,
+) -> Timeline:
+    """The measured spans of one step as a timeline that begins at 0."""
     begin = min((span.start_s for span in measured), default=0.0)
-    spans = [
-        Span(
-            mesh=span.mesh if span.kind == "run" else span.name,
-            name=span.name if span.kind == "run" else "transfer",
-            task=_task(span.stage, span.microbatch, span.phase),
-            start_s=span.start_s - begin,
-            end_s=span.end_s - begin,
-            kind=COMPUTE if span.kind == "run" else TRANSFER,
-            peer="" if span.kind == "run" else span.mesh,
-        )
-        for span in measured
-    ]
-    return Timeline(tuple(spans), _shown(program, meshes), f"{program.name}, measured")
+    number = {stream.mesh: s for s, stream in enumerate(program.streams)}
+    times = _Times()
+    for span in measured:
+        table = times.runs if span.kind == "run" else times.messages
+        table[number[span.mesh], span.at] = (span.start_s - begin, span.end_s - begin)
+    return _timeline(program, times, meshes, f"{program.name}, measured", workspace or {})
 
 
-def _shown(program: Program, meshes: Sequence[str]) -> tuple[str, ...]:
-    """The meshes that the program uses, in the order of the topology."""
+def _timeline(
+    program: Program, times: _Times, meshes: Sequence[str], title: str, workspace: Workspace
+) -> Timeline:
     used = {stream.mesh for stream in program.streams}
-    return tuple(mesh for mesh in meshes if mesh in used)
+    spans = [span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times)]
+    memory = [
+        _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, workspace)
+        for s, stream in enumerate(program.streams)
+    ]
+    return Timeline(tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory))
 
 
-def _task(stage: int | None, microbatch: int | None, phase: str) -> Task | None:
-    if microbatch is None or not phase:
+def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
+    """What a mesh ran and received, and why it was idle in between."""
+    stream = program.streams[s]
+    sends = {message.recv: message.send for channel in messages(program) for message in channel}
+    made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
+    spans: list[Span] = []
+    clock = 0.0
+    for at, op in enumerate(stream.instructions):
+        if isinstance(op, Recv) and (s, at) in times.messages:
+            start, end = times.messages[s, at]
+            sender, maker = _maker(program, sends[s, at])
+            size = stream.buffers[op.buffer].type.bytes
+            name = f"{_label(maker) if maker else 'value'} to {stream.mesh}"
+            task = _task(maker) if maker else None
+            spans.append(
+                Span(program.streams[sender].mesh, name, task, start, end, TRANSFER, stream.mesh, size)
+            )
+        elif isinstance(op, Run) and (s, at) in times.runs:
+            start, end = times.runs[s, at]
+            if start > clock:
+                received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
+                arrived = [(times.messages[s, k][1], k) for k in received if (s, k) in times.messages]
+                why = "waits for the host to enqueue it"
+                if arrived and max(arrived)[0] > clock:
+                    latest = max(arrived)[1]
+                    sender, maker = _maker(program, sends[s, latest])
+                    busy = times.messages[s, latest][0] <= clock
+                    what = f"{'the transfer of ' * busy}{_label(maker) if maker else 'a value'}"
+                    why = f"waits for {what} {'from' if busy else 'on'} {program.streams[sender].mesh}"
+                note = f"{_label(op)} {why}"
+                spans.append(Span(stream.mesh, "idle", None, clock, start, IDLE, note=note))
+            spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
+            clock = end
+    last = max((end for _, end in times.runs.values()), default=0.0)
+    if last > clock:
+        note = "has done its part of the step"
+        spans.append(Span(stream.mesh, "idle", None, clock, last, IDLE, note=note))
+    return spans
+
+
+def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
+    """The stream of a send, and the run that made what it sends."""
+    s, at = send
+    op = program.streams[s].instructions[at]
+    assert isinstance(op, Send)
+    runs = [r for r in program.streams[s].instructions[:at] if isinstance(r, Run) and op.buffer in r.outputs]
+    return s, runs[0] if runs else None
+
+
+def _memory(
+    stream: Stream, runs: Mapping[int, Interval], s: int, times: _Times, workspace: Workspace
+) -> MeshMemory:
+    """Bytes of a mesh over time, counted as `predict_memory` counts them: instruction by instruction."""
+    size = [buffer.type.bytes for buffer in stream.buffers]
+    category = [_CATEGORIES.index(name) for name in buffer_categories(stream)]
+    held = [0] * len(_CATEGORIES)
+    forwards = most = 0
+    samples: list[tuple[float, tuple[int, ...]]] = []
+    clock = 0.0
+
+    def change(buffers: Sequence[int], sign: int) -> None:
+        for b in buffers:
+            held[category[b]] += sign * size[b]
+
+    for at, op in enumerate(stream.instructions):
+        if isinstance(op, Run) and at in runs:
+            start, end = max(clock, runs[at][0]), max(clock, runs[at][1])
+            held[-1] = workspace.get((stream.mesh, op.executable), 0)
+            change(op.outputs, 1)
+            change(donated_buffers(op), -1)
+            samples.append((start, tuple(held)))
+            held[-1], clock = 0, end
+            samples.append((end, tuple(held)))
+            forwards += (op.phase == "F") - (op.phase in ("B", "W") and forwards > 0)
+            most = max(most, forwards)
+            continue
+        clock = max(clock, times.messages.get((s, at), (0.0, 0.0))[0]) if isinstance(op, Recv) else clock
+        change(writes(op), 1)
+        samples.append((clock, tuple(held)))
+        change(ended_buffers(op), -1)
+        samples.append((clock, tuple(held)))
+    changes = [sample for k, sample in enumerate(samples) if not k or sample[1] != samples[k - 1][1]]
+    return MeshMemory(stream.mesh, _CATEGORIES, tuple(changes), most)
+
+
+def _label(op: Run) -> str:
+    task = _task(op)
+    return op.executable if task is None else str(task)
+
+
+def _task(op: Run) -> Task | None:
+    if op.microbatch is None or not op.phase:
         return None
-    return Task(stage or 0, microbatch, Phase(phase))
+    return Task(op.stage or 0, op.microbatch, Phase(op.phase))

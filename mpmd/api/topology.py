@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
@@ -43,9 +43,18 @@ class Topology(Mapping[str, Mesh]):
         return ir.Topology.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
 
     @property
-    def is_heterogeneous(self) -> bool:
-        """Whether meshes differ in their axes or their sizes."""
-        return len({tuple(mesh.shape.items()) for mesh in self.values()}) > 1
+    def axes(self) -> dict[str, int]:
+        """The axes of all meshes; one that meshes have in several sizes has the largest."""
+        found: dict[str, int] = {}
+        for mesh in self.values():
+            found |= {name: max(size, found.get(name, 1)) for name, size in mesh.shape.items()}
+        return found
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """A mesh with the axes of all meshes, under which a step is traced."""
+        types = {name: kind for mesh in self.values() for name, kind in zip(mesh.axis_names, mesh.axis_types)}
+        return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=tuple(types.values()))
 
     @property
     def shared_devices(self) -> dict[str, list[str]]:

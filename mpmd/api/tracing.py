@@ -22,7 +22,7 @@ def trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Traced:
-    """Traces `fn` with JAX, without devices, under the axes of the first mesh.
+    """Traces `fn` with JAX, without devices, under the axes of all meshes.
 
     Static arguments are passed as they are, all others as shapes and dtypes.
     """
@@ -33,9 +33,8 @@ def trace(
     jitted = jax.jit(
         fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
     )
-    mesh = next(iter(config.topology.values()))
     names = _names_of(fn)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), names_called(names):
+    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
     return Traced(traced, config, arguments.without_arrays(), paths(rules, args, kwargs), frozenset(names))
 

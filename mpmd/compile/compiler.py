@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.xla import XlaBackend
+from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.dump import Dump
 from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -26,19 +26,22 @@ class FallbackExecutable:
         reason: why.
     """
 
-    inner: Executable
+    inner: XlaExecutable
     reason: str
     backend: str = "xla"
 
+    def __post_init__(self) -> None:
+        self.fragment = self.inner.fragment
+
     @property
-    def fragment(self) -> FragmentModule:
-        """The fragment."""
-        return self.inner.fragment
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.inner.has_token
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self.inner.name
+        return self.fragment.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         """Starts it."""
@@ -61,7 +64,7 @@ class FallbackExecutable:
 class NativeBackend:
     """Native code where there is some, and XLA's, counted and warned about, where there is none."""
 
-    native: Backend = dataclasses.field(default_factory=NativeCpuBackend)
+    native: NativeCpuBackend = dataclasses.field(default_factory=NativeCpuBackend)
     name: str = "native"
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -74,6 +77,13 @@ class NativeBackend:
                 f"fragment {fragment.name} on {fragment.mesh} is compiled by XLA: {reason}", stacklevel=2
             )
             return FallbackExecutable(XlaBackend().compile(fragment, mesh), reason)
+
+    def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
+        """Loads native or XLA's code onto another mesh; see `Backend`."""
+        if not isinstance(executable, FallbackExecutable):
+            return self.native.relocate(executable, fragment, mesh)
+        inner = XlaBackend().relocate(executable.inner, fragment, mesh)
+        return None if inner is None else FallbackExecutable(inner, executable.reason)
 
 
 BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
@@ -101,7 +111,7 @@ def compile_fragments(
     backend: str,
     dump: Dump | None = None,
 ) -> dict[str, Executable]:
-    """Compiles every fragment for its mesh.
+    """Compiles every fragment for its mesh; one that only differs in its mesh from another is loaded from it.
 
     Args:
         fragments: by name.
@@ -114,8 +124,30 @@ def compile_fragments(
     """
     chosen = get_backend(backend, dump)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        waiting = {
-            name: pool.submit(chosen.compile, fragment, meshes[fragment.mesh])
-            for name, fragment in fragments.items()
-        }
-        return {name: future.result() for name, future in waiting.items()}
+        groups = pool.map(
+            lambda names: _compile_alike(chosen, [fragments[n] for n in names], meshes),
+            alike(fragments, meshes),
+        )
+        made = {executable.name: executable for group in groups for executable in group}
+    return {name: made[name] for name in fragments}
+
+
+def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
+    """The distinct programs: for each the names of the fragments that are it, on meshes of one shape."""
+    found: dict[Hashable, list[str]] = {}
+    for name, fragment in fragments.items():
+        shape = tuple(meshes[fragment.mesh].shape.items())
+        found.setdefault((fragment.fingerprint, shape), []).append(name)
+    return list(found.values())
+
+
+def _compile_alike(
+    backend: Backend, fragments: Sequence[FragmentModule], meshes: Mapping[str, Any]
+) -> list[Executable]:
+    """Executables of fragments with one fingerprint, on meshes of one shape."""
+    first, *others = fragments
+    made = [backend.compile(first, meshes[first.mesh])]
+    for fragment in others:
+        mesh = meshes[fragment.mesh]
+        made.append(backend.relocate(made[0], fragment, mesh) or backend.compile(fragment, mesh))
+    return made

@@ -21,7 +21,10 @@ class MemoryStats:
 
 
 class Executable(Protocol):
-    """A compiled fragment."""
+    """A compiled fragment.
+
+    One that gives a token behind its results, as its fragment asks for, has an attribute `has_token`.
+    """
 
     @property
     def fragment(self) -> FragmentModule:
@@ -60,4 +63,10 @@ class Backend(Protocol):
 
         Raises:
             CompileError: it cannot; names the fragment.
+        """
+
+    def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
+        """An executable for a fragment that differs only in the devices of its mesh from one compiled before.
+
+        None if the fragment has to be compiled again.
         """

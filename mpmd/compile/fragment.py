@@ -8,6 +8,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import CompileError
+from mpmd.sharding.shards import axes_by_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,9 @@ class FragmentModule:
         results: its results, in order.
         donated: positions of arguments whose memory a result takes over.
         reserved_bytes: bytes that other values occupy on the mesh while it runs.
+        token: whether its executable should give one more result, of one element, that is there when it has
+            ended: for fragments whose results are all consumed.
+        callbacks: Python functions that its custom calls name by their position here.
     """
 
     name: str
@@ -48,23 +52,40 @@ class FragmentModule:
     results: tuple[ValueSpec, ...]
     donated: tuple[int, ...] = ()
     reserved_bytes: int = 0
+    token: bool = False
+    callbacks: tuple[Any, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Equal for fragments that compile to the same code, whatever their names."""
-        content = (self.text, self.arguments, self.results, self.donated)
+        content = (
+            self.text,
+            self.arguments,
+            self.results,
+            self.donated,
+            self.token,
+            *map(id, self.callbacks),
+        )
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def fragment_modules(module: ir.Module) -> dict[str, FragmentModule]:
-    """The distinct fragments of an exported module, by name, in the order of their first call."""
+def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...] = ()) -> dict[str, FragmentModule]:
+    """The distinct fragments of an exported module, by name, in the order of their first call.
+
+    Args:
+        module: after the export pipeline.
+        callbacks: Python functions that custom calls of the module name by their position.
+    """
     symbols = ir.symbol_table(module)
     made: dict[str, FragmentModule] = {}
     for f in symbols.values():
         if f.is_mpmd:
             for call in ir.ops(f, ir.FragmentCall):
                 if call.callee_name not in made:
-                    made[call.callee_name] = _extract(module, symbols, call)
+                    fragment = _extract(module, symbols, call)
+                    if "_callback" in fragment.text:
+                        fragment = dataclasses.replace(fragment, callbacks=callbacks)
+                    made[call.callee_name] = fragment
     return made
 
 
@@ -106,7 +127,7 @@ def value_spec(kind: Any) -> ValueSpec:
     """
     spec: tuple[tuple[str, ...], ...] = ((),) * len(kind.shape)
     if kind.sharding is not None:
-        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in ir.axes_by_dim(kind.sharding))
+        spec = tuple(tuple(_axis(a, kind) for a in dim) for dim in axes_by_dim(kind.sharding))
     return ValueSpec(
         tuple(kind.shape), str(kind.element_type), spec, kind.memory_kind if kind.on_host else None
     )

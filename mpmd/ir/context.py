@@ -52,14 +52,15 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, 
 
 def _address(op: Any) -> int:
     try:
-        return int(_pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr"))
+        return _pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr")
     except RuntimeError:  # the bindings know that it was erased: it is equal to itself alone
         return -id(op)
 
 
 def _equal(op: Any, other: object) -> bool:
-    return isinstance(other, (ir.Operation, ir.OpView)) and _address(op) == _address(other)
+    return isinstance(other, _OPS) and _address(op) == _address(other)
 
 
-for _class in (ir.Operation, ir.OpView):
+_OPS = (ir.Operation, ir.OpView)
+for _class in _OPS:
     _class.__hash__, _class.__eq__ = _address, _equal

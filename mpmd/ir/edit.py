@@ -1,25 +1,26 @@
 """Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
 
-After an op is erased, replaced, or moved into another op's body, Python objects for it, for its values
-and for what is in its body must not be used again.
+An erased op is taken out of its program and freed a few passes later (`kept`): its object raises when it is
+used again, objects for its values and for what is in its body do no harm.  An erased block argument is freed
+at once: an object for it must not be used again.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.ops import Func, put
-from mpmd.ir.query import first_user, is_pure, is_unused, ops
+from mpmd.ir.kept import bury, keep
+from mpmd.ir.ops import Fragment, Func, Transfer
+from mpmd.ir.query import is_unused, ops
+from mpmd.ir.types import MeshTensor, Origin, string_array
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -44,18 +45,49 @@ def create(
     ).opview  # fmt: skip
 
 
+def make_fragment(
+    mesh: str,
+    inputs: Sequence[Value],
+    types: Sequence[ir.Type],
+    where: ir.InsertionPoint,
+    body: Callable[[list[Value], ir.InsertionPoint], Sequence[Value]],
+    origins: Sequence[Origin] = (),
+    inferred_by: Sequence[str] = (),
+    location: ir.Location | None = None,
+) -> Fragment:
+    """A fragment whose ops are made by `body(args, insertion point)`, which gives what it returns."""
+    location = location or ir.Location.unknown(context())
+    attributes = {
+        "mesh_name": ir.StringAttr.get(mesh, context()),
+        "origin": ir.ArrayAttr.get([o.attribute() for o in origins], context()),
+    }
+    if inferred_by:
+        attributes["mpmd.inferred_by"] = string_array(inferred_by)
+    made = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
+    block = made.regions[0].blocks.append(
+        *(_inner_type(v.type) for v in inputs), arg_locs=[location] * len(inputs)
+    )
+    returned = body(list(block.arguments), ir.InsertionPoint(block))
+    create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
+    return made
+
+
+def _inner_type(kind: ir.Type) -> ir.Type:
+    return kind.tensor if isinstance(kind, MeshTensor) else kind
+
+
+def make_transfer(
+    value: Value, kind: ir.Type, where: ir.InsertionPoint, location: ir.Location | None = None
+) -> Transfer:
+    """A transfer of `value` to the mesh, memory and sharding of `kind`."""
+    return create("mpmd.transfer", [value], [kind], where, location=location or value.location)
+
+
 def replace_uses(old: Value, new: Value) -> None:
     """Uses `new` wherever `old` was used.  (MLIR never returns if the two are one.)"""
     if old != new and not is_unused(old):
         counting.note_edit()
         old.replace_all_uses_with(new)
-
-
-def take_uses(old: Op, new: Op) -> None:
-    """Uses the results of `new` wherever those of `old` were used; newest uses stay newest."""
-    for a, b in zip(old.results, new.results):
-        for user, number in reversed([(use.owner, use.operand_number) for use in a.uses]):
-            set_operand(user, number, b)
 
 
 def replace_uses_in(old: Value, new: Value, user: Op) -> None:
@@ -88,7 +120,7 @@ def erase(op: Op) -> None:
     if not is_unused(op):
         raise IRError(f"cannot erase {op.operation.name} at {op.location}: it is still used")
     counting.note_edit()
-    op.operation.erase()
+    bury(op)
 
 
 def replace(op: Op, values: Sequence[Value]) -> None:
@@ -105,7 +137,7 @@ def replace(op: Op, values: Sequence[Value]) -> None:
     for old, new in zip(results, values):
         replace_uses(old, new)
     counting.note_edit()
-    op.operation.erase()
+    bury(op)
 
 
 def erase_args(block: ir.Block, indices: Iterable[int]) -> None:
@@ -145,28 +177,6 @@ def _next(op: Op) -> ir.Operation | None:
     return ir.InsertionPoint.after(op.operation).ref_operation
 
 
-def op_behind(op: Op) -> Any:
-    """The op that stands right behind an op, which is no terminator."""
-    behind = _next(op)
-    return None if behind is None else behind.opview
-
-
-@contextlib.contextmanager
-def moving(f: Func) -> Iterator[None]:
-    """Around moves of a function's ops: they count for nothing if all ops stand as before afterwards."""
-    since, order = counting.edits(), ops(f)
-    yield
-    if ops(f) == order:
-        counting.forget_edits(since)
-
-
-def delay(op: Op) -> None:
-    """Moves an op to right before its first user; an unused one stays."""
-    user = first_user(op)
-    if user is not None:
-        move_before(op, user)
-
-
 def move_to_start(op: Op, block: ir.Block) -> None:
     """Moves an op to the begin of a block."""
     move_before(op, block.operations[0])
@@ -182,10 +192,11 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
         op.operation.move_before(terminator.operation)
 
 
-def clone(op: Op, where: ir.InsertionPoint) -> Any:
-    """A copy of an op with the same operands."""
+def clone(op: Any, where: ir.InsertionPoint | None = None) -> Any:
+    """A copy of an op, or module, with the same operands; `where` is for ops."""
     counting.note_edit()
-    return op.operation.clone(where).opview
+    made = op.operation.clone(where).opview
+    return made if where is not None else keep(made)
 
 
 def clone_with(op: Op, values: dict[Value, Value], where: ir.InsertionPoint) -> Any:
@@ -218,60 +229,43 @@ def clone_body(
     return made, [values.get(v, v) for v in terminator.operands]
 
 
-def inline_body(op: Any) -> None:
-    """Puts the ops of an op's body where the op stands, and erases the op."""
-    for arg, value in zip(op.args, op.operands):
+def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
+    """Moves the ops of an op's body to before `where`, with `values` for its arguments; what it returned."""
+    counting.note_edit()
+    for arg, value in zip(op.args, values, strict=True):
         replace_uses(arg, value)
     for inner in ops(op.body):
-        move_before(inner, op)
-    replace(op, op.returned)
+        inner.operation.move_before(where.operation)
+    return op.returned
 
 
-def rebuild(op: Op, operands: Sequence[Value], types: Sequence[ir.Type]) -> Any:
-    """The same op, with other operands and result types; attributes and bodies are kept.
+def take_bodies(old: Op, new: Op) -> None:
+    """Moves the blocks of an op into the regions of another, which are empty."""
+    counting.note_edit()
+    for source, target in zip(old.operation.regions, new.operation.regions, strict=True):
+        for block in list(source):
+            block.append_to(target)
+
+
+def rebuild(
+    op: Op,
+    operands: Sequence[Value],
+    types: Sequence[ir.Type],
+    attributes: Collection[str] | None = None,
+    location: ir.Location | None = None,
+) -> Any:
+    """The same op, with other operands and result types; bodies are kept, and (some) attributes.
 
     MLIR cannot change these in place.  The old op is left without bodies, for the caller to take the
     uses from and erase.
     """
-    counting.note_edit()
-    made = ir.Operation.create(
-        op.operation.name, list(types), list(operands), dict(op.attributes.items()),
-        regions=len(op.operation.regions), loc=op.location, ip=before(op),
+    kept = {name: a for name, a in op.attributes.items() if attributes is None or name in attributes}
+    made = create(
+        op.operation.name, operands, types, before(op), kept, location or op.location,
+        regions=len(op.operation.regions),
     )  # fmt: skip
-    for old, new in zip(op.operation.regions, made.regions):
-        for block in list(old):
-            block.append_to(new)
-    return made.opview
-
-
-def drop_attribute(op: Op, name: str, but_of: Collection[str] = ()) -> None:
-    """Removes an attribute from an op and all ops in it, but from those that are called as given."""
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        if name in inner.attributes and inner.name not in but_of:
-            counting.note_edit()
-            del inner.attributes[name]
-        return ir.WalkResult.ADVANCE
-
-    op.operation.walk(visit)
-
-
-def keep_only(body: ir.Block, wanted: Callable[[Op], bool]) -> None:
-    """Erases the ops of a body but those `wanted`, last first."""
-    for op in reversed(ops(body)):
-        if not wanted(op):
-            erase(op)
-
-
-def erase_dead_ops(body: ir.Block) -> None:
-    """Erases, from a body and from the regions in it, what only computes and is not used."""
-    for op in reversed(ops(body)):
-        if is_unused(op) and is_pure(op):
-            erase(op)
-            continue
-        for region in op.operation.regions:
-            for block in region:
-                erase_dead_ops(block)
+    take_bodies(op, made)
+    return made
 
 
 def return_types_changed(f: Func) -> None:
@@ -281,20 +275,3 @@ def return_types_changed(f: Func) -> None:
     if f.attributes["function_type"] != attribute:
         counting.note_edit()
         f.attributes["function_type"] = attribute
-
-
-def clone_module(module: ir.Module) -> Any:
-    """A copy of a module; it lives as long as what is returned is held."""
-    return module.operation.clone().opview
-
-
-def take_sdy_meshes(module: ir.Module, source: Any) -> None:
-    """Gives a module the `sdy.mesh` ops of another, attributes included, where it lacks them."""
-    known = {str(op.sym_name.value): op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
-    for op in [op for op in source.body.operations if isinstance(op, sdy.MeshOp)]:
-        have = known.get(str(op.sym_name.value))
-        if have is None:
-            clone(op, at_start(module.body))
-        else:
-            for name, attribute in op.attributes.items():
-                put(have, name, attribute)

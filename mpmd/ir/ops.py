@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -10,6 +11,7 @@ from jax.extend.mlir.dialects import func, mpmd
 
 from mpmd.ir import counting
 from mpmd.ir.context import context
+from mpmd.ir.kept import bury
 from mpmd.ir.types import Origin, Topology, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
 
@@ -30,6 +32,18 @@ def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:
         op.attributes[name] = attribute
 
 
+def _optional(name: str, read: Callable[[Any], Any], make: Callable[[Any], Any], doc: str) -> property:
+    """An attribute that an op may have, as a Python value; None if it has none."""
+
+    def getter(op: Any) -> Any:
+        return read(op.attributes[name]) if name in op.attributes else None
+
+    def setter(op: Any, value: Any) -> None:
+        put(op, name, None if value is None else make(value))
+
+    return property(getter, setter, doc=doc)
+
+
 def _flag(name: str, doc: str) -> property:
     """Whether the op has the unit attribute `name`."""
 
@@ -39,29 +53,18 @@ def _flag(name: str, doc: str) -> property:
     return property(lambda op: name in op.attributes, setter, doc=doc)
 
 
-def _integer(name: str, bits: int, signless: bool, doc: str) -> property:
-    """An optional integer attribute."""
+def _integer(name: str, kind: str, doc: str) -> property:
+    def make(value: int) -> ir.Attribute:
+        return ir.IntegerAttr.get(ir.Type.parse(kind, context()), value)
 
-    def getter(op: Any) -> int | None:
-        return int(ir.IntegerAttr(op.attributes[name]).value) if name in op.attributes else None
-
-    def setter(op: Any, value: int | None) -> None:
-        make = ir.IntegerType.get_signless if signless else ir.IntegerType.get_unsigned
-        put(op, name, None if value is None else ir.IntegerAttr.get(make(bits, context()), value))
-
-    return property(getter, setter, doc=doc)
+    return _optional(name, lambda attribute: int(ir.IntegerAttr(attribute).value), make, doc)
 
 
 def _string(name: str, doc: str) -> property:
-    """An optional string attribute."""
+    def make(value: str) -> ir.Attribute:
+        return ir.StringAttr.get(value, context())
 
-    def getter(op: Any) -> str | None:
-        return str(ir.StringAttr(op.attributes[name]).value) if name in op.attributes else None
-
-    def setter(op: Any, value: str | None) -> None:
-        put(op, name, None if value is None else ir.StringAttr.get(value, context()))
-
-    return property(getter, setter, doc=doc)
+    return _optional(name, lambda attribute: str(ir.StringAttr(attribute).value), make, doc)
 
 
 class _HasBody:
@@ -101,7 +104,7 @@ class _HasBody:
                 old.operands[i] = value
             return
         ir.Operation.create(old.name, operands=list(values), loc=old.location, ip=ir.InsertionPoint(old))
-        old.operation.erase()
+        bury(old)
 
 
 def _extends(kind: Any) -> Any:
@@ -173,8 +176,8 @@ class Func(func.FuncOp):
 class Fragment(mpmd.FragmentOp):
     """A computation on one mesh.  `inputs[i]` is `args[i]` inside."""
 
-    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
-    stage = _integer("stage_id", 64, True, "Its pipeline stage; only user fragments have one.")
+    call_counter = _integer("call_counter", "ui32", "Its microbatch.")
+    stage = _integer("stage_id", "i64", "Its pipeline stage; only user fragments have one.")
     split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
     split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
     is_remat = _flag("remat", "Whether it recomputes, or was merged with one that does.")
@@ -240,8 +243,8 @@ class Transfer(mpmd.TransferOp):
 class Call(mpmd.CallOp):
     """A call of the function that is one microbatch's work."""
 
-    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
-    unroll_counter = _integer("unroll_counter", 32, False, "Its iteration in an unrolled loop.")
+    call_counter = _integer("call_counter", "ui32", "Its microbatch.")
+    unroll_counter = _integer("unroll_counter", "ui32", "Its iteration in an unrolled loop.")
 
     @property
     def callee_name(self) -> str:
@@ -297,8 +300,8 @@ class Reduce(mpmd.ReduceOp):
 class FragmentCall(mpmd.FragmentCallOp):
     """A fragment whose body is a function of the module."""
 
-    call_counter = _integer("call_counter", 32, False, "Its microbatch.")
-    stage = _integer("stage_id", 64, True, "Its pipeline stage.")
+    call_counter = _integer("call_counter", "ui32", "Its microbatch.")
+    stage = _integer("stage_id", "i64", "Its pipeline stage.")
     split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
     split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
     is_remat = _flag("remat", "Whether it recomputes.")
@@ -316,6 +319,11 @@ def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.A
     attribute = op.attributes.get(name)
     if attribute is None:
         return [{} for _ in range(count)]
+    return [dict(entries) for entries in _dicts_of(attribute)]
+
+
+@functools.lru_cache(1 << 12)
+def _dicts_of(attribute: ir.Attribute) -> list[dict[str, ir.Attribute]]:
     return [entries_of(a) for a in ir.ArrayAttr(attribute)]
 
 
@@ -323,8 +331,8 @@ def put_attribute_dicts(
     op: ir.OpView, name: str, dicts: Sequence[dict[str, ir.Attribute]], even_if_empty: bool = False
 ) -> None:
     """Sets a per-operand or per-result attribute; removes it if all its dictionaries are empty."""
-    array = ir.ArrayAttr.get([ir.DictAttr.get(d, context()) for d in dicts], context())
-    put(op, name, array if even_if_empty or any(dicts) else None)
+    entries = [ir.DictAttr.get(d, context()) for d in dicts]
+    put(op, name, ir.ArrayAttr.get(entries, context()) if even_if_empty or any(dicts) else None)
 
 
 def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterable
 
@@ -43,8 +42,7 @@ class MeshTensor(ir.ShapedType):
         mesh: str, tensor: ir.Type, sharding: ir.Attribute | None = None, memory_kind: str | None = None
     ) -> MeshTensor:
         """The mesh tensor type; without `sharding` it is fully replicated."""
-        sharding_text = None if sharding is None else str(sharding).removeprefix("#sdy.sharding")
-        return _mesh_tensor(mesh, str(tensor), sharding_text, memory_kind)
+        return _mesh_tensor(mesh, tensor, sharding, memory_kind)
 
     @property
     def mesh(self) -> str:
@@ -54,7 +52,7 @@ class MeshTensor(ir.ShapedType):
     @property
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
-        return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
+        return _tensor(self)
 
     @property
     def sharding(self) -> sdy.TensorShardingAttr | None:
@@ -80,21 +78,29 @@ class MeshTensor(ir.ShapedType):
 
     @property
     def _parts(self) -> tuple[str, str | None, str | None]:
-        return _mesh_tensor_parts(str(self))
+        return _mesh_tensor_parts(self)
 
 
 @functools.lru_cache(None)
-def _mesh_tensor(mesh: str, tensor: str, sharding: str | None, memory_kind: str | None) -> MeshTensor:
+def _mesh_tensor(
+    mesh: str, tensor: ir.Type, sharding: ir.Attribute | None, memory_kind: str | None
+) -> MeshTensor:
     text = f'!mpmd.mesh_tensor<"{mesh}", {tensor}'
     if sharding is not None:
-        text += f", sharding={sharding}"
+        text += f", sharding={str(sharding).removeprefix('#sdy.sharding')}"
     if memory_kind is not None:
         text += f', memory_kind="{memory_kind}"'
     return ir.Type.parse(text + ">", context())
 
 
 @functools.lru_cache(None)
-def _mesh_tensor_parts(text: str) -> tuple[str, str | None, str | None]:
+def _tensor(kind: MeshTensor) -> ir.Type:
+    return ir.RankedTensorType.get(kind.shape, kind.element_type, loc=ir.Location.unknown(context()))
+
+
+@functools.lru_cache(None)
+def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
+    text = str(kind)
     found = re.fullmatch(
         r'!mpmd\.mesh_tensor<"([^"]*)", tensor<.*?>'
         r'(?:, sharding=(<@.*?>))?(?:, memory_kind="([^"]*)")?>',
@@ -142,78 +148,6 @@ def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
     return tuple(
         (name, sdy.MeshAttr(ir.Attribute.parse("#sdy.mesh" + mesh, context()))) for name, mesh in found
     )
-
-
-def mesh_order(names: Iterable[str]) -> list[str]:
-    """Mesh names, each once: by the numbers at their ends where both have one (m2, m10), else by string."""
-
-    def compare(a: str, b: str) -> int:
-        numbers = [re.search(r"\d+$", name) for name in (a, b)]
-        keys = [(int(found[0]) if found and all(numbers) else 0) for found in numbers]
-        left, right = (keys[0], a), (keys[1], b)
-        return (left > right) - (left < right)
-
-    return sorted(sorted(set(names)), key=functools.cmp_to_key(compare))
-
-
-def axes_of(mesh: sdy.MeshAttr) -> dict[str, int]:
-    """Axis name -> size."""
-    return {axis.name: axis.size for axis in (sdy.MeshAxisAttr(a) for a in mesh.axes)}
-
-
-def axis_ref(attribute: ir.Attribute) -> sdy.AxisRefAttr:
-    """The axis that an entry of a dim's sharding names."""
-    return sdy.AxisRefAttr(attribute)
-
-
-def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
-    """The same shardings, one per value, of the axes of the sdy mesh called `name`."""
-    return sdy.TensorShardingPerValueAttr.get(
-        [
-            sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
-            for s in map(sdy.TensorShardingAttr, sdy.TensorShardingPerValueAttr(shardings).shardings)
-        ],
-        context(),
-    )
-
-
-def axes_by_dim(sharding: ir.Attribute) -> list[list[sdy.AxisRefAttr]]:
-    """The axes, or parts of axes, that shard each dim."""
-    dims = sdy.TensorShardingAttr(sharding).dimension_shardings
-    return [[axis_ref(axis) for axis in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
-
-
-def axis_size(axis: sdy.AxisRefAttr, sizes: dict[str, int]) -> int:
-    """Into how many parts an axis, or a part of one, cuts."""
-    part = axis.sub_axis_info
-    return sizes[axis.name] if part is None else int(sdy.SubAxisInfoAttr(part).size)
-
-
-def local_shape(kind: MeshTensor, mesh: sdy.MeshAttr) -> list[int]:
-    """The shape of one device's shard: each dim divided by the sizes of the axes that shard it."""
-    shape = list(kind.shape)
-    if kind.sharding is None:
-        return shape
-    sizes = axes_of(mesh)
-    parts = [math.prod(axis_size(axis, sizes) for axis in axes) for axes in axes_by_dim(kind.sharding)]
-    return [-(-size // count) for size, count in zip(shape, parts)]
-
-
-def local_bytes(kind: MeshTensor, mesh: sdy.MeshAttr) -> int:
-    """Bytes of one device's shard."""
-    return -(-math.prod(local_shape(kind, mesh)) * _bit_width(kind.element_type) // 8)
-
-
-def _bit_width(element: ir.Type) -> int:
-    """Bits of one element in memory; a boolean takes a byte, a complex number two floats."""
-    if isinstance(element, ir.ComplexType):
-        return 2 * _bit_width(element.element_type)
-    return 8 if element.width == 1 else int(element.width)
-
-
-def element_count(kind: ir.ShapedType) -> int:
-    """How many elements a tensor has, globally."""
-    return math.prod(kind.shape)
 
 
 def string_list(attribute: ir.Attribute | None) -> list[str]:

@@ -43,11 +43,10 @@ def violations(module: ir.Module) -> Iterator[str]:
         if f.is_external:
             continue
         for op in ops(f):
-            where = f"{op.operation.name} in @{f.symbol} at {op.location}: "
-            if isinstance(op, (Call, FragmentCall)):
-                yield from (where + p for p in _call_problems(op, symbols))
-            elif isinstance(op, Fragment):
-                yield from (where + p for p in _fragment_problems(op))
+            if isinstance(op, (Call, FragmentCall, Fragment)):
+                found = _fragment_problems(op) if isinstance(op, Fragment) else _call_problems(op, symbols)
+                for problem in found:
+                    yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 
 def _topology_problems(f: Func) -> Iterator[str]:

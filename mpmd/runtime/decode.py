@@ -89,6 +89,7 @@ def decode(
     for stream in program.streams:
         lane = Lane(stream.mesh, run_ahead)
         watched = watched_results(stream)
+        watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
         binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths)
         steps = [binder.bind(at) for at in range(len(stream.instructions))]
@@ -116,6 +117,30 @@ def watched_results(stream: Stream) -> dict[int, int]:
                     rest, key=lambda k: (op.outputs[k] in fetched, stream.buffers[op.outputs[k]].type.bytes)
                 )
     return chosen
+
+
+def _tokens(
+    stream: Stream, watched: Mapping[int, int], executables: Mapping[tuple[str, str], Executable]
+) -> dict[int, int]:
+    """Per position of a `Run` that cannot be watched otherwise, where its executable gives a token."""
+    return {
+        at: len(op.outputs)
+        for at, op in enumerate(stream.instructions)
+        if isinstance(op, Run)
+        and at not in watched
+        and getattr(executables[stream.mesh, op.executable], "has_token", False)
+    }
+
+
+def unwatched_executables(program: Program) -> frozenset[tuple[str, str]]:
+    """The (mesh, executable) pairs of which no result of some call can be waited for: they need a token."""
+    return frozenset(
+        (stream.mesh, op.executable)
+        for stream in program.streams
+        for watched in [watched_results(stream)]
+        for at, op in enumerate(stream.instructions)
+        if isinstance(op, Run) and at not in watched
+    )
 
 
 def unwatched_sources(stream: Stream, watched: dict[int, int]) -> dict[int, tuple[str, ...]]:
@@ -150,15 +175,17 @@ class _Binder:
         op, mesh, base = self.stream.instructions[at], self.stream.mesh, self.base
         match op:
             case Run():
+                executable = self.executables[mesh, op.executable]
                 return CallStep(
                     mesh=mesh,
                     at=at,
                     op=op,
-                    execute=self.executables[mesh, op.executable],
+                    execute=executable,
                     inputs=self.shifted(op.inputs),
                     outputs=self.shifted(op.outputs),
                     consumed=self.shifted(donated_buffers(op)),
                     handle=self.watched.get(at),
+                    results=len(op.outputs) + getattr(executable, "has_token", False),
                     unwatched=self.unwatched.get(at, ()),
                     lane=self.lane,
                 )
@@ -173,7 +200,7 @@ class _Binder:
                 return FreeStep(mesh, at, self.shifted(op.buffers))
             case Feed():
                 place = self.engine.placer(self.type(op.buffer), self.paths[op.input], fresh=op.fresh)
-                return FeedStep(mesh, at, base + op.buffer, op.input, place)
+                return FeedStep(mesh, at, base + op.buffer, op.input, place, self.paths[op.input])
             case Fetch():
                 return FetchStep(mesh, at, base + op.buffer, op.output)
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.sharding.shards import axes_by_dim, axes_of
+from mpmd.support.source import frames_of
 
 _BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
 _NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
@@ -32,14 +34,19 @@ def read_entry(
     """
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
-    meshes = {name: ir.axes_of(mesh) for name, mesh in main.topology.items()}
+    meshes = {name: axes_of(mesh) for name, mesh in main.topology.items()}
+    stages = {mesh: position for position, mesh in enumerate(main.topology.schedulable)}
     numbers: dict[ir.Value, int] = {}
     types: dict[int, BufferType] = {}
+    of_kind: dict[ir.Type, BufferType] = {}
 
     def number(value: ir.Value) -> int:
         if value not in numbers:
+            kind = value.type
+            if kind not in of_kind:
+                of_kind[kind] = buffer_type(kind, meshes)
             numbers[value] = len(numbers)
-            types[numbers[value]] = buffer_type(value.type, meshes)
+            types[numbers[value]] = of_kind[kind]
         return numbers[value]
 
     inputs = tuple(
@@ -47,11 +54,16 @@ def read_entry(
         for i, arg in enumerate(main.args)
     )
     ops: list[FragmentCall | TransferOp] = []
+    donated_by: dict[str, tuple[int, ...]] = {}
     for op in ir.ops(main):
         if isinstance(op, ir.Transfer):
             ops.append(TransferOp(number(op.tensor), number(op.result)))
         elif isinstance(op, ir.FragmentCall):
-            ops.append(_call(op, symbols[op.callee_name], [number(v) for v in op.operands], number))
+            callee = op.callee_name
+            if callee not in donated_by:
+                donated_by[callee] = _donated(symbols[callee])
+            inputs_of, outputs_of = tuple(map(number, op.operands)), tuple(map(number, op.results))
+            ops.append(_call(op, inputs_of, outputs_of, donated_by[callee], stages))
         else:
             raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
     outputs = tuple(
@@ -64,21 +76,33 @@ def _at(paths: Sequence[str], i: int, what: str) -> str:
     return paths[i] if i < len(paths) else f"{what} {i}"
 
 
-def _call(op: ir.FragmentCall, callee: ir.Func, inputs: list[int], number: object) -> FragmentCall:
-    donated = tuple(
-        i for i in range(len(inputs)) if callee.arg_attribute(i, "tf.aliasing_output") is not None
-    )
-    frames = ir.frames_of(op)
+def _donated(f: ir.Func) -> tuple[int, ...]:
+    """The arguments of a function whose memory it takes over."""
+    attributes = ir.attribute_dicts(f, "arg_attrs", 0)
+    return tuple(i for i, of_arg in enumerate(attributes) if "tf.aliasing_output" in of_arg)
+
+
+def _call(
+    op: ir.FragmentCall,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    donated: tuple[int, ...],
+    stages: dict[str, int],
+) -> FragmentCall:
+    """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
+    frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
+    task = phase(op)
+    stage = stages.get(op.mesh) if task and op.stage is None else op.stage
     return FragmentCall(
         name=op.callee_name,
         mesh=op.mesh,
-        inputs=tuple(inputs),
-        outputs=tuple(number(v) for v in op.results),  # type: ignore[operator]
+        inputs=inputs,
+        outputs=outputs,
         donated=donated,
-        stage=op.stage,
+        stage=stage,
         microbatch=op.call_counter,
-        phase=phase(op),
+        phase=task,
         label=f"{names} ({frames[0]})" if frames else names,
     )
 
@@ -102,7 +126,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     sharding = kind.sharding
     shards = 1
     if sharding is not None:
-        names = [axis.name for dim in ir.axes_by_dim(sharding) for axis in dim]
+        names = [axis.name for dim in axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
     width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
     local = math.prod(kind.shape) * width // shards

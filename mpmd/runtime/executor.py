@@ -13,6 +13,7 @@ before its work is done; otherwise one thread per mesh, so that no mesh waits fo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.runtime.decode import Engine, decode
+from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
     CallFailed,
@@ -51,12 +53,14 @@ class RuntimeOptions:
             to show, and the memory that issued work holds on devices that allocate when it is issued.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a FragmentError for the first that makes a NaN.
+        keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
     """
 
     issue: Literal["auto", "one-thread", "thread-per-mesh"] = "auto"
     run_ahead: int = 16
     blocking: bool = False
     debug_nans: bool = False
+    keep_freed_memory: bool = True
 
 
 class Executor:
@@ -85,12 +89,13 @@ class Executor:
         """
         if options.run_ahead < 1:
             raise ProgramError(f"run_ahead is {options.run_ahead}; a mesh needs at least 1 call on its way")
+        if options.keep_freed_memory:
+            keep_freed_memory()
         self.program, self.options = program, options
         self.order = verify(program)
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
         self._one_thread = self._issues_from_one_thread(executables)
-        self._issue_order = self._merged_streams() if self._one_thread else ()
         if self._one_thread:
             for lane in self._decoded.lanes:
                 lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
@@ -107,12 +112,15 @@ class Executor:
         """Whether the caller's thread issues everything."""
         return self._one_thread
 
-    def run(self, inputs: Sequence[Any], *, observers: Iterable[Observer] = ()) -> list[Any]:
+    def run(
+        self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
+    ) -> list[Any]:
         """Issues one step.
 
         Args:
             inputs: the user's flat arguments.  Those that the program may consume are gone afterwards.
             observers: what to tell about every instruction; they may make the step wait.
+            one_by_one: issue everything from this thread, whatever the options say.
 
         Returns:
             The flat results; arrays that may still be computed.
@@ -136,7 +144,7 @@ class Executor:
             )
             self.steps += 1
             try:
-                self._issue(frame)
+                self._issue(frame, one_by_one or self._one_thread)
                 if self.options.blocking:
                     self._wait()
             except CallFailed as failed:
@@ -199,7 +207,9 @@ class Executor:
             return True
         return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
 
-    def _merged_streams(self) -> tuple[Step, ...]:
+    @functools.cached_property
+    def _issue_order(self) -> tuple[Step, ...]:
+        """All streams as one, for one thread."""
         steps = {(step.mesh, step.at): step for steps in self._decoded.streams for step in steps}
         nodes = issue_order(self.program, self.order)
         keys = [(self.program.streams[s].mesh, at) for s, at in nodes]
@@ -225,10 +235,10 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.forget_finished()
 
-    def _issue(self, frame: Frame) -> None:
+    def _issue(self, frame: Frame, one_thread: bool) -> None:
         self._settle()
         issue_all(self._decoded.feeds, frame)
-        if self._one_thread:
+        if one_thread:
             issue_all(self._issue_order, frame)
             return
         if self._workers is None:

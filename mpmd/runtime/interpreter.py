@@ -22,7 +22,8 @@ class Executable(Protocol):
     """A compiled fragment: called with its arrays it returns the arrays it makes, usually not ready yet.
 
     An optional attribute `asynchronous` says whether a call returns before the work is done; without
-    it the executable is taken to be asynchronous.
+    it the executable is taken to be asynchronous.  An optional attribute `has_token` says that behind its
+    results it returns an array of one element, which is there when it has ended.
     """
 
     @property
@@ -172,7 +173,12 @@ class Step(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class CallStep:
-    """A `Run`."""
+    """A `Run`.
+
+    Attributes:
+        results: how many arrays a call returns: its outputs, and a token where there is one.
+        handle: which of them tells that the call has ended; None where all are consumed.
+    """
 
     mesh: str
     at: int
@@ -181,6 +187,7 @@ class CallStep:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     consumed: tuple[int, ...]
+    results: int
     handle: int | None
     unwatched: tuple[str, ...]
     lane: Lane
@@ -196,8 +203,8 @@ class CallStep:
             results = self.execute(*[slots[i] for i in self.inputs])
         except Exception as cause:  # whatever an executable raises is the user's to know
             raise CallFailed(self, frame.number, cause, called=True) from cause
-        if len(results) != len(self.outputs):
-            wrong = TypeError(f"returned {len(results)} arrays, {len(self.outputs)} expected")
+        if len(results) != self.results:
+            wrong = TypeError(f"returned {len(results)} arrays, {self.results} expected")
             raise CallFailed(self, frame.number, wrong, called=True)
         for i in self.consumed:
             slots[i] = None
@@ -278,6 +285,7 @@ class FeedStep:
     buffer: int
     input: int
     place: Callable[[Any], Any]
+    path: str
 
     def issue(self, frame: Frame) -> None:
         """Places the argument."""

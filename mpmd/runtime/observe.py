@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.runtime.interpreter import CallFailed, CallStep, Frame, Observer, Step, failure_of
+from mpmd.runtime.interpreter import CallFailed, CallStep, FeedStep, Frame, Observer, Step, failure_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +28,13 @@ class Observers:
 
 
 class NanCheck:
-    """Waits for every fragment and stops at the first that makes a NaN from arguments without one."""
+    """Waits for every fragment and stops at the first with a NaN in its results.
+
+    No fragment before it made one; if it came with an argument of the step, the error names that.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: dict[int, tuple[str, int]] = {}
 
     def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
         """Looks at the results of a call.
@@ -40,11 +46,21 @@ class NanCheck:
             if (failure := failure_of(frame.slots[slot])) is not None:
                 raise CallFailed(call, frame.number, failure)
             if count := count_nans(frame.slots[slot]):
-                text = f"result {k} of {len(call.outputs)} holds {count} NaN values"
+                text = f"result {k} of {len(call.outputs)} holds {_nan_values(count)}"
+                given = [self._arguments[i] for i in call.inputs if i in self._arguments]
+                if given:
+                    path, of_argument = given[0]
+                    text += f", and so did argument {path} of the step: {_nan_values(of_argument)}"
                 raise CallFailed(call, frame.number, FloatingPointError(text))
 
     def issued(self, step: Step, frame: Frame) -> None:
-        """Other instructions make no numbers."""
+        """Remembers arguments that hold a NaN; other instructions make no numbers."""
+        if isinstance(step, FeedStep) and (count := count_nans(frame.slots[step.buffer])):
+            self._arguments[step.buffer] = (step.path, count)
+
+
+def _nan_values(count: int) -> str:
+    return f"{count} NaN value{'s' * (count > 1)}"
 
 
 def count_nans(array: Any) -> int:

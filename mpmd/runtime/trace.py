@@ -34,6 +34,7 @@ class MeasuredSpan:
         step: number of the step.
         start_s, end_s: begin and end.
         issued_s: when the call was issued.
+        at: position in the stream of the mesh.
     """
 
     mesh: str
@@ -46,6 +47,7 @@ class MeasuredSpan:
     start_s: float
     end_s: float
     issued_s: float
+    at: int = -1
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,10 +119,10 @@ class TraceRecorder:
 
     def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
         """Notes a call."""
-        if call.outputs:
-            # Only a result that nothing consumes later can be waited for; else a token of it.
-            handle = frame.slots[call.outputs[call.handle or 0]]
-            self._add(call, frame, issued, handle if call.handle is not None else self._token(handle))
+        if call.handle is not None:
+            self._add(call, frame, issued, call.lane.unfinished[-1].handle)
+        elif call.outputs:  # they will be consumed, and cannot be waited for
+            self._add(call, frame, issued, self._token(frame.slots[call.outputs[0]]))
 
     def issued(self, step: Step, frame: Frame) -> None:
         """Notes a receive."""
@@ -179,21 +181,21 @@ def spans_of(program: Program, stamps: dict[str, Sequence[Stamp]]) -> tuple[Meas
                         assert isinstance(run, Run)
                         name = program.streams[made[0]].mesh
                         spans.append(
-                            _span(stream.mesh, name, "transfer", run, step, arrived[made], end, issued)
+                            _span(stream.mesh, name, "transfer", run, step, arrived[made], end, issued, at)
                         )
                 elif isinstance(op, Run):
                     inputs = [received[b] for b in reads(op) if b in received]
                     begin = min(max([previous, issued, *inputs]), end)
-                    spans.append(_span(stream.mesh, op.executable, "run", op, step, begin, end, issued))
+                    spans.append(_span(stream.mesh, op.executable, "run", op, step, begin, end, issued, at))
                     previous = end
     return tuple(sorted(spans, key=lambda span: (span.step, span.start_s, span.mesh, span.name)))
 
 
 def _span(
-    mesh: str, name: str, kind: str, op: Run, step: int, start: float, end: float, issued: float
+    mesh: str, name: str, kind: str, op: Run, step: int, start: float, end: float, issued: float, at: int
 ) -> MeasuredSpan:
     return MeasuredSpan(
-        mesh, name, kind, op.stage, op.microbatch, op.phase, step, min(start, end), end, issued
+        mesh, name, kind, op.stage, op.microbatch, op.phase, step, min(start, end), end, issued, at
     )
 
 

@@ -12,48 +12,56 @@ COLOURS = {"F": "#4e8fd0", "B": "#5aa469", "I": "#79b791", "W": "#d9a441", "": "
 _MARGIN, _LANE, _GAP, _TITLE, _AXIS = 90, 26, 6, 26, 30
 
 
-def render_svg(timeline: Timeline, width: int = 1200) -> str:
+def render_svg(*timelines: Timeline, width: int = 1200) -> str:
     """One lane per mesh, one rectangle per task, a time axis below; hovering shows the details.
 
     Args:
-        timeline: what to draw.
+        *timelines: what to draw, one below the other on one time scale.
         width: of the picture, in pixels.
     """
-    scale = (width - _MARGIN - 80) / (timeline.makespan_s or 1.0)
-    height = _TITLE + len(timeline.meshes) * (_LANE + _GAP) + _AXIS
-    stages = {
-        mesh: {s.task.stage for s in timeline.compute(mesh) if s.task is not None} for mesh in timeline.meshes
-    }
-    summary = f"{timeline.makespan_s:.6g} s, bubble {timeline.bubble_fraction():.1%}"
-    heading = " · ".join(filter(None, (timeline.title, summary)))
+    longest = max((timeline.makespan_s for timeline in timelines), default=0.0)
+    scale = (width - _MARGIN - 80) / (longest or 1.0)
+    height = sum(map(_height, timelines)) + _AXIS
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="8" y="17" font-size="13">{escape(heading)}</text>',
     ]
-    for row, mesh in enumerate(timeline.meshes):
-        top = _TITLE + row * (_LANE + _GAP)
-        parts.append(f'<text x="8" y="{top + 17}">{escape(mesh)}</text>')
-        lane_width = _number(timeline.makespan_s * scale)
-        parts.append(f'<rect x="{_MARGIN}" y="{top}" width="{lane_width}" height="{_LANE}" fill="#f1f1f1"/>')
-        for span in timeline.compute(mesh):
-            parts.append(
-                _rectangle(
-                    span,
-                    _MARGIN + (span.start_s - timeline.begin_s) * scale,
-                    top,
-                    scale,
-                    len(stages[mesh]) > 1,
-                )
-            )
-        parts.append(
-            f'<text x="{_number(_MARGIN + timeline.makespan_s * scale + 6)}" y="{top + 17}">'
-            f"{timeline.bubble_fraction(mesh):.1%} idle</text>"
-        )
-    parts += _axis(timeline.makespan_s, scale, height - _AXIS + 4)
+    top = 0
+    for timeline in timelines:
+        parts += _lanes(timeline, top, scale)
+        top += _height(timeline)
+    parts += _axis(longest, scale, height - _AXIS + 4)
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
+
+
+def _height(timeline: Timeline) -> int:
+    return _TITLE + len(timeline.meshes) * (_LANE + _GAP)
+
+
+def _lanes(timeline: Timeline, above: int, scale: float) -> list[str]:
+    """A heading and a lane per mesh, from `above` on."""
+    summary = f"{timeline.makespan_s:.6g} s, bubble {timeline.bubble_fraction():.1%}"
+    heading = " · ".join(filter(None, (timeline.title, summary)))
+    parts = [f'<text x="8" y="{above + 17}" font-size="13">{escape(heading)}</text>']
+    wide = timeline.makespan_s * scale
+    for row, mesh in enumerate(timeline.meshes):
+        top = above + _TITLE + row * (_LANE + _GAP)
+        spans = timeline.compute(mesh)
+        several = len({span.task.stage for span in spans if span.task is not None}) > 1
+        parts.append(f'<text x="8" y="{top + 17}">{escape(mesh)}</text>')
+        parts.append(
+            f'<rect x="{_MARGIN}" y="{top}" width="{_number(wide)}" height="{_LANE}" fill="#f1f1f1"/>'
+        )
+        for span in spans:
+            left = _MARGIN + (span.start_s - timeline.begin_s) * scale
+            parts.append(_rectangle(span, left, top, scale, several))
+        parts.append(
+            f'<text x="{_number(_MARGIN + wide + 6)}" y="{top + 17}">'
+            f"{timeline.bubble_fraction(mesh):.1%} idle</text>"
+        )
+    return parts
 
 
 def describe(span: Span) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from mpmd.scheduling.placement import Placement
@@ -97,18 +97,23 @@ class ScheduleTable:
             return (forward,)
         return (forward, Task(stage + 1, microbatch, self.backward_phases(stage + 1, microbatch)[0]))
 
-    def with_whole_backward(self, stages: Sequence[int]) -> ScheduleTable:
+    def with_whole_backward(self, stages: Collection[int], late: Collection[int] = ()) -> ScheduleTable:
         """The same order with ``I`` and ``W`` of these stages joined where ``I`` stood.
 
         For stages whose backward cannot be split, such as a first stage whose input needs no gradient.
         Nothing but ``W`` moves, and nothing waits for a ``W``, so a legal table stays legal.
+
+        Args:
+            stages: those whose backward is whole.
+            late: those of them whose backward stands where ``W`` stood: only stages whose input
+                gradient no stage waits for.
         """
-        whole = frozenset(stages)
+        kept = {s: Phase.W if s in late else Phase.I for s in stages}
         orders = tuple(
             tuple(
-                Task(t.stage, t.microbatch, Phase.B) if t.stage in whole and t.phase is Phase.I else t
+                Task(t.stage, t.microbatch, Phase.B) if t.stage in kept and t.phase is not Phase.F else t
                 for t in order
-                if not (t.stage in whole and t.phase is Phase.W)
+                if t.stage not in kept or t.phase in (Phase.F, Phase.B, kept[t.stage])
             )
             for order in self.orders
         )

@@ -1,0 +1,1 @@
+"""How values lie on the devices of one mesh: what a sharding means, in shapes and bytes."""

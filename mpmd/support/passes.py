@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mpmd.errors import ConfigError
@@ -37,6 +37,11 @@ class Pass(abc.ABC):
             if getattr(self, f.name) != _default(f)
         )
         return f"{self.name}{{{options}}}" if options else self.name
+
+
+def passes_in(names: Mapping[str, object]) -> tuple[type[Pass], ...]:
+    """The passes among the names of a package, which imports them: its table has one line per pass."""
+    return tuple(kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, Pass))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

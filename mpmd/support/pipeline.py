@@ -74,7 +74,7 @@ def run_pipeline(
     timing = timing if timing is not None else Timing()
     with diagnostics.collecting() as found:
         for number, pass_ in enumerate(passes):
-            if pass_.name in watch.disabled:
+            if name_of(pass_) in watch.disabled:
                 continue
             changed = _run_one(number, pass_, module, watch, timing)
             if found.of(diagnostics.Severity.ERROR):
@@ -117,12 +117,12 @@ def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool)
             raise
     if watch.after is not None:
         watch.after(pass_, module, changed)
-    if watch.dump_to is not None and changed and re.search(watch.dump_passes, pass_.name):
+    if watch.dump_to is not None and changed and re.search(watch.dump_passes, name_of(pass_)):
         watch.dump_to.mkdir(parents=True, exist_ok=True)
-        (watch.dump_to / f"{number:03d}.{_file_stem(pass_)}{watch.suffix}").write_text(watch.text(module))
+        (watch.dump_to / f"{number:03d}.{name_of(pass_)}{watch.suffix}").write_text(watch.text(module))
 
 
-def _file_stem(pass_: Pass) -> str:
-    """The name of a pass without its options, and without the function pipeline that it may stand in."""
+def name_of(pass_: Pass) -> str:
+    """The name of a pass, MLIR's included: without options, and without the pipeline that it stands in."""
     found = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
     return found[1] if found else pass_.name

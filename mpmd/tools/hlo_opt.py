@@ -36,6 +36,7 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -split-input-file           take each part between lines of "// -----" for a file of its own
   -verify-diagnostics         compare findings with the expected-error and -warning comments
   -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
   -print-ir-after-all         print the module after each pass, to standard error
   -print-ir-after-change      likewise, but only after passes that changed it
   -metadata                   print the metadata of instructions
@@ -47,6 +48,7 @@ _SWITCHES = {
     "split-input-file": "split",
     "verify-diagnostics": "verify_diagnostics",
     "verify-each": "verify_each",
+    "check-changed": "check_changed",
     "print-ir-after-all": "print_after_all",
     "print-ir-after-change": "print_after_change",
     "metadata": "metadata",
@@ -70,6 +72,7 @@ class Command:
     split: bool = False
     verify_diagnostics: bool = False
     verify_each: bool = True
+    check_changed: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
     metadata: bool = False
@@ -207,6 +210,7 @@ def _run_passes(text: str, command: Command, timing: Timing) -> str:
         verify=hlo.verify,
         text=lambda m: hlo.print_module(m, options),
         verify_each=command.verify_each,
+        check_changed=command.check_changed,
         after=_after(command, options),
         suffix=".hlo",
     )

@@ -24,12 +24,15 @@ from jax.extend.mlir import ir as mlir
 from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, MpmdError, PassError
 from mpmd.passes import PASSES, make_pass
+from mpmd.passes.bases import MlirPass, mlir_pass
+from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_options, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.source import location_of
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.explorer import Recorder
+from mpmd.tools.explorer import Planned, Recorder
 
 USAGE = """\
 usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
@@ -41,10 +44,11 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments
   -allow-unregistered-dialect accept ops of unknown dialects
   -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-debuginfo       print locations
-  -html=FILE                  write a page that steps through the passes: text, changes, graph by mesh
+  -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and pipelines
   -help                       print this
@@ -54,6 +58,7 @@ _SWITCHES = {
     "verify-diagnostics": "verify_diagnostics",
     "allow-unregistered-dialect": "allow_unregistered",
     "verify-each": "verify_each",
+    "check-changed": "check_changed",
     "mlir-print-ir-after-all": "print_after_all",
     "mlir-print-ir-after-change": "print_after_change",
     "mlir-print-debuginfo": "locations",
@@ -74,11 +79,12 @@ class Command:
     file: str = "-"
     output: str = "-"
     html: str = ""
-    passes: list[Pass] = dataclasses.field(default_factory=list)
+    steps: list[Planned] = dataclasses.field(default_factory=list)
     split: bool = False
     verify_diagnostics: bool = False
     allow_unregistered: bool = False
     verify_each: bool = True
+    check_changed: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
     locations: bool = False
@@ -111,7 +117,8 @@ def main(argv: Sequence[str]) -> int:
         ok, printed, said = _run_pieces(command, text, recorder)
     try:
         if recorder is not None:
-            Path(command.html).write_text(recorder.page(said))
+            page = recorder.page(Path(command.file).name, said, command.timing)
+            Path(command.html).write_text(page, encoding="utf-8")
         if command.output == "-":
             sys.stdout.write(printed)
             sys.stdout.flush()
@@ -157,9 +164,9 @@ def read_command(argv: Sequence[str]) -> Command:
         elif name in _SWITCHES:
             setattr(command, _SWITCHES[name], value.lower() in _TRUE)
         elif name == "pass-pipeline":
-            command.passes += passes_of_pipeline(value)
+            command.steps += steps_of_pipeline(value)
         else:
-            command.passes += passes_named(name, value)
+            command.steps += steps_named(name, value)
     return command
 
 
@@ -180,36 +187,37 @@ def _unwrapped(value: str) -> str:
     return value
 
 
-def passes_named(name: str, options: str) -> list[Pass]:
+def steps_named(name: str, options: str) -> list[Planned]:
     """The passes that a flag stands for.
 
     Raises:
         ConfigError: no such pass, pipeline or option.
     """
     if name in pipeline.PIPELINES:
-        return pipeline.passes_of(name, split_options(options))
+        steps = pipeline.steps_of(name, split_options(options))
+        return [Planned(step.pass_, name, step.why) for step in steps]
     if name in PASSES:
-        return [make_pass(name, options)]
+        return [Planned(make_pass(name, options))]
     if name == "inline":
-        return [make_pass("mpmd-inline"), ir.mlir_pass(name, options)]
+        return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
     if name.startswith("mpmd-"):
         close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return [ir.mlir_pass(name, options)]
+    return [Planned(mlir_pass(name, options))]
 
 
-def passes_of_pipeline(text: str) -> list[Pass]:
+def steps_of_pipeline(text: str) -> list[Planned]:
     """The passes of `builtin.module(a{x=1 y=2},func.func(b),c)`."""
     inner = re.fullmatch(r"\s*(?:builtin\.module|any)\s*\((.*)\)\s*", text, re.DOTALL)
-    passes: list[Pass] = []
+    steps: list[Planned] = []
     for part in split_outside_brackets(inner[1] if inner else text, ","):
         part = part.strip()
         if "(" in part.partition("{")[0]:
-            passes.append(ir.MlirPass(part))
+            steps.append(Planned(MlirPass(part)))
         else:
             name, _, options = part.partition("{")
-            passes += passes_named(name.strip(), options.removesuffix("}"))
-    return passes
+            steps += steps_named(name.strip(), options.removesuffix("}"))
+    return steps
 
 
 def _run_pieces(command: Command, text: str, recorder: Recorder | None) -> tuple[bool, str, list[str]]:
@@ -271,12 +279,13 @@ def _run_passes(
         verify=_verify,
         text=lambda m: ir.to_text(m, command.locations),
         verify_each=command.verify_each,
+        check_changed=command.check_changed,
         after=_after(command, sys.stderr, timing, recorder),
     )
     if recorder is not None:
-        recorder.start(module)
+        recorder.start(module, command.steps)
     try:
-        run_pipeline(module, command.passes, watch, timing)
+        run_pipeline(module, [step.pass_ for step in command.steps], watch, timing)
     except PassError as e:
         if any(getattr(d, "severity", None) is Severity.ERROR for d in e.diagnostics) or not e.diagnostics:
             return None, e
@@ -289,8 +298,8 @@ def _run_passes(
 def _text(module: mlir.Module, command: Command) -> str:
     """The module as it is printed at the end: control edges are operands, as the dialect has them."""
     for f in ir.funcs(module):
-        if ir.control_edges(f):
-            ir.control_edges_as_operands(f)
+        if control_edges(f):
+            control_edges_as_operands(f)
     return ir.to_text(module, command.locations)
 
 
@@ -356,7 +365,7 @@ def _finding(d: diagnostics.Diagnostic) -> Finding:
 
 def _line_and_column(location: object) -> tuple[int | None, int | None]:
     """Where in the text that was read; MLIR calls that file `-`."""
-    place = None if location is None else ir.location_of(location)
+    place = None if location is None else location_of(location)
     if place is None or place[0] != "-":
         return None, None
     return place[1], place[2]

@@ -13,12 +13,8 @@ def body_copy(f: ir.Func) -> ir.Func:
 def inline_call(call: ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
     """Puts the body of `callee` in the place of a call; returns the ops that came of it."""
     copy = body_copy(callee)
-    for arg, value in zip(copy.args, call.operands):
-        ir.replace_uses(arg, value)
     inner = ir.ops(copy)
-    for op in inner:
-        ir.move_before(op, call)
-    returned = copy.returned
+    returned = ir.move_body(copy, list(call.operands), call)
     ir.replace(call, returned)
     ir.erase(copy)
     return inner

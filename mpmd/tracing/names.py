@@ -111,12 +111,15 @@ def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable
         fn: the work of one microbatch; arguments and results are pytrees of arrays.
         call_counter: which microbatch it is, from 0.
     """
-    callee = _callee(fn)
-    if call_counter is None:
-        return callee
-    if call_counter < 0:
+    if call_counter is not None and call_counter < 0:
         raise ValueError(f"call_counter must not be negative, got {call_counter}")
-    return carrier(callee, "call", str(call_counter))
+    callee = _callee(fn)
+    carried = callee if call_counter is None else carrier(callee, "call", str(call_counter))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return carried(*args, **kwargs)
+
+    return functools.wraps(fn)(call)  # and so holds `fn`, which the callee does not
 
 
 _callees: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()

@@ -6,6 +6,7 @@ import dataclasses
 
 from mpmd import ir
 from mpmd.errors import PlacementError
+from mpmd.support.source import frames_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def counted_loop(op: ir.Op, symbols: dict[str, ir.Func]) -> CountedLoop:
             start = _integer(op.operands[counter])
             if start == 0 and _steps_by_one(body, counter):
                 return CountedLoop(op, counter, trip_count)
-    frames = ir.frames_of(op)
+    frames = frames_of(op)
     where = f" at {frames[0]}" if frames else ""
     raise PlacementError(
         f"named computations stand inside a loop whose number of iterations is not a constant{where}\n"

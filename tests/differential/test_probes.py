@@ -9,8 +9,8 @@ import pytest
 
 import mpmd
 from mpmd.runtime.instructions import Run
-from tests.support.comparing import messages, pipelined, relative_difference
-from tests.support.models import D, chain, dense, dense_params, mlp, named, normal, square
+from tests.support.comparing import messages, messages_by_route, pipelined, relative_difference
+from tests.support.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
 
 STAGES = 3
 PARAMS, LOSS, BATCH = mlp(STAGES)
@@ -282,6 +282,56 @@ def test_several_stages_on_one_mesh():
     jitted = mpmd.jit(step, mpmd.make_config(topology, assignment, schedule="gpipe"))
     assert relative_difference(jitted(params, *BATCH), jax.jit(step)(params, *BATCH)) <= 1e-5
     assert messages(program(jitted, params, *BATCH)) == 2 * 3 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [2, 6, 10])
+def test_two_rounds_on_four_meshes_with_any_number_of_microbatches(microbatches):
+    params, loss = {f"s{s}": dense_params(s) for s in range(8)}, chain(8, dense)
+    batch = normal(1, 60, D), normal(2, 60, D)
+
+    def step(params, *batch):
+        return mpmd.accumulate_gradients(loss, microbatches)(params, *batch)
+
+    topology = mpmd.make_topology({f"m{i}": 1 for i in range(4)})
+    assignment = {f"stage{s}": (f"m{s % 4}", s) for s in range(8)}
+    jitted = mpmd.jit(step, mpmd.make_config(topology, assignment, schedule="interleaved_1f1b"))
+    assert relative_difference(jitted(params, *batch), jax.jit(step)(params, *batch)) <= 1e-5
+    assert messages(program(jitted, params, *batch)) == 2 * 7 * microbatches
+
+
+def test_skips_from_two_stages_to_the_last():
+    """Each stage of four passes on what it and others need; every gradient goes straight to its stage."""
+    params = {f"s{s}": dense_params(s) for s in range(4)}
+
+    def loss(params, x, y):
+        first = named(dense, 0)(params["s0"], x)
+        second = named(dense, 1)(params["s1"], first)
+        third = named(dense, 2)(params["s2"], second)
+        last = named(lambda p, a, b, c, y: square(dense(p, c) + a + b, y), 3)
+        return last(params["s3"], first, second, third, y)
+
+    def step(params, *batch):
+        return mpmd.accumulate_gradients(loss, 2)(params, *batch)
+
+    jitted = check(step, params, *BATCH, stages=4)
+    edges = [(0, 1), (1, 2), (1, 3), (2, 3), (2, 3), (3, 2), (3, 1), (3, 0), (2, 1), (1, 0)]
+    assert messages_by_route(program(jitted, params, *BATCH)) == {
+        e: 2 * edges.count(e) for e in sorted(edges)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_one_weight_on_four_stages(schedule):
+    params, loss, batch = MODELS["shared_by_all"].build(4)
+
+    def step(params, *batch):
+        return mpmd.accumulate_gradients(loss, 4)(params, *batch)
+
+    jitted = check(step, params, *batch, stages=4, schedule=schedule)
+    needed = MODELS["shared_by_all"].flow(4).needed(4)
+    assert messages_by_route(program(jitted, params, *batch)) == needed
 
 
 def test_meshes_that_are_not_in_the_order_of_the_stages():

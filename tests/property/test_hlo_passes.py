@@ -9,24 +9,27 @@ import pytest
 
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.evaluator import evaluate
-from mpmd.compile.passes import PASSES, collectives
+from mpmd.compile.passes import PASSES, expand, layout, simplify
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.draft import Case
-from tests.support.random_hlo.rewritable import PATTERNS, rewritable
+from tests.support.random_hlo.rewritable import rewritable
 
 STEPS = 14
-FAST = -(-2 * len(PATTERNS) // STEPS) * 2
-"""Programs in every test run: enough for every pattern to occur in three of them or so."""
+FAST = 42
+"""Programs in every test run: enough for every pass to find something to do in two of them."""
 SLOW = 200
 
-ELSEWHERE = {"hlo-layout-assignment", "hlo-layout-normalization"}
-"""These need programs with layouts: see test_hlo_layouts.py."""
-LOCAL = sorted(
-    name for name, kind in PASSES.items() if kind not in collectives.PASSES and name not in ELSEWHERE
-)
+ELSEWHERE = {
+    "hlo-layout-assignment",  # these two need programs with layouts: see test_hlo_layouts.py
+    "hlo-layout-normalization",
+    "hlo-sharding-remover",  # the random programs have no shardings
+    "hlo-float-jitter",  # it changes numbers
+}
+LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
+"""Collectives have their own programs, fusion and copies come after these passes."""
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
 
 
@@ -61,7 +64,7 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_keeps_the_numbers(name):
     changed = [keeps_values(seed, [PASSES[name]()]) for seed in range(FAST)]
-    assert any(changed), f"the random programs have nothing for {name}"
+    assert sum(changed) > 1, f"the random programs have next to nothing for {name}"
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -73,7 +76,7 @@ def test_a_group_keeps_the_numbers(name):
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_is_done_after_some_rounds(name):
     """No pass undoes what it did: it changes nothing in the end."""
-    for seed in range(0, FAST, 3):
+    for seed in range(0, FAST, 4):
         module = case(seed).module.clone()
         assert any(not PASSES[name]().run(module) for _ in range(6)), f"seed {seed}: {print_module(module)}"
 

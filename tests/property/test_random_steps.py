@@ -8,12 +8,11 @@ import pytest
 from tests.support.comparing import copied, relative_difference
 from tests.support.random_steps import draw
 
-FAST, ALL = 25, 240
+ALL = range(240)
+FAST = {*range(25), 158}  # 158 comes to a mesh more often on its backward way than on its forward way
 
 
-@pytest.mark.parametrize(
-    "seed", [s if s < FAST else pytest.param(s, marks=pytest.mark.slow) for s in range(ALL)]
-)
+@pytest.mark.parametrize("seed", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in ALL])
 def test_a_random_step_gives_the_numbers_of_jit(seed):
     random_step = draw(seed)
     print(random_step)  # pytest shows it if the test fails

@@ -70,7 +70,9 @@ FILE = re.compile(
 
 @pytest.mark.parametrize("page", tracked(".md"), ids=str)
 def test_files_that_the_docs_name_exist(page):
+    bases = (ROOT, ROOT / "mpmd", ROOT / "mpmd" / "compile", ROOT / page.parent)
+
     def is_there(name):
-        return any((base / name).exists() for base in (ROOT, ROOT / "mpmd", ROOT / page.parent))
+        return any((base / name).exists() for base in bases)
 
     assert [name for name in FILE.findall(text(page)) if not is_there(name)] == []

@@ -38,6 +38,18 @@ def messages(program) -> int:
     return sum(isinstance(op, Send) for stream in program.streams for op in stream.instructions)
 
 
+def messages_by_route(program) -> dict[tuple[int, int], int]:
+    """How many values a step sends from stage to stage, where stage `s` is mesh `m{s}`."""
+    number = {stream.mesh: int(stream.mesh.removeprefix("m")) for stream in program.streams}
+    found = Counter(
+        (number[stream.mesh], number[program.channels[op.channel].target])
+        for stream in program.streams
+        for op in stream.instructions
+        if isinstance(op, Send)
+    )
+    return dict(sorted(found.items()))
+
+
 def programs_per_mesh(program) -> dict[str, int]:
     """How many distinct programs each mesh runs."""
     return dict(Counter(mesh for mesh, _ in program.executables))
@@ -46,8 +58,8 @@ def programs_per_mesh(program) -> dict[str, int]:
 def relative_difference(got, want) -> float:
     """The largest ‖a−b‖/‖b‖ over the leaves of two pytrees.
 
-    Shapes and element types must be equal.  Leaves that are zero but for rounding, as the gradient of a key bias is, are judged against the norm
-    of all leaves.
+    Shapes and element types must be equal.  Leaves that are zero but for rounding, as the gradient of a key
+    bias is, are judged against the norm of all leaves.
     """
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mpmd import ir
+from mpmd.sharding.shards import axes_of
 
 TENSOR = "tensor<8x8xf32>"
 AXES = [("x", 2), ("y", 2)]
@@ -27,7 +28,7 @@ def run_phase(text: str, phase: str, options: dict[str, Any] | None = None) -> s
     tool = partitioner()
     module = ir.parse(text)
     f = ir.symbol_table(module)["main"]
-    meshes = [(name, list(ir.axes_of(mesh).items())) for name, mesh in f.topology.items()]
+    meshes = [(name, list(axes_of(mesh).items())) for name, mesh in f.topology.items()]
     no_meshes = [None] * len(f.args), [None] * len(f.returned)
     phases = getattr(tool.PartitioningPhase, phase)
     with ir.context():
@@ -72,7 +73,8 @@ def function(arguments: list[str], results: list[str], lines: list[str], values:
     return (
         f'module @jit_step {{\nsdy.mesh @mesh = <["x"=2, "y"=2]>\n'
         f"func.func public @main({', '.join(arguments)}) -> ({', '.join(results)}) "
-        f"attributes {{topology = {topology(meshes)}}} {{\n" + "\n".join(lines)
+        f"attributes {{topology = {topology(meshes)}}} {{\n"
+        + "\n".join(lines)
         + f"\nreturn {names} : {types}\n}}\n}}"
     )
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
+from tests.support import flows
 
 ROWS = 8
 D = 16
@@ -30,9 +31,7 @@ class Model:
         name: how tests call it.
         build: `build(num_stages) -> (params, loss_fn, batch)`.
         tolerance: the largest difference to `jax.jit` after 20 steps.
-        sent_per_microbatch: values that the dataflow sends between meshes for one microbatch, by the
-            number of stages; by default one activation and one gradient per boundary.
-        sent_per_step: values that it sends once per step.
+        flow: what has to travel, by the number of stages.
         programs: the most distinct programs that a stage needs: forward, backward, optimizer, and what
             precedes the first microbatch.
     """
@@ -40,8 +39,7 @@ class Model:
     name: str
     build: Callable[[int], tuple[Any, Callable[..., Any], tuple[Any, ...]]]
     tolerance: float = 1e-5
-    sent_per_microbatch: Callable[[int], int] = lambda stages: 2 * (stages - 1)
-    sent_per_step: Callable[[int], int] = lambda stages: 0
+    flow: Callable[[int], flows.Flow] = flows.along_the_chain
     programs: int = 4
 
 
@@ -119,6 +117,25 @@ def skip(stages: int) -> Any:
         for s in range(1, stages - 1):
             x = named(dense, s)(params[f"s{s}"], x)
         return named(last, stages - 1)(params[f"s{stages - 1}"], x, first, y)
+
+    return params, loss, regression_batch()
+
+
+def batch_everywhere(stages: int) -> Any:
+    """Every stage reads the batch."""
+    params = {f"s{s}": dense_params(s) for s in range(stages)}
+
+    def layer(p, x, batch):
+        return dense(p, x) + batch
+
+    def last(p, x, batch, y):
+        return square(layer(p, x, batch), y)
+
+    def loss(params, batch, y):
+        x = batch
+        for s in range(stages - 1):
+            x = named(layer, s)(params[f"s{s}"], x, batch)
+        return named(last, stages - 1)(params[f"s{stages - 1}"], x, batch, y)
 
     return params, loss, regression_batch()
 
@@ -332,19 +349,17 @@ MODELS = {
     for m in (
         Model("mlp", mlp),
         Model("uneven", uneven),
-        Model("skip", skip, sent_per_microbatch=lambda s: 2 if s == 2 else 2 * s),
+        Model("skip", skip, flow=flows.with_skip),
+        Model("batch_everywhere", batch_everywhere),
         Model("shapes_change", shapes_change),
         Model("dropout", dropout),
         Model("checkpointed", checkpointed),
-        # The second forward pass goes through the stages before the backward pass comes back.
-        Model(
-            "checkpointed_whole", checkpointed_whole, sent_per_microbatch=lambda s: 3 * (s - 1), programs=5
-        ),
+        Model("checkpointed_whole", checkpointed_whole, flow=flows.twice, programs=5),
         Model("transformer", transformer),
-        Model("tied", tied, sent_per_step=lambda s: 1),
-        Model("shared_by_all", shared_by_all, sent_per_step=lambda s: s - 1),
-        Model("stacked", stacked, sent_per_step=lambda s: 2 * (s - 1)),
-        Model("frozen_first", frozen_first, sent_per_microbatch=lambda s: 2 * (s - 1) - 1),
+        Model("tied", tied, flow=lambda s: flows.shared(s, [s - 1])),
+        Model("shared_by_all", shared_by_all, flow=lambda s: flows.shared(s, range(1, s))),
+        Model("stacked", stacked, flow=lambda s: flows.shared(s, range(1, s), values=2)),
+        Model("frozen_first", frozen_first, flow=flows.without_gradients_of_the_first),
         Model("unused_parameter", unused_parameter),
         Model("mixture", mixture),
         Model("half_precision", half_precision, tolerance=3e-2),

@@ -85,7 +85,8 @@ class Writer:
             op = self.rng.choice(_BINARY)
             self.lines.append(f"{made.name} = stablehlo.{op} {a.name}, {b.name} : {a.tensor}")
         elif roll < 0.88 and a.tensor == VECTOR:
-            self._product(a, self.rng.choice(others), made)
+            write = self.rng.choice([self._product, self._scaled_product])
+            write(a, self.rng.choice(others), made)
         elif roll < 0.92:
             self.lines.append(f"{made.name} = stablehlo.optimization_barrier {a.name} : {a.tensor}")
         else:
@@ -116,6 +117,19 @@ class Writer:
             f"{turned.name} = stablehlo.transpose {outer.name}, dims = [1, 0] : ({square}) -> {square}",
             f"{first.name} = stablehlo.slice {turned.name} [0:1, 0:4] : ({square}) -> {row}",
             f"{made.name} = stablehlo.reshape {first.name} : ({row}) -> {VECTOR}",
+        ]
+
+    def _scaled_product(self, a: Value, b: Value, made: Value) -> None:
+        """An outer product, its rows or columns scaled, times a vector."""
+        square, dim = "tensor<4x4xi32>", self.rng.randrange(2)
+        outer, spread, scaled = self.new(square), self.new(square), self.new(square)
+        self.lines += [
+            f"{outer.name} = stablehlo.dot_general {a.name}, {b.name}, contracting_dims = [] x [] "
+            f": ({VECTOR}, {VECTOR}) -> {square}",
+            f"{spread.name} = stablehlo.broadcast_in_dim {b.name}, dims = [{dim}] : ({VECTOR}) -> {square}",
+            f"{scaled.name} = stablehlo.multiply {outer.name}, {spread.name} : {square}",
+            f"{made.name} = stablehlo.dot_general {scaled.name}, {a.name}, contracting_dims = [1] x [0] "
+            f": ({square}, {VECTOR}) -> {VECTOR}",
         ]
 
     def _branch(self, pool: list[Value], a: Value, b: Value, made: Value) -> None:

@@ -217,7 +217,8 @@ def draw(seed: int) -> RandomStep:
     rng = random.Random(seed)
     num_meshes = rng.choice([1, 2, 2, 3, 3, 4])
     devices = rng.choice([1, 1, 2])
-    meshes = {f"m{i}": {"x": devices} for i in range(num_meshes)}
+    alike = rng.random() < 0.7
+    meshes = {f"m{i}": {"x": devices if alike else rng.choice([1, 2])} for i in range(num_meshes)}
     statements: list[Statement] = []
     available = INPUTS
     names = [f"f{i}" for i in range(rng.randint(1, 4))]
@@ -248,7 +249,7 @@ def draw(seed: int) -> RandomStep:
         microbatches=rng.choice([1, 2, 3, 4]),
         schedule=rng.choice(["gpipe", "1f1b"]),
         donate=rng.random() < 0.5,
-        sharded=devices > 1 and rng.random() < 0.5,
+        sharded=rng.random() < 0.5,
         clip=rng.random() < 0.5,
     )
 

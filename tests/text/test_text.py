@@ -5,14 +5,14 @@
 
 Known are `not` in front of the tool, `2>&1`, and lines that end with a backslash.  A line without
 FileCheck passes if the tool exits with 0, which for `-verify-diagnostics` says that all is as expected.
-FileCheck is LLVM's if one is on PATH, else that of PyPI.
+FileCheck is LLVM's if one is on PATH, else that of PyPI.  Every pass is also held to what it says about
+having changed something.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import re
 import shlex
 import shutil
 import subprocess
@@ -24,15 +24,10 @@ import pytest
 from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.passes import PASSES
 from mpmd.tools import hlo_opt, opt
+from tests.text.outcomes import files_of, outcomes, run_lines, wanted
 
 HERE = Path(__file__).parent
 TOOLS = {"mpmd-opt": opt.main, "mpmd-hlo-opt": hlo_opt.main}
-
-
-def run_lines(text: str) -> list[str]:
-    """The commands of a file."""
-    joined = re.sub(r"\\\n\s*//\s*RUN:", " ", text)
-    return [match[1].strip() for match in re.finditer(r"^\s*//\s*RUN:(.*)$", joined, re.M)]
 
 
 def file_check() -> str:
@@ -62,7 +57,7 @@ def test_file(path: Path, command: str) -> None:
     out = io.StringIO()
     err = out if "2>&1" in tool else io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = TOOLS[words[0]](words[1:])
+        code = TOOLS[words[0]](["-check-changed", *words[1:]])
     assert code == wanted, f"exit {code}\n{err.getvalue()}"
     if check.strip():
         options = [word.replace("%s", str(path)) for word in shlex.split(check)[1:]]
@@ -72,9 +67,15 @@ def test_file(path: Path, command: str) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("name", sorted({**PASSES, **HLO_PASSES}))
-def test_every_pass_has_a_file(name: str) -> None:
-    family, _, stem = name.partition("-")
-    found = list(HERE.rglob(f"{stem}.{'hlo' if family == 'hlo' else 'mlir'}"))
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_every_pass_shows_what_it_does_what_it_leaves_and_its_errors(name: str) -> None:
+    files = files_of(name)
+    assert any(f"-{name}" in command for path in files for command in run_lines(path.read_text()))
+    assert wanted(name) - outcomes(name) == set(), f"not shown in {[str(path) for path in files]}"
+
+
+@pytest.mark.parametrize("name", sorted(HLO_PASSES))
+def test_every_hlo_pass_has_a_file(name: str) -> None:
+    found = list(HERE.rglob(f"{name.removeprefix('hlo-')}.hlo"))
     assert found, f"no text test for {name}"
     assert any(f"-{name}" in command for command in run_lines(found[0].read_text()))

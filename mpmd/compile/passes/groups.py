@@ -49,6 +49,7 @@ from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
 from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion
+from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
 from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
 from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
 from mpmd.support.passes import Pass
@@ -94,6 +95,7 @@ def simplification() -> list[Pass]:
                 ConditionalSimplifier(),  # after folding: selectors may have become constant
                 WhileSimplifier(),  # likewise for trip counts and initial states
                 WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
+                WhileLoopUnroller(),  # what is left to do is known now
                 Cse(),  # duplicates would be simplified twice
                 Dce(),  # last: what the others left behind
             ),

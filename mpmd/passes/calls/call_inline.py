@@ -6,12 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.calls.shared_bodies import SharedBodies
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class CallInline(ir.ModulePass):
+class CallInline(ModulePass):
     """Puts the body of the callee in the place of each `mpmd.call`.
 
         x = call body(a) cc=3
@@ -20,7 +22,8 @@ class CallInline(ir.ModulePass):
           return f
 
     Fragments and fragment calls that come of it get all attributes of the call but its callee, its
-    `call_counter` above all; other ops get none.  Callees stay; symbol-dce removes them.
+    `call_counter` above all; other ops get none.  Callees stay; symbol-dce removes them.  With `share-bodies`
+    the copies of a named fragment then call one function for their body.
 
     Requires: callees are there and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
     functions that are not called.  Cost: linear in what comes out.
@@ -28,6 +31,7 @@ class CallInline(ir.ModulePass):
     """
 
     name: ClassVar[str] = "mpmd-call-inline"
+    share_bodies: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Inlines every call."""
@@ -42,6 +46,8 @@ class CallInline(ir.ModulePass):
                 failed = True
         if failed:
             return
+        if self.share_bodies:
+            _share_bodies([symbols[name] for name in dict.fromkeys(call.callee_name for _, call in calls)])
         for _, call in calls:
             attributes = {name: a for name, a in call.attributes.items() if name != "callee"}
             where = call.location
@@ -50,6 +56,15 @@ class CallInline(ir.ModulePass):
                 if isinstance(op, (ir.Fragment, ir.FragmentCall)):
                     for name, attribute in attributes.items():
                         ir.put(op, name, attribute)
+
+
+def _share_bodies(callees: list[ir.Func]) -> None:
+    """Makes the bodies of named fragments functions, once for all calls."""
+    bodies = SharedBodies()
+    for f in callees:
+        for fragment in ir.fragments(f):
+            if fragment.is_user:
+                bodies.share(fragment)
 
 
 def _problem(call: ir.Call, f: ir.Func, symbols: dict[str, ir.Func], calling: set[str]) -> str | None:

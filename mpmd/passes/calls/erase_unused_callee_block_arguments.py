@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 
 
 @dataclasses.dataclass(frozen=True)
-class EraseUnusedCalleeBlockArguments(ir.ModulePass):
+class EraseUnusedCalleeBlockArguments(ModulePass):
     """Drops arguments that a callee does not use, or only returns.
 
         x, y = call body(a, b, c) cc=0        x = call body(a) cc=0
@@ -39,9 +40,7 @@ class EraseUnusedCalleeBlockArguments(ir.ModulePass):
 
 def _erase_unused(f: ir.Func, calls: list[ir.Call]) -> None:
     terminator = f.terminator
-    position = {
-        arg: i for i, arg in enumerate(f.args) if all(user == terminator for user in ir.users(arg))
-    }
+    position = {arg: i for i, arg in enumerate(f.args) if all(user == terminator for user in ir.users(arg))}
     if not position:
         return
     passed = {r: position[v] for r, v in enumerate(f.returned) if v in position}

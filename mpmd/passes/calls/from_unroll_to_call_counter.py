@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class FromUnrollToCallCounter(ir.FunctionPass):
+class FromUnrollToCallCounter(FunctionPass):
     """Makes the iteration of an unrolled loop the microbatch of the calls in it.
 
         x = call body(a) uc=5    -->    x = call body(a) cc=5

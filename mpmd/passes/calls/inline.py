@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
 
 
 @dataclasses.dataclass(frozen=True)
-class Inline(ir.ModulePass):
+class Inline(ModulePass):
     """Inlines ordinary calls, however deep.  The functions stay; symbol-dce removes them.
 
         y = func.call g(a)

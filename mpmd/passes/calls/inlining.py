@@ -8,11 +8,8 @@ from mpmd import ir
 def inline_call(call: ir.Call | ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
     """Replaces a call by a copy of the callee's body; the ops that came of it, in order."""
     copy: ir.Func = ir.clone(callee, ir.before(callee))
-    for arg, value in zip(copy.args, call.operands):
-        ir.replace_uses(arg, value)
     made = ir.ops(copy)
-    for op in made:
-        ir.move_before(op, call)
-    ir.replace(call, copy.returned)
+    returned = ir.move_body(copy, list(call.operands), call)
+    ir.replace(call, returned)
     ir.erase(copy)
     return made

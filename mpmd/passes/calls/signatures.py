@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.dropping import filter_attributes
 
 
 def calls_by_callee(module: ir.Module) -> dict[str, list[ir.Call]]:
@@ -24,7 +25,7 @@ def drop_from_function(f: ir.Func, args: Collection[int], results: Collection[in
     if results:
         f.returned = [returned[i] for i in kept_results]
     ir.erase_args(f.body, args)
-    ir.filter_attributes(f, kept_args, kept_results)
+    filter_attributes(f, kept_args, kept_results)
     ir.return_types_changed(f)
 
 
@@ -36,3 +37,21 @@ def drop_from_call(call: ir.Call, operands: Collection[int], results: Sequence[i
     for old, new in zip(kept, made.results):
         ir.replace_uses(old, new)
     ir.erase(call)
+
+
+def fill_attributes(f: ir.Func) -> None:
+    """Gives the arguments and results that a function got without attributes an empty entry each."""
+    for name, count in (("arg_attrs", len(f.args)), ("res_attrs", len(f.returned))):
+        if name in f.attributes:
+            dicts = ir.attribute_dicts(f, name, count)
+            ir.put_attribute_dicts(f, name, dicts + [{}] * (count - len(dicts)))
+
+
+def zeros(kind: ir.Type, site: ir.Op) -> ir.Value:
+    """A constant of zeros, made right before an op."""
+    zero = "false" if str(kind.element_type) == "i1" else "0"
+    if str(kind.element_type).startswith(("f", "bf")):
+        zero = "0.0"
+    value = ir.Attribute.parse(f"dense<{zero}> : {kind}")
+    made = ir.create("stablehlo.constant", [], [kind], ir.before(site), {"value": value}, site.location)
+    return made.results[0]

@@ -6,11 +6,13 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 
 @dataclasses.dataclass(frozen=True)
-class SinkNegligibleOpsIntoCallOp(ir.ModulePass):
+class SinkNegligibleOpsIntoCallOp(ModulePass):
     """Computes in a callee what all its calls are given and what costs nothing to compute.
 
         c = const 1                          x = call body(a) cc=0
@@ -37,7 +39,7 @@ class SinkNegligibleOpsIntoCallOp(ir.ModulePass):
             if symbols[name].is_mpmd:
                 _sink(symbols[name], calls)
         for caller in callers:
-            ir.erase_dead_ops(caller.body)
+            erase_dead_ops(caller.body)
 
 
 def _sink(f: ir.Func, calls: list[ir.Call]) -> None:

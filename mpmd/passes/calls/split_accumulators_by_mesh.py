@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import fill_attributes, zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class _Accumulator:
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitAccumulatorsByMesh(ir.ModulePass):
+class SplitAccumulatorsByMesh(ModulePass):
     """Gives a sum over microbatches, whose terms arise on several meshes, one accumulator per mesh.
 
         x = call body(acc, ..) cc=0                  x, x2 = call body(acc, zero, ..) cc=0
@@ -120,10 +122,7 @@ def _split_callee(f: ir.Func, found: list[_Accumulator]) -> None:
             more.append(_sum(f, [ir.append_arg(f.body, like=arg), *terms]))
     f.returned = returned + more
     ir.return_types_changed(f)
-    for attribute, count in (("arg_attrs", len(f.args)), ("res_attrs", len(f.returned))):
-        if attribute in f.attributes:
-            dicts = ir.attribute_dicts(f, attribute, count)
-            ir.put_attribute_dicts(f, attribute, dicts + [{}] * (count - len(dicts)))
+    fill_attributes(f)
     for op in reversed(ir.ops(f)):
         if op.operation.name == "stablehlo.add" and ir.is_unused(op):
             ir.erase(op)
@@ -150,7 +149,7 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
         more = []
         for acc, i in extra:
             carried = site.operands[acc.arg]
-            more.append(rebuilt[carried][i] if carried in rebuilt else _zeros(carried.type, site))
+            more.append(rebuilt[carried][i] if carried in rebuilt else zeros(carried.type, site))
         types = [r.type for r in site.results] + [site.operands[acc.arg].type for acc, _ in extra]
         made = ir.rebuild(site, [*site.operands, *more], types)
         for old, new in zip(site.results, made.results):
@@ -183,13 +182,3 @@ def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], position: set[int
         total, where = op.result, ir.after(op)
     for owner, number in elsewhere:
         ir.set_operand(owner, number, total)
-
-
-def _zeros(kind: ir.Type, site: ir.Call) -> ir.Value:
-    zero = "false" if str(kind.element_type) == "i1" else "0"
-    if str(kind.element_type).startswith(("f", "bf")):
-        zero = "0.0"
-    value = ir.Attribute.parse(f"dense<{zero}> : {kind}")
-    return ir.create(
-        "stablehlo.constant", [], [kind], ir.before(site), {"value": value}, site.location
-    ).result

@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 _COUNTER = "unroll_counter"
 
 
 @dataclasses.dataclass(frozen=True)
-class UnrollForLoops(ir.FunctionPass):
+class UnrollForLoops(FunctionPass):
     """Unrolls loops completely.
 
         l = for 2 (a, i) {                   c0 = const 0 uc=0

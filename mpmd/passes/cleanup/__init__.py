@@ -7,16 +7,9 @@ from mpmd.passes.cleanup.copy_constants import CopyConstants
 from mpmd.passes.cleanup.fragment_dce import FragmentDce
 from mpmd.passes.cleanup.fragment_dedup import FragmentDedup
 from mpmd.passes.cleanup.recompute_cheap_residuals import RecomputeCheapResiduals
+from mpmd.passes.cleanup.scale_smaller_factor import ScaleSmallerFactor
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.cleanup.swap_transposed_dots import SwapTransposedDots
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    CopyCheapConstants,
-    CopyConstants,
-    FragmentDce,
-    FragmentDedup,
-    RecomputeCheapResiduals,
-    SimplifyStablehlo,
-    SwapTransposedDots,
-)
+PASSES = passes_in(vars())

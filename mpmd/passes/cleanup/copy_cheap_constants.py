@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyCheapConstants(ir.FunctionPass):
+class CopyCheapConstants(FunctionPass):
     """Makes anew, in unnamed work that belongs to no microbatch, what other work makes of constants alone.
 
         z = m1[] () { c = const 0; b = broadcast c; ret b }

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyConstants(ir.FunctionPass):
+class CopyConstants(FunctionPass):
     """Remakes a constant in each fragment that is handed it.
 
         f = m1["f"] () { c = const 1; ret c }               f = m1["f"] () { c = const 1; ret c }

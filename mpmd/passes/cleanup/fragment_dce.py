@@ -6,10 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.calls.shared_bodies import narrow_calls
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dropping import drop
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentDce(ir.FunctionPass):
+class FragmentDce(FunctionPass):
     """Drops what nothing uses: results of fragments, ops in them, their operands, whole fragments, transfers.
 
         f, g = m1["f"] cc=0 (a, b) { x = add a a; y = mul b b; ret x, y }
@@ -31,6 +35,19 @@ class FragmentDce(ir.FunctionPass):
         """Users come before producers, so one walk suffices."""
         for op in reversed(ir.ops(f, (ir.Fragment, ir.Transfer))):
             if isinstance(op, ir.Fragment):
-                ir.remove_dead_code(op)
+                left = remove_dead_code(op)
+                if left is not None and narrow_calls(left):
+                    remove_dead_code(left)
             elif ir.is_unused(op):
                 ir.erase(op)
+
+
+def remove_dead_code(fragment: ir.Fragment) -> ir.Fragment | None:
+    """Drops what is unused: results, then ops, then inputs.  None if nothing was left and it is erased."""
+    fragment = drop(fragment, results={i for i, r in enumerate(fragment.results) if ir.is_unused(r)})
+    erase_dead_ops(fragment.body)
+    fragment = drop(fragment, inputs={i for i, a in enumerate(fragment.args) if ir.is_unused(a)})
+    if fragment.results or fragment.inputs or ir.ops(fragment.body):
+        return fragment
+    ir.erase(fragment)
+    return None

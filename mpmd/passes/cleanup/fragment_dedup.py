@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentDedup(ir.FunctionPass):
+class FragmentDedup(FunctionPass):
     """Uses one of several equal operands, and one of several equal results, of a fragment.
 
         f, g = m1["f"] (a as p, a as q) { x = add p q; ret x, x }

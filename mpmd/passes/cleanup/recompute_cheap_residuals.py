@@ -6,6 +6,8 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -15,7 +17,7 @@ CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
 @dataclasses.dataclass(frozen=True)
-class RecomputeCheapResiduals(ir.FunctionPass):
+class RecomputeCheapResiduals(FunctionPass):
     """Computes in a backward fragment what its forward fragment would keep for it at no gain.
 
         y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
@@ -79,7 +81,7 @@ class RecomputeCheapResiduals(ir.FunctionPass):
             if len(needed) > self.max_ops:
                 return None
             todo += op.operands
-        return [op for op in ir.ops(maker.body) if op in needed] if needed else None
+        return in_block_order(needed) or None
 
 
 def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
@@ -110,11 +112,15 @@ def _is_free(value: ir.Value, have: set[ir.Value]) -> bool:
 def _recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:
     inputs = list(fragment.inputs)
     inside = dict(zip(inputs, fragment.args))
+    replaced = {inputs[position] for position, _, _ in plans}
+    outer_of: dict[ir.Fragment, dict[ir.Value, ir.Value]] = {}
     for position, maker, plan in plans:
-        outer = dict(zip(maker.args, maker.inputs))
-        outer |= {
-            v: r for v, r in zip(maker.returned, maker.results) if r in inside and _is_kept(r, plans, inputs)
-        }
+        if maker not in outer_of:
+            kept = (
+                (v, r) for v, r in zip(maker.returned, maker.results) if r in inside and r not in replaced
+            )
+            outer_of[maker] = {**dict(zip(maker.args, maker.inputs)), **dict(kept)}
+        outer = outer_of[maker]
         values: dict[ir.Value, ir.Value] = {}
         where = ir.at_start(fragment.body)
         for op in plan:
@@ -130,12 +136,6 @@ def _recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[i
     for old, new in zip(fragment.results, made.results):
         ir.replace_uses(old, new)
     ir.erase(fragment)
-
-
-def _is_kept(
-    result: ir.Value, plans: list[tuple[int, ir.Fragment, list[ir.Op]]], inputs: list[ir.Value]
-) -> bool:
-    return all(inputs[position] != result for position, _, _ in plans)
 
 
 def _inside(

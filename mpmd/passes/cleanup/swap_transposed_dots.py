@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapTransposedDots(ir.FunctionPass):
+class SwapTransposedDots(FunctionPass):
     """Computes a transposed matrix product with its factors swapped instead.
 
         d = dot_general y, x contracting [0] x [0]     (f32[m,n])

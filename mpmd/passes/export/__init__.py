@@ -14,19 +14,6 @@ from mpmd.passes.export.validate_no_backward_deps import ValidateNoBackwardDeps
 from mpmd.passes.export.validate_no_inferred_fragments import ValidateNoInferredFragments
 from mpmd.passes.export.validate_no_param_transfers import ValidateNoParamTransfers
 from mpmd.passes.export.validate_no_reshards import ValidateNoReshards
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    MarkOffloadedInputOutput,
-    MarkInputOutputWithLayouts,
-    DelayInferredFragments,
-    DelayTransfersFromCpu,
-    SinkCreateTokenIntoFragments,
-    MarkAliasingAndDonation,
-    MarkFragmentReservedMemory,
-    ValidateNoParamTransfers,
-    ValidateNoInferredFragments,
-    LowerToFragmentCalls,
-    ValidateNoReshards,
-    ValidateNoBackwardDeps,
-)
+PASSES = passes_in(vars())

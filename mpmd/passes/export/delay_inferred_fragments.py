@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayInferredFragments(ir.FunctionPass):
+class DelayInferredFragments(FunctionPass):
     """Moves each inferred fragment to right before what needs it first.
 
     Inferred fragments stand wherever import left them.  Run as late as possible they hold up no user
@@ -32,5 +33,5 @@ class DelayInferredFragments(ir.FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that a chain of inferred fragments moves as a whole."""
         for fragment in reversed(ir.fragments(f)):
-            if not fragment.is_user:
-                ir.delay(fragment)
+            if not fragment.is_user and not ir.is_unused(fragment):
+                ir.move_before(fragment, ir.first_of(ir.users(fragment)))

@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.moving import moving
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayTransfersFromCpu(ir.FunctionPass):
+class DelayTransfersFromCpu(FunctionPass):
     """Moves each transfer out of host memory to right before what needs it first.
 
     Host memory is plentiful and device memory is not: what is loaded late occupies the device for a
@@ -31,8 +33,9 @@ class DelayTransfersFromCpu(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order."""
-        with ir.moving(f):
+        with moving(f):
             for transfer in ir.ops(f, ir.Transfer):
                 source = transfer.tensor.type
-                if source.mesh.endswith("/cpu") or source.on_host:
-                    ir.delay(transfer)
+                on_host = source.mesh.endswith("/cpu") or source.on_host
+                if on_host and not ir.is_unused(transfer):
+                    ir.move_before(transfer, ir.first_of(ir.users(transfer)))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import program_identity
+from mpmd.passes.export.programs import program_identity, program_signature
+from mpmd.passes.fragments.bodies import outline
+from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 
 log = logging.getLogger("mpmd.passes")
 
@@ -18,7 +23,7 @@ KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_dr
 
 
 @dataclasses.dataclass(frozen=True)
-class LowerToFragmentCalls(ir.ModulePass):
+class LowerToFragmentCalls(ModulePass):
     """Makes one function per distinct fragment, and fragments calls of them.
 
         func @main(%a: !m1) -> !m1 {
@@ -46,18 +51,22 @@ class LowerToFragmentCalls(ir.ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Groups all fragments of the module, names the groups, and replaces the members."""
         callers = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
-        groups: dict[bytes, list[ir.Fragment]] = {}
-        for f in callers:
-            for fragment in ir.fragments(f):
-                groups.setdefault(program_identity(fragment), []).append(fragment)
+        groups = _groups([fragment for f in callers for fragment in ir.fragments(f)])
+        bodies = functions_of(module)
+        if bodies:
+            groups = _with_own_bodies(groups, module)
         sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
-        of_module = (ir.module_name(module) or "main").removeprefix("jit_")
+        name = module.operation.attributes.get("sym_name")
+        of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
-        names = [f"{fragment_name(i, g, transposed)}.{of_module}" for i, g in enumerate(sites)]
+        suffix = of_module.removeprefix("jit_")
+        names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
         if self.verbose_logging:
-            self._log(ir.module_name(module) or "main", list(groups.values()), sites, names, transposed)
+            self._log(of_module, list(groups.values()), sites, names, transposed)
         for group, name in zip(groups.values(), names):
             _lower_group(group, name)
+        for body in bodies:
+            ir.erase(body)
 
     def _log(
         self,
@@ -76,6 +85,35 @@ class LowerToFragmentCalls(ir.ModulePass):
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
 
 
+def _groups(fragments: Iterable[ir.Fragment]) -> dict[Hashable, list[ir.Fragment]]:
+    """The fragments that are one program, for each program, in order."""
+    groups: dict[Hashable, list[ir.Fragment]] = {}
+    for fragment in fragments:
+        groups.setdefault(program_identity(fragment), []).append(fragment)
+    return groups
+
+
+def _with_own_bodies(
+    groups: dict[Hashable, list[ir.Fragment]], module: ir.Module
+) -> dict[Hashable, list[ir.Fragment]]:
+    """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
+    symbols = ir.symbol_table(module)
+    group_of = {group[0]: group for group in groups.values()}
+    for first in group_of:
+        put_back(first, symbols)
+    same_signature = collections.Counter(program_signature(first) for first in group_of)
+    united: dict[Hashable, list[ir.Fragment]] = {}
+    for first in group_of:
+        signature = program_signature(first)
+        is_alone = same_signature[signature] == 1
+        united.setdefault(signature if is_alone else program_identity(first), []).append(first)
+    place = {g: i for f in ir.funcs(module) if f.is_mpmd for i, g in enumerate(ir.fragments(f))}
+    return {
+        identity: sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
+        for identity, firsts in united.items()
+    }
+
+
 def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     first = group[0]
     mesh = _topology_of(first)[first.mesh]
@@ -87,7 +125,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
     result_attributes = _with_shardings(first, "res_attrs", list(first.results))
     _repoint_manual_computations(first)
-    made = ir.outline(first, name)
+    made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
         i64 = ir.IntegerType.get_signless(64)
@@ -99,10 +137,10 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.Topology:
-    f = ir.parent(fragment)
-    while not isinstance(f, ir.Func):
-        f = ir.parent(f)
-    return f.topology
+    f = fragment.operation.parent
+    while not isinstance(f.opview, ir.Func):
+        f = f.parent
+    return f.opview.topology
 
 
 def _with_shardings(
@@ -119,12 +157,12 @@ def _with_shardings(
 
 def _repoint_manual_computations(fragment: ir.Fragment) -> None:
     """Lets manual computations name the sdy mesh called like the fragment's mesh, if the module has one."""
-    if fragment.mesh not in ir.sdy_meshes(ir.module_of(fragment)):
+    if fragment.mesh not in sdy_meshes(ir.module_of(fragment)):
         return
     for op in ir.walk(fragment):
         if op.operation.name == "sdy.manual_computation":
             for name in ("in_shardings", "out_shardings"):
-                ir.put(op, name, ir.on_sdy_mesh(op.attributes[name], fragment.mesh))
+                ir.put(op, name, on_sdy_mesh(op.attributes[name], fragment.mesh))
 
 
 def _replace_by_call(fragment: ir.Fragment, name: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Hashable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor, says_host, type_says_host
 from mpmd.passes.export.programs import program_identity
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkAliasingAndDonation(ir.FunctionPass):
+class MarkAliasingAndDonation(FunctionPass):
     """Lets fragments overwrite operands that nothing needs afterwards.
 
     An operand whose value is used here for the last time is *aliased* with a result of its type, which
@@ -64,17 +67,20 @@ class MarkAliasingAndDonation(ir.FunctionPass):
 def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
     """For each fragment the operands whose memory it may use for something else."""
     last = _last_uses(f)
+    in_host_memory = functools.cache(type_says_host)
     transferred = {t.tensor for t in ir.ops(f, ir.Transfer)}
     attributes = ir.attribute_dicts(f, "arg_attrs", len(f.args))
     kept = {v for v, a in zip(f.args, attributes) if not is_donor(a) and ALIAS not in a}
     spent: dict[ir.Fragment, list[int]] = {}
-    for fragment in ir.fragments(f):
+    for place, fragment in enumerate(ir.ops(f)):
+        if not isinstance(fragment, ir.Fragment):
+            continue
         dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
         spent[fragment] = [
             i
             for i, value in enumerate(fragment.inputs)
-            if last[value] == (fragment, i)
-            and not (says_host(dicts[i]) or type_says_host(value))
+            if last[value] == (place, i)
+            and not (says_host(dicts[i]) or in_host_memory(value.type))
             and value not in transferred
             and value not in kept
         ]
@@ -83,7 +89,7 @@ def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
 
 def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
     """Leaves to fragments that can be one program what all of them may spend."""
-    groups: dict[bytes, list[ir.Fragment]] = {}
+    groups: dict[Hashable, list[ir.Fragment]] = {}
     for fragment in spent:
         groups.setdefault(program_identity(fragment), []).append(fragment)
     for group in groups.values():
@@ -92,12 +98,12 @@ def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
             spent[fragment] = sorted(common)
 
 
-def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[ir.Op, int]]:
-    """The last op that uses each value, and the last of its operands that does."""
-    last: dict[ir.Value, tuple[ir.Op, int]] = {}
-    for op in [*ir.ops(f), f.terminator]:
+def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[int, int]]:
+    """The place of the last op that uses each value, and of the last of its operands that does."""
+    last: dict[ir.Value, tuple[int, int]] = {}
+    for place, op in enumerate([*ir.ops(f), f.terminator]):
         for i, value in enumerate(op.operands):
-            last[value] = (op, i)
+            last[value] = (place, i)
     return last
 
 
@@ -108,15 +114,15 @@ class _Results:
         self.fragment = fragment
         self.results = list(fragment.results)
         self.attributes = ir.attribute_dicts(fragment, "res_attrs", len(self.results))
-        self.free: dict[str, list[int]] = {}
+        self.free: dict[Hashable, list[int]] = {}
         for i, result in enumerate(self.results):
-            if not says_host(self.attributes[i]) and not type_says_host(result):
+            if not says_host(self.attributes[i]) and not type_says_host(result.type):
                 self.free.setdefault(self._key(result, self.attributes[i]), []).append(i)
 
     @staticmethod
-    def _key(value: ir.Value, attributes: Attributes) -> str:
+    def _key(value: ir.Value, attributes: Attributes) -> Hashable:
         """Equal for an operand and a result that can share memory."""
-        return f"{value.type} {attributes.get(LAYOUT, '')}"
+        return value.type, attributes.get(LAYOUT)
 
     def take_first(self, value: ir.Value, attributes: Attributes) -> int | None:
         """Position of the first free result that `value` fits; it is not free any more."""

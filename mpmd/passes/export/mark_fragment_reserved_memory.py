@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import is_donor, local_bytes, says_host, type_says_host
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkFragmentReservedMemory(ir.FunctionPass):
+class MarkFragmentReservedMemory(FunctionPass):
     """Tells each fragment how much memory of its devices other values occupy while it runs.
 
         f = m1["f"] (a) {...}          f = m1["f"] (a) <reserved_hbm_bytes = 16> {...}
@@ -75,7 +76,7 @@ class _Live:
     def _begin(self, value: ir.Value, on_host: bool, used: bool) -> None:
         kind = value.type
         if kind not in self._of_type:
-            self._of_type[kind] = 0 if type_says_host(value) else local_bytes(value, self.topology)
+            self._of_type[kind] = 0 if type_says_host(kind) else local_bytes(value, self.topology)
         self.size[value] = self._of_type[kind] if used and not on_host else 0
         if self.size[value]:
             self.total[kind.mesh] += self.size[value]

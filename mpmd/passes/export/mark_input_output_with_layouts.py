@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import LAYOUT, Attributes
 from mpmd.support import diagnostics
 
@@ -14,7 +15,7 @@ DEFAULT, AUTO = "default", "auto"
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkInputOutputWithLayouts(ir.FunctionPass):
+class MarkInputOutputWithLayouts(FunctionPass):
     """Hands the layouts that the user wants for arguments and results to the fragments.
 
         main(a@m1 {mhlo.layout_mode = "{0, 1}"}):

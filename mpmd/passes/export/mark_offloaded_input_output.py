@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
 from mpmd.support import diagnostics
 
@@ -16,7 +19,7 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkOffloadedInputOutput(ir.FunctionPass):
+class MarkOffloadedInputOutput(FunctionPass):
     """Writes at fragments which operands and results live in host memory, and checks that all agree.
 
         main(a@m1 {mhlo.memory_kind = "pinned_host"}):
@@ -43,6 +46,7 @@ class MarkOffloadedInputOutput(ir.FunctionPass):
         """Marks in program order, then checks."""
         symbols = ir.symbol_table(ir.module_of(f))
         arguments = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+        trace = _Trace(symbols)
         on_host = {arg for arg, of_arg in zip(f.args, arguments) if says_host(of_arg)}
         for fragment in ir.fragments(f):
             of_inputs = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
@@ -51,7 +55,7 @@ class MarkOffloadedInputOutput(ir.FunctionPass):
                     of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
             of_results = ir.attribute_dicts(fragment, "res_attrs", len(fragment.results))
             for returned, result, of_value in zip(fragment.returned, fragment.results, of_results):
-                if _Trace(symbols).ends_on_host(returned):
+                if trace.ends_on_host(returned):
                     of_value[MEMORY_KIND] = ir.StringAttr.get(HOST)
                 if says_host(of_value):
                     on_host.add(result)
@@ -65,15 +69,24 @@ class _Trace:
 
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self.symbols = symbols
-        self.seen: set[ir.Value] = set()
+        self._known: dict[ir.Value, bool] = {}
+        self._returned: dict[str, list[ir.Value]] = {}
 
     def ends_on_host(self, value: ir.Value) -> bool:
         """Whether the value was computed in host memory, or placed there."""
-        while value not in self.seen:
-            self.seen.add(value)
+        way: dict[ir.Value, None] = {}
+        found = self._follow(value, way)
+        self._known.update(dict.fromkeys(way, found))
+        return found
+
+    def _follow(self, value: ir.Value, way: dict[ir.Value, None]) -> bool:
+        while value not in way:
+            if value in self._known:
+                return self._known[value]
+            way[value] = None
             op = ir.producer(value)
             if op is None:
-                loop = ir.owner_of(value)
+                loop = value.owner.owner.opview
                 if loop.operation.name != "stablehlo.while":
                     return False
                 value = loop.operands[ir.arg_index(value)]
@@ -95,10 +108,13 @@ class _Trace:
         if name == "stablehlo.optimization_barrier":
             return op.operands[index]
         if name == "stablehlo.while":
-            return ir.returned_by(op.regions[1].blocks[0])[index]
+            return ir.at_end(op.regions[1].blocks[0]).ref_operation.operands[index]
         if name == "func.call":
-            callee = self.symbols[op.callee.value]
-            return None if callee.is_external else callee.returned[index]
+            name = op.callee.value
+            if name not in self._returned:
+                callee = self.symbols[name]
+                self._returned[name] = [] if callee.is_external else callee.returned
+            return self._returned[name][index] if self._returned[name] else None
         if name == "stablehlo.dynamic_update_slice":
             return op.operands[1]
         if name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):
@@ -135,8 +151,12 @@ def _frontend(op: ir.Op) -> dict[str, str]:
 
 def _check(f: ir.Func, arguments: list[Attributes]) -> None:
     results = ir.attribute_dicts(f, "res_attrs", len(f.returned))
+    wanted: dict[ir.Value, list[ir.Attribute | None]] = {}
+    for op in [*ir.ops(f), f.terminator]:
+        for value, kind in zip(op.operands, _kinds_at(op, results)):
+            wanted.setdefault(value, []).append(kind)
     for i, (arg, of_arg) in enumerate(zip(f.args, arguments)):
-        kinds = [_kind_at(use.owner, use.operand_number, results) for use in arg.uses]
+        kinds = wanted.get(arg, [])[::-1]
         others = [kind for kind in kinds if not _agree(kinds[0], kind)]
         if others:
             _mismatch(f"users of arg {i}", kinds[0], others[0], arg.location)
@@ -149,13 +169,15 @@ def _check(f: ir.Func, arguments: list[Attributes]) -> None:
             _mismatch(f"result {i} and defining op", told, made, f.terminator.location)
 
 
-def _kind_at(user: ir.Op, operand: int, results: list[Attributes]) -> ir.Attribute | None:
-    """The memory kind that one use of a value expects."""
+def _kinds_at(user: ir.Op, results: list[Attributes]) -> Iterable[ir.Attribute | None]:
+    """The memory kind that an op expects of each of its operands."""
     if isinstance(user, ir.Fragment):
-        return ir.attribute_dicts(user, "arg_attrs", len(user.inputs))[operand].get(MEMORY_KIND)
-    if user.operation.name == "func.return":
-        return results[operand].get(MEMORY_KIND)
-    return None
+        dicts = ir.attribute_dicts(user, "arg_attrs", len(user.inputs))
+    elif user.operation.name == "func.return":
+        dicts = results
+    else:
+        return itertools.repeat(None)
+    return (of_value.get(MEMORY_KIND) for of_value in dicts)
 
 
 def _kind_where_made(value: ir.Value, arguments: list[Attributes]) -> ir.Attribute | None:
@@ -176,9 +198,7 @@ def _word(kind: ir.Attribute | None) -> str:
     return "device" if kind is None else str(ir.StringAttr(kind).value)
 
 
-def _mismatch(
-    between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location
-) -> None:
+def _mismatch(between: str, a: ir.Attribute | None, b: ir.Attribute | None, location: ir.Location) -> None:
     texts = ["<<NULL ATTRIBUTE>>" if kind is None else str(kind) for kind in (a, b)]
     diagnostics.error(
         f"Memory kind mismatch between {between}: {texts[0]} vs {texts[1]}. Give the value the same memory "

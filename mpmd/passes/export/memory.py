@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
+from mpmd.sharding import shards
 
 MEMORY_KIND = "mhlo.memory_kind"
 DONOR = "jax.buffer_donor"
@@ -18,9 +19,9 @@ def says_host(attributes: Attributes) -> bool:
     return kind is not None and ir.StringAttr(kind).value == "pinned_host"
 
 
-def type_says_host(value: ir.Value) -> bool:
+def type_says_host(kind: ir.Type) -> bool:
     """Whether the type of a value puts it into the host memory of its mesh."""
-    return isinstance(value.type, ir.MeshTensor) and value.type.on_host
+    return isinstance(kind, ir.MeshTensor) and kind.on_host
 
 
 def is_donor(attributes: Attributes) -> bool:
@@ -32,4 +33,4 @@ def is_donor(attributes: Attributes) -> bool:
 def local_bytes(value: ir.Value, topology: ir.Topology) -> int:
     """Bytes of one device's shard of a mesh tensor; 0 for anything else, such as a token."""
     kind = value.type
-    return ir.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0
+    return shards.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0

@@ -6,13 +6,15 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dropping import drop
 from mpmd.support import diagnostics
 
 TOKEN = "!stablehlo.token"
 
 
 @dataclasses.dataclass(frozen=True)
-class SinkCreateTokenIntoFragments(ir.FunctionPass):
+class SinkCreateTokenIntoFragments(FunctionPass):
     """Lets no token cross from one fragment to another: each makes the tokens that it needs.
 
         f, t = m1[] (a) {...; ret x, t}            f = m1[] (a) {...; ret x}
@@ -45,11 +47,11 @@ class SinkCreateTokenIntoFragments(ir.FunctionPass):
                 )
                 ir.replace_uses(fragment.args[i], token.results[0])
             if _thread_returned_tokens(fragment, tokens, made):
-                ir.drop(fragment, results=made, inputs=tokens)
+                drop(fragment, results=made, inputs=tokens)
 
 
 def _is_token(value: ir.Value) -> bool:
-    return str(value.type) == TOKEN
+    return not isinstance(value.type, ir.MeshTensor) and str(value.type) == TOKEN
 
 
 def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:

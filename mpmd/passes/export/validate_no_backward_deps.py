@@ -6,15 +6,17 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoBackwardDeps(ir.FunctionPass):
+class ValidateNoBackwardDeps(FunctionPass):
     """Reports data that flows back to an earlier mesh in a program without a backward pass.
 
-        a = call p0 on m1; t = transfer a to m2; b = call p1 on m2           fine
-        u = transfer b to m1; c = call p2 on m1 (u)                          warning, or an error
+        a = call p0 on m1; t = transfer a to m2; b = call p1 on m2      ->  fine
+        u = transfer b to m1; c = call p2 on m1 (u)                     ->  warning, or an error
 
     Such a pipeline stalls: the next microbatch waits for the last mesh.  Where something is transposed data
     must flow back: then nothing is looked at, and asking for an error is one.
@@ -43,7 +45,7 @@ class ValidateNoBackwardDeps(ir.FunctionPass):
         for call in calls:
             for value in call.operands:
                 source = _call_behind(value)
-                if source is None or ir.mesh_order([source.mesh, call.mesh])[-1] == call.mesh:
+                if source is None or mesh_order([source.mesh, call.mesh])[-1] == call.mesh:
                     continue
                 report(
                     "Detected backward dependency but expected forward-only pipeline since there are no "

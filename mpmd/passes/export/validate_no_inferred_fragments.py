@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 # Passes whose fragments cannot always be merged: users learn of these, but may keep them.
@@ -22,13 +23,13 @@ EXPECTED_MAKERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoInferredFragments(ir.FunctionPass):
+class ValidateNoInferredFragments(FunctionPass):
     """Reports unnamed work that stays a program of its own; each costs a launch per call.
 
-        m1["f"] (a) {...}                   fine
-        m1[] by=uniquify (a) {...}          warning: a pass made it that cannot always be avoided
-        m1[] by=split (a) {...}             error, or a warning without `fail-on-inferred-fragments`
-        m1[] (a) {...}                      error: a pass forgot to say that it made it
+        m1["f"] (a) {...}               ->  fine
+        m1[] by=uniquify (a) {...}      ->  warning: a pass made it that cannot always be avoided
+        m1[] by=split (a) {...}         ->  error, or a warning without `fail-on-inferred-fragments`
+        m1[] (a) {...}                  ->  error: a pass forgot to say that it made it
 
     Requires: merging is over.  Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_inferred_fragments`.

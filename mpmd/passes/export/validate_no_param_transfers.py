@@ -6,15 +6,16 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoParamTransfers(ir.FunctionPass):
+class ValidateNoParamTransfers(FunctionPass):
     """Reports parameters that travel between meshes in every step, by the names of arguments.
 
-        t = transfer %"params['transformer']['w']" to m2      warning, or an error with the option
-        t = transfer %"x" to m2                               fine
+        t = transfer %"params['transformer']['w']" to m2  ->  warning, or an error with the option
+        t = transfer %"x" to m2                           ->  fine
 
     Requires: locations of arguments hold their path in the user's pytree.
     Ensures: changes nothing.  Cost: linear.

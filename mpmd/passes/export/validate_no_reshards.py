@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNoReshards(ir.FunctionPass):
+class ValidateNoReshards(FunctionPass):
     """Reports programs that do nothing but change shardings: often nobody asked for them.
 
         %0 = mpmd.fragment_call<mesh="m1", origin=[]> @p0_inferred.main(%a) : (!m1) -> !m1_sharded

@@ -13,18 +13,6 @@ from mpmd.passes.import_.map_input_output_to_mesh import MapInputOutputToMesh
 from mpmd.passes.import_.map_named_ops_to_mpmd_ops import MapNamedOpsToMpmdOps
 from mpmd.passes.import_.simplify_named_computations import SimplifyNamedComputations
 from mpmd.passes.import_.validate_named_ops_in_mpmd_func import ValidateNamedOpsInMpmdFunc
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    CopyTopologyFromMain,
-    GenerateSdyMeshesFromTopology,
-    InsertNamelessCloneOfNegligibleOps,
-    SimplifyNamedComputations,
-    MapInputOutputToMesh,
-    InlineNestedUserExposedOps,
-    ValidateNamedOpsInMpmdFunc,
-    MapNamedOpsToMpmdOps,
-    IntroduceTransfers,
-    *infer_mesh.PASSES,
-    EnforceInputOutputEquisharding,
-)
+PASSES = passes_in(vars()) + infer_mesh.PASSES

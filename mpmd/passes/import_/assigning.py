@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.mesh_order import mesh_order
 
 USER_IN = "user_in"
 USER_OUT = "user_out"
@@ -120,7 +122,7 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
     where = ir.before(first)
     made: list[tuple[ir.Assign, ir.Value]] = []
     previous = value
-    meshes = ir.mesh_order(kind.mesh for kind in by_kind)
+    meshes = mesh_order(kind.mesh for kind in by_kind)
     for kind in sorted(by_kind, key=lambda kind: meshes.index(kind.mesh)):
         if kind != value.type:
             previous = ir.make_transfer(previous, kind, where, by_kind[kind][0].location).result
@@ -158,4 +160,4 @@ def remove_dead_ops(f: ir.Func | ir.For) -> None:
         elif isinstance(op, ir.For):
             remove_dead_ops(op)
         elif isinstance(op, ir.Fragment):
-            ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))
+            erase_dead_ops(op.body)

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyTopologyFromMain(ir.ModulePass):
+class CopyTopologyFromMain(ModulePass):
     """Makes what an MPMD function calls MPMD functions of the same meshes, and private.
 
         main(a) {topology}: x = call body(a)       main(a) {topology}: x = call body(a)

@@ -6,12 +6,13 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.assignment import Constraint
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class EnforceInputOutputEquisharding(ir.FunctionPass):
+class EnforceInputOutputEquisharding(FunctionPass):
     """Returns a result on the mesh of the argument whose next value it is.
 
         main(a@m1): f = m2["f"] ..; return f

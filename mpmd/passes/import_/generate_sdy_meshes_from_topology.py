@@ -7,6 +7,7 @@ import re
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.support import diagnostics
 
 _EMPTY = "empty_mesh"
@@ -17,7 +18,7 @@ _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerateSdyMeshesFromTopology(ir.ModulePass):
+class GenerateSdyMeshesFromTopology(ModulePass):
     """Makes one `sdy.mesh` per mesh of the topology, and has every sharding name the mesh it belongs to.
 
         sdy.mesh @mesh = <["tpu_x"=2]>;  main(a {sharding<@mesh, [{"tpu_x"}]>}) {topology = "tpu", "cpu"}

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
 from mpmd.support import diagnostics
 
@@ -13,7 +14,7 @@ _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
 
 
 @dataclasses.dataclass(frozen=True)
-class InlineNestedUserExposedOps(ir.FunctionPass):
+class InlineNestedUserExposedOps(FunctionPass):
     """Inlines names that stand inside of named computations: only the outermost name is mapped to a mesh.
 
         comp "f" (a) { x = comp "g" (a) { y = neg a; ret y }; z = name x "t"; ret z }
@@ -56,7 +57,7 @@ def _inline(inner: list[ir.Op], outer: ir.NamedComputation, places: dict[str, Pl
         _check(op, outer, places)
     for op in reversed(inner):
         if isinstance(op, ir.NamedComputation):
-            ir.inline_body(op)
+            ir.replace(op, ir.move_body(op, list(op.operands), op))
         else:
             ir.replace(op, [op.operands[0]])
     return True

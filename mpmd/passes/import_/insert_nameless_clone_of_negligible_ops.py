@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class InsertNamelessCloneOfNegligibleOps(ir.FunctionPass):
+class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     """Makes a constant that a named computation returns anew, for all uses but the program's results.
 
         x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }

@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 
 
 @dataclasses.dataclass(frozen=True)
-class IntroduceTransfers(ir.ModulePass):
+class IntroduceTransfers(ModulePass):
     """Turns the way of a value from one mesh to others into transfers.
 
         u = unassign a; x = assign u to m3; y = assign u to m2

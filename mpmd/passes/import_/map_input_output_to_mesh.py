@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.assignment import IndexPlace, Place
 from mpmd.support import diagnostics
@@ -14,7 +15,7 @@ _MEMORY_KIND = "mhlo.memory_kind"
 
 
 @dataclasses.dataclass(frozen=True)
-class MapInputOutputToMesh(ir.FunctionPass):
+class MapInputOutputToMesh(FunctionPass):
     """Puts the arguments and results of the program on the meshes that the user gave them.
 
         main(a): x = add a a; return x

@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class MapNamedOpsToMpmdOps(ir.FunctionPass):
+class MapNamedOpsToMpmdOps(FunctionPass):
     """Turns names into fragments, and named tensors into assigns, as the user's assignment says.
 
         main(a):                                         p = assign a to m1 by f

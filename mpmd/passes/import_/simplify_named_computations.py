@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyNamedComputations(ir.FunctionPass):
+class SimplifyNamedComputations(FunctionPass):
     """Takes out of named computations what they only pass on, do not need, or do twice.
 
         x, y, z = comp "f" (a, b) { p, q = barrier a b; s = add p p; ret s, s, q }; w = add x y; return w, z
@@ -106,7 +108,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
         op.returned = [returned[i] for i in kept]
     dead = [inner for inner in ir.ops(op.body) if ir.is_unused(inner) and ir.is_pure(inner)]
     if dead:
-        ir.keep_only(op.body, lambda inner: not ir.is_unused(inner) or not ir.is_pure(inner))
+        erase_dead_ops(op.body)
     if not ir.ops(op.body) and not kept:
         ir.erase(op)
         return True

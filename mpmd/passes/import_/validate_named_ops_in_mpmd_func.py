@@ -6,7 +6,9 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
+from mpmd.support.source import location_of
 
 _ADVICE = {
     "stablehlo.while": (
@@ -23,7 +25,7 @@ _ADVICE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidateNamedOpsInMpmdFunc(ir.FunctionPass):
+class ValidateNamedOpsInMpmdFunc(FunctionPass):
     """Reports names where they cannot be mapped to a mesh, such as inside of `lax.scan`.
 
         while { x = comp "f" (a) { .. } }  -->  error: Named computations can only be nested in ..
@@ -50,7 +52,7 @@ def _message(op: ir.Op, parent: ir.Op) -> str:
     else:
         what, name = "Named tensors", ir.StringAttr(op.attributes["name"]).value
     text = f"{what} can only be nested in mpmd functions or mpmd ops.\n  '{name}'"
-    place = ir.location_of(op)
+    place = location_of(op)
     if place is not None and place[0] != "-":
         text += f", {place[0]}:{place[1]},"
     if isinstance(parent, ir.Func):

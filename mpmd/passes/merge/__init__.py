@@ -10,13 +10,6 @@ from mpmd.passes.merge.merge_user_fragments_into_scheduling_units import (
     MergeUserFragmentsIntoSchedulingUnits,
 )
 from mpmd.passes.merge.rule_based_merge import RuleBasedMerge
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    AbsorbInferredFragments,
-    MergeForwardWithBackward,
-    MergeInferredByRound,
-    MergeInferredFragments,
-    MergeUserFragmentsIntoSchedulingUnits,
-    RuleBasedMerge,
-)
+PASSES = passes_in(vars())

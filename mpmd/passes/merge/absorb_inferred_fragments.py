@@ -6,6 +6,10 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import block_users, in_block_order
+from mpmd.passes.fragments.merging import merge
+from mpmd.passes.fragments.moving import moving
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 
@@ -14,7 +18,7 @@ _PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
 
 
 @dataclasses.dataclass(frozen=True)
-class AbsorbInferredFragments(ir.FunctionPass):
+class AbsorbInferredFragments(FunctionPass):
     """Lets named fragments swallow unnamed neighbours, so that a callee keeps the shape the user gave it.
 
         p = m1[] (a) { x = add a a; ret x }                    p, c = m1["f"] cc=1 (a) {
@@ -43,12 +47,9 @@ class AbsorbInferredFragments(ir.FunctionPass):
         """Rounds over all fragments, until one changes nothing."""
         if f.is_entry and not self.absorb_on_entry_point_function:
             return
-        edits, order = ir.edits(), ir.ops(f)
-        count = len(order)
-        while _round(f):
-            pass
-        if len(ir.ops(f)) == count and ir.ops(f) == order:
-            ir.forget_edits(edits)
+        with moving(f):
+            while _round(f):
+                pass
         if not f.is_entry:
             _tell_what_is_left(f)
 
@@ -79,13 +80,13 @@ def is_root(fragment: ir.Fragment) -> bool:
 
 def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
     """The first inferred producer whose first user is the root; moves transfers out of the way."""
-    for producer in dict.fromkeys(ir.producer(v) for v in root.inputs):
-        if isinstance(producer, ir.Fragment) and not producer.is_user:
-            for user in ir.users(producer):
-                if isinstance(user, ir.Transfer):
-                    _delay_or_erase(user)
-            if all(user == root or ir.stands_before(root, user) for user in ir.block_users(producer)):
-                return producer
+    makers = (ir.producer(v) for v in root.inputs)
+    for producer in dict.fromkeys(m for m in makers if isinstance(m, ir.Fragment) and not m.is_user):
+        for user in ir.users(producer):
+            if isinstance(user, ir.Transfer):
+                _delay_or_erase(user)
+        if all(user == root or ir.stands_before(root, user) for user in block_users(producer)):
+            return producer
     return None
 
 
@@ -106,7 +107,7 @@ def _delay_or_erase(transfer: ir.Transfer) -> None:
     if ir.is_unused(transfer):
         ir.erase(transfer)
     else:
-        ir.move_before(transfer, ir.in_block_order(ir.block_users(transfer))[0])
+        ir.move_before(transfer, in_block_order(block_users(transfer))[0])
 
 
 def _hasten(transfer: ir.Transfer) -> None:
@@ -126,10 +127,10 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
     }
     makers = [] if root.is_user else list(dict.fromkeys([*root.inferred_by, *other.inferred_by]))
     if ir.stands_before(other, root):
-        merged = ir.merge(other, root)
+        merged = merge(other, root)
     else:
         ir.move_after(other, root)
-        merged = ir.merge(root, other)
+        merged = merge(root, other)
     for name, attribute in kept.items():
         ir.put(merged, name, attribute)
     if makers:

@@ -7,11 +7,14 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import block_users, in_block_order
+from mpmd.passes.fragments.merging import merge
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class MergePass(ir.FunctionPass):
+class MergePass(FunctionPass):
     """Merges producers with consumers, last producer first.
 
     Each fragment is merged with its candidate, and the merged fragment with its own, as long as a pass
@@ -75,7 +78,7 @@ class MergePass(ir.FunctionPass):
 def fragment_users(fragment: ir.Fragment) -> list[ir.Fragment]:
     """The fragments that use a result of `fragment`, in program order, each once."""
     found = dict.fromkeys(user for user in ir.users(fragment) if isinstance(user, ir.Fragment))
-    return ir.in_block_order(found)
+    return in_block_order(found)
 
 
 def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
@@ -83,7 +86,7 @@ def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
 
     It stays if no user of the producer comes before it.  Else it moves, if all that it reads is there.
     """
-    if not any(ir.stands_before(user, consumer) for user in ir.block_users(producer)):
+    if not any(ir.stands_before(user, consumer) for user in block_users(producer)):
         return True
     makers = (ir.producer(v) for v in consumer.inputs)
     if all(m is None or m == producer or ir.stands_before(m, producer) for m in makers):
@@ -97,7 +100,7 @@ def merged(producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
     counter = merged_call_counter(producer, consumer)
     inferred = not producer.is_user and not consumer.is_user
     makers = [*producer.inferred_by, *consumer.inferred_by] if inferred else []
-    result = ir.merge(producer, consumer)
+    result = merge(producer, consumer)
     result.call_counter = counter
     result.inferred_by = list(dict.fromkeys(makers))
     return result

@@ -6,10 +6,13 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dependencies import Dependencies
+from mpmd.passes.fragments.merging import merge
 
 
 @dataclasses.dataclass(frozen=True)
-class MergeInferredByRound(ir.FunctionPass):
+class MergeInferredByRound(FunctionPass):
     """Merges the unnamed work of each mesh that can run at one time into one fragment.
 
         s0 = m1[] (x); s1 = m1[] (x)              s0, s1 = m1[] (x)
@@ -39,9 +42,16 @@ class MergeInferredByRound(ir.FunctionPass):
             rounds[op] = _round(op, rounds)
             if is_free(op):
                 groups.setdefault((op.mesh, rounds[op]), []).append(op)
-        merged = [ir.merge_all(group) for group in groups.values() if len(group) > 1]
+        merged = [_merged(group) for group in groups.values() if len(group) > 1]
         if merged:
-            ir.reorder(f, ir.top_down(f))
+            ir.reorder(f, Dependencies(f).top_down())
+
+
+def _merged(group: list[ir.Fragment]) -> ir.Fragment:
+    makers = list(dict.fromkeys(name for fragment in group for name in fragment.inferred_by))
+    merged = merge(*group)
+    merged.inferred_by = makers
+    return merged
 
 
 def has_microbatches(f: ir.Func) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.fragments.block_order import block_users
 from mpmd.passes.merge.engine import MergePass, fragment_users
 from mpmd.passes.merge.merge_inferred_by_round import has_microbatches
 from mpmd.support import diagnostics
@@ -77,7 +78,7 @@ class MergeInferredFragments(MergePass):
         if not (self.clone_inferred_fragments and _is_cheap(producer)):
             return producer
         part: ir.Fragment = ir.clone(producer, ir.before(consumer))
-        for user in ir.block_users(producer):
+        for user in block_users(producer):
             if user == consumer or user.operation.name == "func.return":
                 ir.replace_uses_in(producer.results[0], part.results[0], user)
         return part

@@ -7,12 +7,17 @@ import functools
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
+from mpmd.passes.fragments.dependencies import Dependencies
+from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentMergeRule
+from mpmd.passes.fragments.merging import merge
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class RuleBasedMerge(ir.FunctionPass):
+class RuleBasedMerge(FunctionPass):
     """Merges fragments as rules say.
 
         rule: sources f cc=1, g; target "f", "g" st=4
@@ -35,13 +40,13 @@ class RuleBasedMerge(ir.FunctionPass):
 
     name: ClassVar[str] = "mpmd-rule-based-merge"
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
-    rules: tuple[ir.FragmentMergeRule, ...] = ()
+    rules: tuple[FragmentMergeRule, ...] = ()
     remove_control_dependencies: bool = True
 
     def rewrite(self, module: ir.Module) -> None:
         """Refuses impossible rules, then rewrites the functions."""
         problems = [problem for rule in self.rules for problem in _problems(rule)]
-        seen: dict[ir.FragmentInfo, ir.FragmentMergeRule] = {}
+        seen: dict[FragmentInfo, FragmentMergeRule] = {}
         for rule in self.rules:
             for info in rule.sources:
                 if seen.setdefault(info, rule) is not rule:
@@ -54,8 +59,8 @@ class RuleBasedMerge(ir.FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Merges in rounds, then sorts."""
         by_info = {info: rule for rule in self.rules for info in rule.sources}
-        found: dict[ir.FragmentMergeRule, None] = {}
-        applied: dict[ir.FragmentMergeRule, None] = {}
+        found: dict[FragmentMergeRule, None] = {}
+        applied: dict[FragmentMergeRule, None] = {}
         while groups := _groups(f, by_info, found):
             for (rule, _), group in groups.items():
                 merged = functools.reduce(_merged_at_first, group)
@@ -64,13 +69,13 @@ class RuleBasedMerge(ir.FunctionPass):
         for rule in self.rules:
             if rule not in found:
                 diagnostics.notice(f"@{f.symbol}: no fragment is a source of {rule}", f.location)
-        if applied or ir.control_edges(f):
+        if applied or control_edges(f):
             _sort(f, list(applied))
         if self.remove_control_dependencies:
-            ir.put_control_edges(f, [])
+            put_control_edges(f, [])
 
 
-def _problems(rule: ir.FragmentMergeRule) -> list[str]:
+def _problems(rule: FragmentMergeRule) -> list[str]:
     """What makes a rule impossible."""
     found = []
     if len(rule.sources) < 2:
@@ -87,19 +92,19 @@ def _problems(rule: ir.FragmentMergeRule) -> list[str]:
 
 
 def _groups(
-    f: ir.Func, by_info: dict[ir.FragmentInfo, ir.FragmentMergeRule], found: dict[ir.FragmentMergeRule, None]
-) -> dict[tuple[ir.FragmentMergeRule, str], list[ir.Fragment]]:
+    f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule], found: dict[FragmentMergeRule, None]
+) -> dict[tuple[FragmentMergeRule, str], list[ir.Fragment]]:
     """Fragments to merge, in dependency order, by rule and mesh; notes the rules that match anything."""
-    groups: dict[tuple[ir.FragmentMergeRule, str], list[ir.Fragment]] = {}
+    groups: dict[tuple[FragmentMergeRule, str], list[ir.Fragment]] = {}
     for fragment in ir.fragments(f):
-        rule = by_info.get(ir.FragmentInfo.of(fragment))
+        rule = by_info.get(FragmentInfo.of(fragment))
         if rule is not None:
             found[rule] = None
             groups.setdefault((rule, fragment.mesh), []).append(fragment)
     groups = {key: group for key, group in groups.items() if len(group) > 1}
     if not groups:
         return groups
-    order, _ = ir.Dependencies(f, ir.control_edges(f)).stable_order()
+    order, _ = Dependencies(f, control_edges(f)).stable_order()
     rank = {op: i for i, op in enumerate(order)}
     return {key: sorted(group, key=rank.__getitem__) for key, group in groups.items()}
 
@@ -107,12 +112,12 @@ def _groups(
 def _merged_at_first(first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
     """One for two, standing where the first stands; the block may be out of order afterwards."""
     ir.move_after(second, first)
-    return ir.merge(first, second)
+    return merge(first, second)
 
 
-def _sort(f: ir.Func, applied: list[ir.FragmentMergeRule]) -> None:
+def _sort(f: ir.Func, applied: list[FragmentMergeRule]) -> None:
     """Puts ops into dependency order."""
-    order, cycle = ir.Dependencies(f, ir.control_edges(f)).stable_order()
+    order, cycle = Dependencies(f, control_edges(f)).stable_order()
     if not cycle:
         ir.reorder(f, order)
         return

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvertSdyConstants(ir.FunctionPass):
+class ConvertSdyConstants(FunctionPass):
     """Turns `sdy.constant` back into `stablehlo.constant`.
 
         %c = sdy.constant dense<1.0> : tensor<4xf32>  ->  %c = stablehlo.constant dense<1.0> : tensor<4xf32>

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvertSdyShardingsToMpmdTypes(ir.FunctionPass):
+class ConvertSdyShardingsToMpmdTypes(FunctionPass):
     """Makes shardings part of the types of what lives on meshes.
 
         main(a@m1 {sharding = S}):  f = m1["f"] in_shardings=[S], out_shardings=[T] (a) {...}

@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class CutSubAxes(ir.FunctionPass):
+class CutSubAxes(FunctionPass):
     """Lets nothing but whole axes shard what goes from fragment to fragment.
 
         f = m1["f"] in_shardings=[[{"x":(1)2}, {"y"}]] (a) {...}  -->  in_shardings=[[{}, {"y"}]]

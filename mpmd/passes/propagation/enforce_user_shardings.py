@@ -6,12 +6,13 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class EnforceUserShardings(ir.FunctionPass):
+class EnforceUserShardings(FunctionPass):
     """Lets the shardings that arguments and results of the program have hold at the fragments too.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] in_shardings=[[{}, {"x"}]] (a) {...}
@@ -47,9 +48,7 @@ class EnforceUserShardings(ir.FunctionPass):
             shardings.update(op, "in_shardings", list(op.inputs), inputs)
 
 
-def _cut(
-    f: ir.Func, word: str, attribute: str, values: list[ir.Value]
-) -> dict[ir.Value, shardings.Sharding]:
+def _cut(f: ir.Func, word: str, attribute: str, values: list[ir.Value]) -> dict[ir.Value, shardings.Sharding]:
     """The user's shardings of arguments or results, without parts of axes; they are written back."""
     dicts = ir.attribute_dicts(f, attribute, len(values))
     found: dict[ir.Value, shardings.Sharding] = {}

@@ -7,12 +7,14 @@ import math
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
+from mpmd.sharding.shards import axes_of, local_bytes, local_shape
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtractReshardsFromInterMeshTransfers(ir.FunctionPass):
+class ExtractReshardsFromInterMeshTransfers(FunctionPass):
     """Takes changes of sharding out of transfers: these then copy shard to shard.
 
         a: [{"x"}, {}]; t = transfer a to m2 {[{}, {"x"}]}
@@ -68,14 +70,14 @@ class ExtractReshardsFromInterMeshTransfers(ir.FunctionPass):
 
 
 def _shape_of(mesh: ir.sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
-    return tuple((name, size) for name, size in ir.axes_of(mesh).items() if size != 1)
+    return tuple((name, size) for name, size in axes_of(mesh).items() if size != 1)
 
 
 def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology: ir.Topology) -> int:
     """Elements of one device's shard."""
     kind = value.type
     of_sharding = ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
-    return math.prod(ir.local_shape(of_sharding, topology[kind.mesh]))
+    return math.prod(local_shape(of_sharding, topology[kind.mesh]))
 
 
 def _reshard_before(
@@ -159,7 +161,7 @@ class _Reports:
         text = (
             f'of {ir.name_of(transfer.tensor.location) or "a value"} ({kind.tensor}) from mesh "{kind.mesh}" '
             f'to "{transfer.result.type.mesh}", from {_text(old)} to {_text(new)}, '
-            f"{ir.local_bytes(of_old, self.topology[kind.mesh])} bytes per device"
+            f"{local_bytes(of_old, self.topology[kind.mesh])} bytes per device"
         )
         self.found.setdefault(text, []).append(transfer.location)
 

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class ForgetEmptyComputations(ir.FunctionPass):
+class ForgetEmptyComputations(FunctionPass):
     """Takes the user's names from fragments of which nothing but a change of shardings is left.
 
         f = m1["f"(1)] cc=0 (a) {ret a}  ->  f = m1[] by=extract_reshards (a) {ret a}

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class ForgetEmptyShardings(ir.FunctionPass):
+class ForgetEmptyShardings(FunctionPass):
     """Lets replicated values have one type.
 
         m1, tensor<8xf32>, sharding=<@mesh, [{}]>   -->   m1, tensor<8xf32>

@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class PopulateUnreducedOutSharding(ir.FunctionPass):
+class PopulateUnreducedOutSharding(FunctionPass):
     """Writes unreduced axes, which propagation leaves at constraints, to the results of fragments.
 
         m1["f"] (a) {...; c = sharding_constraint x <@mesh, [{}], unreduced={"x"}>; ret c}

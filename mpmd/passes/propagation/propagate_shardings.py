@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import MlirPass, ModulePass
+from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of, numbered, put_back
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
+from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
-from mpmd.support.passes import Pass
 
-_PIPELINE = ir.MlirPass("sdy-propagation-pipeline")
-_TIDY: tuple[Pass, ...] = (ReshardsToConstraints(), ConvertSdyConstants(), SimplifyStablehlo())
+_PIPELINE = MlirPass("sdy-propagation-pipeline")
+_CSE = MlirPass("cse")
+_FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
 # Of fragments that are alike this many go through Shardy: the first may stand at the begin of a chain, such
-# as that of an accumulator, the second stands for all that follow.
+# as that of an accumulator, the second stands for all that follow.  One will do where nothing is sharded.
 _REPRESENTATIVES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class PropagateShardings(ir.ModulePass):
+class PropagateShardings(ModulePass):
     """Lets Shardy decide how every value is sharded, once for all microbatches.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] (a) {...}
@@ -35,7 +39,9 @@ class PropagateShardings(ir.ModulePass):
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.
+    constraints again, sdy constants ordinary ones, and what folds folds.  With `share` too, copies then
+    call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.  Where nobody
+    says how anything is sharded there is nothing to propagate.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
@@ -48,38 +54,76 @@ class PropagateShardings(ir.ModulePass):
     tells_changes: ClassVar[bool] = False
     once_per_kind: bool = True
     tidy: bool = False
+    share: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
-        functions = ir.funcs(module)
+        shared = functions_of(module)
+        functions = [f for f in ir.funcs(module) if f not in shared]
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
+            _put_back_bodies(module)
             self._propagate(module)
             return
         f = functions[0]
-        small = ir.clone_module(module)
-        kinds = _without_copies(ir.funcs(small)[0])
+        small = ir.clone(module)
+        representatives = _REPRESENTATIVES if not self.tidy or _mentions_shardings(small) else 1
+        kinds = _without_copies(ir.funcs(small)[0], representatives)
         if len(set(kinds)) == len(kinds):
+            _put_back_bodies(module)
             self._propagate(module)
             return
+        _put_back_bodies(small)
         self._propagate(small)
-        ir.take_sdy_meshes(module, small)
-        _take_over(f, ir.funcs(small)[0], kinds)
+        _take_meshes(module, small)
+        f_small = ir.funcs(small)[0]
+        if self.tidy and self.share:
+            PopulateUnreducedOutSharding().run(small)
+            _share_bodies(f_small, numbered(module))
+            for body in functions_of(small):
+                ir.clone(body, ir.InsertionPoint(module.body))
+        _take_over(f, f_small, kinds)
+        for body in shared:
+            ir.erase(body)
 
     def _propagate(self, module: Any) -> None:
-        _PIPELINE.run(module)
         if not self.tidy:
+            _PIPELINE.run(module)
             return
+        if not _mentions_shardings(module):
+            _CSE.run(module)
+            _FOLD.run(module)
+            return
+        _PIPELINE.run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
-        for pass_ in _TIDY:
+        for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), _FOLD):
             pass_.run(module)
 
 
-def _without_copies(f: ir.Func) -> list[int]:
+def _mentions_shardings(module: Any) -> bool:
+    """Whether there is anything for Shardy to go by: a mesh, a sharding, a constraint."""
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    return b"sdy" in code.getvalue()
+
+
+def _take_meshes(module: ir.Module, source: Any) -> None:
+    """Gives a module the sdy meshes of another, attributes included, where it lacks them."""
+    known = {op.sym_name.value: op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)}
+    for mesh in [op for op in source.body.operations if isinstance(op, ir.sdy.MeshOp)]:
+        have = known.get(mesh.sym_name.value)
+        if have is None:
+            ir.clone(mesh, ir.at_start(module.body))
+            continue
+        for name, attribute in mesh.attributes.items():
+            ir.put(have, name, attribute)
+
+
+def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
     kept: dict[Hashable, list[ir.Op]] = {}
-    bodies: dict[ir.Op, str] = {}
+    bodies: dict[ir.Op, Hashable] = {}
     number_of: dict[ir.Op, int] = {}
     numbers = []
     uses = {arg: len({*ir.users(arg)}) for arg in f.args}
@@ -87,9 +131,9 @@ def _without_copies(f: ir.Func) -> list[int]:
         key: Hashable = number
         limit = 1
         if isinstance(op, ir.Fragment):
-            bodies[op] = _body_text(op)
+            bodies[op] = _body_of(op)
             key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
-            limit = _REPRESENTATIVES
+            limit = representatives
         elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
             key = (op.tensor, op.result.type)
         group = kept.setdefault(key, [])
@@ -105,15 +149,15 @@ def _without_copies(f: ir.Func) -> list[int]:
     return numbers
 
 
-def _body_text(fragment: ir.Fragment) -> str:
+def _body_of(fragment: ir.Fragment) -> Hashable:
     """Equal for fragments with equal bodies and types."""
-    types = [str(v.type) for v in (*fragment.inputs, *fragment.results)]
     body = ir.op_text(fragment).partition("\n")[2]
-    return hashlib.sha256("\n".join([*types, body]).encode()).hexdigest()
+    types = tuple(v.type for v in (*fragment.inputs, *fragment.results))
+    return types, hashlib.sha256(body.encode()).digest()
 
 
 def _kind_of(
-    value: ir.Value, bodies: dict[ir.Op, str], uses: dict[ir.Value, int], f: ir.Func
+    value: ir.Value, bodies: dict[ir.Op, Hashable], uses: dict[ir.Value, int], f: ir.Func
 ) -> Hashable:
     """What has to be equal for values that fragments which are alike read in the same place.
 
@@ -124,12 +168,32 @@ def _kind_of(
     if op is None:
         if uses[value] > 1:
             return ir.arg_index(value)
-        return (str(value.type), str(f.arg_attribute(ir.arg_index(value), shardings.ARGUMENT)))
+        return (value.type, f.arg_attribute(ir.arg_index(value), shardings.ARGUMENT))
     if isinstance(op, ir.Transfer):
-        return (str(value.type), _kind_of(op.tensor, bodies, uses, f))
+        return (value.type, _kind_of(op.tensor, bodies, uses, f))
     if isinstance(op, ir.Fragment) and op.is_user:
         return (bodies[op], op.mesh, ir.result_index(value))
-    return str(value.type)
+    return value.type
+
+
+def _put_back_bodies(module: ir.Module) -> None:
+    """Gives fragments bodies of their own again."""
+    symbols = ir.symbol_table(module)
+    bodies = functions_of(module)
+    for f in symbols.values() if bodies else ():
+        if f.is_mpmd:
+            for fragment in ir.fragments(f):
+                put_back(fragment, symbols)
+    for body in bodies:
+        ir.erase(body)
+
+
+def _share_bodies(f: ir.Func, first: int) -> None:
+    """Makes the bodies of named fragments functions, for all copies of them to call."""
+    bodies = SharedBodies(first)
+    for fragment in ir.fragments(f):
+        if fragment.is_user:
+            bodies.share(fragment)
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
@@ -139,10 +203,13 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
         for op in ir.ops(small)
         if _NUMBER in op.attributes
     }
+    symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):
         model = found.get(kind)  # Shardy drops what nothing needs
         if isinstance(model, ir.Fragment):
             _take_body(op, model)
+        elif model is None and isinstance(op, ir.Fragment):
+            put_back(op, symbols)
         elif model is not None:
             ir.put(op, shardings.ARGUMENT, model.attributes.get(shardings.ARGUMENT))
     for name, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):

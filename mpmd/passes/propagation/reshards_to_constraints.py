@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class ReshardsToConstraints(ir.FunctionPass):
+class ReshardsToConstraints(FunctionPass):
     """Turns the reshards that Shardy's pipeline made of sharding constraints back into constraints.
 
         %1 = sdy.reshard %0 <@mesh, [{"x"}, {}]>  ->  %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]>

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
+from mpmd.sharding.shards import axes_by_dim
 
 ARGUMENT = "sdy.sharding"
 Sharding = Any
@@ -54,7 +55,9 @@ _KEEP = ("stablehlo.send", "stablehlo.recv")
 
 def drop_inside(op: ir.Op) -> None:
     """Removes `sdy.sharding` from all ops in an op, itself included, but send and recv."""
-    ir.drop_attribute(op, ARGUMENT, but_of=_KEEP)
+    for inner in ir.walk(op):
+        if inner.operation.name not in _KEEP:
+            ir.put(inner, ARGUMENT, None)
 
 
 def rank(value: ir.Value) -> int:
@@ -75,7 +78,7 @@ def is_same(a: Sharding | None, b: Sharding | None) -> bool:
 def _meaning(sharding: Sharding | None) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]] | None:
     if sharding is None:
         return None
-    axes = tuple(tuple(map(str, dim)) for dim in ir.axes_by_dim(sharding))
+    axes = tuple(tuple(map(str, dim)) for dim in axes_by_dim(sharding))
     unreduced = tuple(map(str, ir.sdy.TensorShardingAttr(sharding).unreduced_axes))
     return (axes, unreduced) if any(axes) or unreduced else None
 
@@ -91,7 +94,9 @@ def cut_at_sub_axes(sharding: Sharding) -> Sharding:
     dims = []
     for dim in map(ir.sdy.DimensionShardingAttr, old.dimension_shardings):
         axes = list(dim.axes)
-        whole = next((i for i, a in enumerate(axes) if ir.axis_ref(a).sub_axis_info is not None), len(axes))
+        whole = next(
+            (i for i, a in enumerate(axes) if ir.sdy.AxisRefAttr(a).sub_axis_info is not None), len(axes)
+        )
         cut = ir.sdy.DimensionShardingAttr.get(axes[:whole], dim.is_closed, dim.priority)
         dims.append(dim if whole == len(axes) else cut)
     return ir.sdy.TensorShardingAttr.get(old.mesh_or_ref, dims, old.replicated_axes, old.unreduced_axes)

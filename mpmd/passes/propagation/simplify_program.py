@@ -6,10 +6,14 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.calls.shared_bodies import narrow_calls
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dropping import drop
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyProgram(ir.FunctionPass):
+class SimplifyProgram(FunctionPass):
     """Takes out of fragments what they only pass on, do not need, or do twice.
 
         f, g, h = m1["f"] (a, a as b) {x = add a b; ret x, x, a};  k = m1["k"] (f, g, h) {...}
@@ -59,9 +63,10 @@ def _simplify(fragment: ir.Fragment) -> bool:
             gone.add(i)
     replaced = bool(gone)
     gone |= _unneeded(fragment, gone, results, returned)
-    fragment = ir.drop(fragment, results=gone)
-    ir.keep_only(fragment.body, lambda op: not ir.is_unused(op) or not ir.is_pure(op))
-    fragment = ir.drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
+    fragment = drop(fragment, results=gone)
+    erase_dead_ops(fragment.body)
+    narrow_calls(fragment)
+    fragment = drop(fragment, inputs={i for i, arg in enumerate(fragment.args) if ir.is_unused(arg)})
     if not len(fragment.results) and not ir.ops(fragment.body):
         ir.erase(fragment)
     return replaced

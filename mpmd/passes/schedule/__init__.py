@@ -6,6 +6,6 @@ from mpmd.passes.schedule.order_by_tasks import OrderByTasks
 from mpmd.passes.schedule.pipeline_scheduler import PipelineScheduler
 from mpmd.passes.schedule.remat_fragment import RematFragment
 from mpmd.passes.schedule.rule_based_schedule import RuleBasedSchedule
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (PipelineScheduler, RuleBasedSchedule, OrderByTasks, RematFragment)
+PASSES = passes_in(vars())

@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.errors import ConfigError
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.passes.schedule.reordering import apply_edges, describe
 from mpmd.passes.schedule.task_orders import TableTask, TaskOrders
 from mpmd.support import diagnostics
@@ -21,7 +23,7 @@ _NO_ORDERS = TaskOrders()
 
 
 @dataclasses.dataclass(frozen=True)
-class OrderByTasks(ir.FunctionPass):
+class OrderByTasks(FunctionPass):
     """Orders the fragments of every mesh as a table of tasks says.
 
     With `orders=m1:0F0,0B0,0F1,0B1`:
@@ -62,7 +64,7 @@ class OrderByTasks(ir.FunctionPass):
             for group, following in itertools.pairwise(row.values())
             for edge in itertools.product(group, following)
         ]
-        cycle = ir.Dependencies(f, edges).stable_order()[1]
+        cycle = Dependencies(f, edges).stable_order()[1]
         if cycle:
             self._report(f, cycle, rows)
             return

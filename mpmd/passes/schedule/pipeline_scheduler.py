@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.passes.schedule.happens_before import (
     FORWARD_ONLY,
     STAGED,
@@ -21,7 +23,7 @@ from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineScheduler(ir.FunctionPass):
+class PipelineScheduler(FunctionPass):
     """Orders the microbatches on every mesh by a built-in pipeline schedule.
 
     With `must-happen-before=1F1B` and one mesh:
@@ -105,7 +107,7 @@ def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation
         for relation in relations
         for a, b in relation.enough(units)
     ]
-    if not ir.Dependencies(f, enough).stable_order()[1]:
+    if not Dependencies(f, enough).stable_order()[1]:
         return enough
     wanted: dict[ir.Fragment, dict[ir.Fragment, None]] = {}
     for units, relations in related:

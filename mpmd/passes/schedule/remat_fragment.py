@@ -7,10 +7,12 @@ import itertools
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.merging import merge
 
 
 @dataclasses.dataclass(frozen=True)
-class RematFragment(ir.FunctionPass):
+class RematFragment(FunctionPass):
     """Computes forward fragments again right before the backward fragments that need their results.
 
         f = m1["f"] cc=0 (a) {...}                   f = m1["f"] cc=0 (a) {...}
@@ -61,7 +63,7 @@ class RematFragment(ir.FunctionPass):
         counter = backward.call_counter
         del place[backward]  # it is not backward work alone any more, and the fragment is erased
         ends = neighbours.remove(backward)
-        merged = ir.merge(clone, backward)
+        merged = merge(clone, backward)
         neighbours.put_between(ends, merged)
         merged.call_counter = counter
         merged.is_remat = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.control_edges import put_control_edges
+from mpmd.passes.fragments.dependencies import Dependencies
 
 Edges = Sequence[tuple[ir.Fragment, ir.Fragment]]
 
@@ -18,7 +20,7 @@ class Precedence:
 
     def __init__(self, f: ir.Func) -> None:
         self.edges: list[tuple[ir.Fragment, ir.Fragment]] = []
-        self._dependencies = ir.Dependencies(f)
+        self._dependencies = Dependencies(f)
         self._earlier = self._dependencies.reach()
 
     def add(self, before: ir.Fragment, after: ir.Fragment) -> list[ir.Op]:
@@ -44,9 +46,9 @@ class Precedence:
 
 def apply_edges(f: ir.Func, edges: Edges, remove_control_dependencies: bool) -> None:
     """Sorts a function by data flow and `edges`, which it keeps as control edges unless told otherwise."""
-    order, _ = ir.Dependencies(f, edges).stable_order()
+    order, _ = Dependencies(f, edges).stable_order()
     ir.reorder(f, order)
-    ir.put_control_edges(f, [] if remove_control_dependencies else edges)
+    put_control_edges(f, [] if remove_control_dependencies else edges)
 
 
 def way(ops: Sequence[ir.Op]) -> str:

@@ -6,12 +6,14 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentScheduleRule
 from mpmd.passes.schedule.reordering import Precedence, apply_edges, way
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class RuleBasedSchedule(ir.FunctionPass):
+class RuleBasedSchedule(FunctionPass):
     """Orders fragments as the user's rules say.
 
     With `rules=FragmentScheduleRule(ordered_fragments=[INFO_OF_G->INFO_OF_F])`:
@@ -29,7 +31,7 @@ class RuleBasedSchedule(ir.FunctionPass):
 
     name: ClassVar[str] = "mpmd-rule-based-schedule"
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
-    rules: tuple[ir.FragmentScheduleRule, ...] = ()
+    rules: tuple[FragmentScheduleRule, ...] = ()
     remove_control_dependencies: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -45,14 +47,14 @@ class RuleBasedSchedule(ir.FunctionPass):
         apply_edges(f, precedence.edges, self.remove_control_dependencies)
 
 
-def _fragments_by_info(f: ir.Func) -> dict[ir.FragmentInfo, ir.Fragment] | None:
+def _fragments_by_info(f: ir.Func) -> dict[FragmentInfo, ir.Fragment] | None:
     """The user fragments by what rules can tell them apart by; None if they cannot."""
-    known: dict[ir.FragmentInfo, ir.Fragment] = {}
+    known: dict[FragmentInfo, ir.Fragment] = {}
     unique = True
     for fragment in ir.fragments(f):
         if not fragment.is_user:
             continue
-        info = ir.FragmentInfo.of(fragment)
+        info = FragmentInfo.of(fragment)
         if info in known:
             unique = False
             diagnostics.error(
@@ -65,8 +67,8 @@ def _fragments_by_info(f: ir.Func) -> dict[ir.FragmentInfo, ir.Fragment] | None:
 
 
 def _follow(
-    rule: ir.FragmentScheduleRule,
-    known: dict[ir.FragmentInfo, ir.Fragment],
+    rule: FragmentScheduleRule,
+    known: dict[FragmentInfo, ir.Fragment],
     precedence: Precedence,
     f: ir.Func,
 ) -> None:

@@ -6,6 +6,6 @@ from mpmd.passes.split.split_and_prioritize_transfer_independent_computations im
     SplitAndPrioritizeTransferIndependentComputations,
 )
 from mpmd.passes.split.split_bwd_fragments import SplitBwdFragments
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (SplitAndPrioritizeTransferIndependentComputations, SplitBwdFragments)
+PASSES = passes_in(vars())

@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.splitting import split
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitAndPrioritizeTransferIndependentComputations(ir.FunctionPass):
+class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
     """Splits fragments that wait for a transfer, so that the rest of their work can begin before.
 
         t = transfer b to m2                              t = transfer b to m2
@@ -38,7 +40,7 @@ class SplitAndPrioritizeTransferIndependentComputations(ir.FunctionPass):
             kept = [i for i, value in enumerate(fragment.returned) if value not in waiting]
             early = {op for op in ir.ops(fragment.body) if not _reads(op, waiting)}
             if early or kept:
-                first, second = ir.split(fragment, early, kept)
+                first, second = split(fragment, early, kept)
                 first.split_keep_transferred = True
                 second.split_drop_transferred = True
 

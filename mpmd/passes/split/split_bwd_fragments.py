@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.splitting import ops_flowing_to, split
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitBwdFragments(ir.FunctionPass):
+class SplitBwdFragments(FunctionPass):
     """Splits backward fragments, so that what other meshes wait for is computed first.
 
         dw, dx = m2["f"(1)] (w, g) {                       dx, s = m2["f"(1)] keep (w, g) {
@@ -20,6 +22,9 @@ class SplitBwdFragments(ir.FunctionPass):
     The first half computes what is transferred, the second the rest from what the first hands it.  (The
     second still has all operands; canonicalize and fragment-dce drop those that it does not need.)
 
+    With `between_stages` only other microbatch work counts as waiting: a stage of the same mesh does, without
+    a transfer; what is sent to the end of the step, as a sum over the microbatches may be, does not.
+
     Requires: shardings are not propagated; no transfers that stay on a mesh.  Ensures: nothing to split is
     left.  Cost: linear.  Source: openxla/shardy MPMD, `split_bwd_fragments`; after "Zero Bubble Pipeline
     Parallelism" (Qi et al., 2023).
@@ -28,20 +33,39 @@ class SplitBwdFragments(ir.FunctionPass):
     name: ClassVar[str] = "mpmd-split-bwd-fragments"
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
 
+    between_stages: bool = False
+
     def rewrite_function(self, f: ir.Func) -> None:
-        """Splits each backward fragment of which some results, but not all, are transferred."""
+        """Splits each backward fragment of which some results, but not all, are waited for elsewhere."""
         for fragment in ir.fragments(f):
             if not fragment.is_backward or fragment.split_keep_transferred or fragment.split_drop_transferred:
                 continue
-            sent = [i for i, result in enumerate(fragment.results) if _is_transferred(result)]
+            sent = [
+                i for i, result in enumerate(fragment.results) if self._is_waited_for(result, fragment.stage)
+            ]
             if not 0 < len(sent) < len(fragment.results):
                 continue
-            needed = ir.ops_flowing_to([fragment.returned[i] for i in sent])
+            needed = ops_flowing_to([fragment.returned[i] for i in sent])
             if len(needed) < len(ir.ops(fragment.body)):
-                first, second = ir.split(fragment, needed, sent)
+                first, second = split(fragment, needed, sent)
                 first.split_keep_transferred = True
                 second.split_drop_transferred = True
 
+    def _is_waited_for(self, value: ir.Value, stage: int | None) -> bool:
+        """Whether a value is transferred, or used by backward work of another stage of the mesh."""
+        for user in ir.users(value):
+            if isinstance(user, ir.Transfer):
+                if not self.between_stages or any(map(_is_of_a_microbatch, ir.users(user))):
+                    return True
+            elif (
+                self.between_stages
+                and isinstance(user, ir.Fragment)
+                and user.is_backward
+                and user.stage not in (None, stage)
+            ):
+                return True
+        return False
 
-def _is_transferred(value: ir.Value) -> bool:
-    return any(isinstance(user, ir.Transfer) for user in ir.users(value))
+
+def _is_of_a_microbatch(op: ir.Op) -> bool:
+    return isinstance(op, ir.Fragment) and op.call_counter is not None

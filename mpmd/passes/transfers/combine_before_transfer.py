@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.sharding.shards import local_bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class CombineBeforeTransfer(ir.FunctionPass):
+class CombineBeforeTransfer(FunctionPass):
     """Computes where values come from what they are only sent for.
 
         s = transfer a@m1 to m0
@@ -47,7 +49,7 @@ def _better_mesh(fragment: ir.Fragment, topology: ir.Topology) -> str | None:
         return None
     mesh = topology[fragment.mesh]
     sent, instead = (
-        [ir.local_bytes(v.type, mesh) for v in values]
+        [local_bytes(v.type, mesh) for v in values]
         for values in (dict.fromkeys(fragment.inputs), fragment.results)
     )
     if len(instead) >= len(sent) or sum(instead) > sum(sent):
@@ -71,7 +73,7 @@ def _move(fragment: ir.Fragment, mesh: str) -> None:
 
     made = ir.make_fragment(
         mesh, inputs, [r.type.on(mesh) for r in fragment.results], where, body,
-        inferred_by=ir.string_list(fragment.attributes.get("mpmd.inferred_by")), location=fragment.location,
+        inferred_by=fragment.inferred_by, location=fragment.location,
     )  # fmt: skip
     if fragment.call_counter is not None:
         made.call_counter = fragment.call_counter

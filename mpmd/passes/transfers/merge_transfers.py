@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.sharding.shards import axes_by_dim
 
 MAX_ELEMENTS = 1
 _MARK = "concat_transfer"
@@ -32,7 +35,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class MergeTransfers(ir.FunctionPass):
+class MergeTransfers(FunctionPass):
     """Sends small values that travel from one fragment to another as one value.
 
         f, g = m1["f"] (a) { x = add a a; y = neg a; ret x, y }
@@ -95,9 +98,9 @@ def groups_of(producer: ir.Fragment) -> list[Group]:
 
 def is_eligible(kind: ir.Type) -> bool:
     """Whether it is small, in device memory, and not sharded."""
-    if not isinstance(kind, ir.MeshTensor) or kind.on_host or ir.element_count(kind) > MAX_ELEMENTS:
+    if not isinstance(kind, ir.MeshTensor) or kind.on_host or math.prod(kind.shape) > MAX_ELEMENTS:
         return False
-    return kind.sharding is None or not any(ir.axes_by_dim(kind.sharding))
+    return kind.sharding is None or not any(axes_by_dim(kind.sharding))
 
 
 def _join_in_producer(

@@ -6,10 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.moving import moving
 
 
 @dataclasses.dataclass(frozen=True)
-class MoveTransfersToProducer(ir.FunctionPass):
+class MoveTransfersToProducer(FunctionPass):
     """Moves each transfer right behind the op that makes its operand, or to the begin of the function.
 
         f = m1["f"] (a) { x = add a a; ret x }              t = transfer b to m2
@@ -28,9 +30,10 @@ class MoveTransfersToProducer(ir.FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order: a transfer of a transfer follows it."""
-        for transfer in ir.ops(f, ir.Transfer):
-            maker = ir.producer(transfer.tensor)
-            if maker is None:
-                ir.move_to_start(transfer, f.body)
-            else:
-                ir.move_after(transfer, maker)
+        with moving(f):
+            for transfer in ir.ops(f, ir.Transfer):
+                maker = ir.producer(transfer.tensor)
+                if maker is None:
+                    ir.move_to_start(transfer, f.body)
+                else:
+                    ir.move_after(transfer, maker)

@@ -6,10 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoveTransferCycles(ir.FunctionPass):
+class RemoveTransferCycles(FunctionPass):
     """Uses a value itself instead of sending it away and back.
 
         s = transfer a to m2

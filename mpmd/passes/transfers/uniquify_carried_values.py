@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 
 Kind = tuple[str, tuple[ir.Origin, ...], bool, bool, bool]
 
 
-_START = "mpmd.start"
+START = "mpmd.start"
+"""Number of a barrier that keeps a start value apart."""
 
 
 @dataclasses.dataclass(frozen=True)
-class UniquifyCarriedValues(ir.FunctionPass):
+class UniquifyCarriedValues(FunctionPass):
     """Gives the first microbatch a start value of its own for everything that microbatches hand on.
 
         z = m1[] () { c = const 0; ret c }
@@ -92,7 +94,7 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
         copies.append(
             ir.create(
                 "stablehlo.optimization_barrier", [value], [value.type], ir.at_end(maker.body),
-                {_START: number}, value.location,
+                {START: number}, value.location,
             ).results[0]
         )  # fmt: skip
     maker.returned = returned + copies

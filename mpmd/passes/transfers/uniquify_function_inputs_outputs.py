@@ -6,11 +6,12 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class UniquifyFunctionInputsOutputs(ir.FunctionPass):
+class UniquifyFunctionInputsOutputs(FunctionPass):
     """Gives every result of a function a value of its own, which is no argument.
 
         f = m1["f"] (a) { x = add a a; ret x }

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from mpmd.passes.validate.scheduling_units_verifier import SchedulingUnitsVerifier
 from mpmd.passes.validate.verify_stage_merging import VerifyStageMerging
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (SchedulingUnitsVerifier, VerifyStageMerging)
+PASSES = passes_in(vars())

@@ -7,12 +7,16 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class SchedulingUnitsVerifier(ir.FunctionPass):
+class SchedulingUnitsVerifier(FunctionPass):
     """Warns of meshes that do not have one forward and one backward unit per microbatch.
+
+        m1: f0 f1 b0 b1;  m2: f0 f1 b0 b1       ->  fine
+        m1: f0 f1 b0 b1;  m2: f0 f1 b0 b0' b1   ->  warning: mesh m2 has 3 backward units, not 2
 
     Changes nothing: a program whose units could not be merged runs, but its schedule is not what its name
     says.  Programs without microbatches are left alone, with a notice.  It knows nothing of split backward

@@ -6,6 +6,8 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.support import diagnostics
 
 _SPLIT = {(True, False): "kKeepTransferred", (False, True): "kDropTransferred"}
@@ -13,8 +15,11 @@ _Key = tuple[str, int, int | None, str, bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class VerifyStageMerging(ir.FunctionPass):
+class VerifyStageMerging(FunctionPass):
     """Refuses programs in which a stage is more than one fragment per microbatch and phase.
+
+        m1["f"] stage=0 cc=0 (a); m1["f"] stage=0 cc=1 (b)   ->  fine
+        m1["f"] stage=0 cc=0 (a); m1["g"] stage=0 cc=0 (b)   ->  error: two forward fragments of stage 0
 
     Changes nothing.  Two fragments with a stage are in conflict if they have the same mesh, stage,
     transpose count, kind of split and remat mark, and the same call counter or one has none.
@@ -89,7 +94,7 @@ def _conflict(f: ir.Func, earlier: ir.Fragment, fragment: ir.Fragment) -> str:
     )
     other = ", ".join(map(str, earlier.origins))
     text += f"\n  the earlier one has the origins {other} and is at {earlier.location}"
-    path = [op for op in ir.Dependencies(f).path(earlier, fragment) if isinstance(op, ir.Transfer)]
+    path = [op for op in Dependencies(f).path(earlier, fragment) if isinstance(op, ir.Transfer)]
     if path:
         meshes = " -> ".join([path[0].tensor.type.mesh, *(op.result.type.mesh for op in path)])
         text += (

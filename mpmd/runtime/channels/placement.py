@@ -65,6 +65,7 @@ class Placement:
             for name, mesh in meshes.items()
         }
         self._shardings: dict[BufferType, Sharding] = {}
+        self._tokens: dict[Any, Callable[[jax.Array], jax.Array]] = {}
 
     @property
     def meshes(self) -> Mapping[str, Mesh]:
@@ -139,12 +140,26 @@ class Placement:
 
     def token(self, array: jax.Array) -> jax.Array:
         """A tiny array that is ready when `array` is, and that nobody consumes."""
-        token: jax.Array = _token(array)
-        return token
+        return self._tokens.get(_token_key(array.shape, array.dtype, array.sharding), _token)(array)
+
+    def prepare_tokens(self, program: Program) -> None:
+        """Compiles what `token` needs for the buffers of a program, so that it takes no time later."""
+        for kind in {buffer.type: None for stream in program.streams for buffer in stream.buffers}:
+            sharding = self.sharding(kind)
+            key = _token_key(kind.shape, np.dtype(kind.dtype), sharding)
+            if key not in self._tokens:
+                aval = jax.ShapeDtypeStruct(kind.shape, np.dtype(kind.dtype), sharding=sharding)
+                self._tokens[key] = _token.lower(aval).compile()
 
     def channels(self, program: Program) -> LocalChannels:
         """The function that makes the channels of each step."""
         return LocalChannels(self, program)
+
+
+def _token_key(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Any:
+    """Equal for arrays that one compiled token function takes; all shardings over one device are alike."""
+    devices = sharding.device_set
+    return shape, dtype, next(iter(devices)) if len(devices) == 1 else sharding, sharding.memory_kind
 
 
 def _memory_kind(sharding: Sharding) -> str:

@@ -86,6 +86,16 @@ class FixedSchedule(PipelineSchedule):
     fixed: ScheduleTable
     name: str = "from_table"
 
+    @property
+    def splits_backward(self) -> bool:  # type: ignore[override]
+        """That of the table."""
+        return self.fixed.splits_backward
+
+    @property
+    def has_backward(self) -> bool:  # type: ignore[override]
+        """That of the table."""
+        return self.fixed.has_backward
+
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """That of the table."""
         return self.fixed.stage_to_mesh

@@ -29,3 +29,18 @@ func.func public @main(%a: !m1, %b: !c1, %c: !h1) -> (!c1, !m1, !m1, !m1) attrib
   } : (!m1, !m1) -> !m1
   return %u, %v, %f, %g : !c1, !m1, !m1, !m1
 }
+
+// What is late already, also behind another transfer.
+
+// CHECK-LABEL: func.func public @late_already
+// CHECK-NEXT:  %[[S:.*]] = mpmd.transfer %arg0
+// CHECK-NEXT:  %[[T:.*]] = mpmd.transfer %[[S]]
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"]> (%[[T]])
+func.func public @late_already(%a: !c1) -> !m1 attributes {topology = #topology} {
+  %s = mpmd.transfer %a : (!c1) -> !h1
+  %t = mpmd.transfer %s : (!h1) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%t) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}

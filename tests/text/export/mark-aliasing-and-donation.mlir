@@ -50,3 +50,19 @@ func.func public @wishes(%a: !m1 {tf.aliasing_output = 0 : i32}, %b: !m1 {tf.ali
   %t = mpmd.transfer %k#1 : (!m1) -> !m1
   return %f, %t, %k#0 : !m1, !m1, !m1
 }
+
+// An argument that is not donated, and a value that is returned.
+
+// CHECK-LABEL: func.func public @nothing_is_free
+// CHECK-NOT:   arg_attrs
+func.func public @nothing_is_free(%a: !m1) -> (!m1, !m1) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"]> (%f) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %g : !m1, !m1
+}

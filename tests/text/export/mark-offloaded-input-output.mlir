@@ -46,3 +46,20 @@ func.func public @on_the_host(
   // expected-error@+1 {{Memory kind mismatch between result 1 and defining op: <<NULL ATTRIBUTE>> vs "pinned_host"}}
   return %t, %a : !m1, !m1
 }
+
+// -----
+
+// All is on the device, said or not, and was marked before.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @on_the_device
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"]> (%arg0, %arg1) {arg_attrs = [{}, {}], res_attrs = [{}]} (
+func.func public @on_the_device(%a: !m1 {mhlo.memory_kind = "device"}, %b: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a, %b) {arg_attrs = [{}, {}], res_attrs = [{}]} (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %f : !m1
+}

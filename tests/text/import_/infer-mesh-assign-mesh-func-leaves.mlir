@@ -59,3 +59,16 @@ func.func private @callee(%p: tensor<4xf32>, %q: tensor<4xf32>) -> (tensor<4xf32
   %0 = stablehlo.negate %p : tensor<4xf32>
   return %p, %0 : tensor<4xf32>, tensor<4xf32>
 }
+
+// Everything is used, and what is returned has a mesh.
+// CHECK-LABEL: func @no_leaves
+func.func @no_leaves(%a: !mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> !mpmd.mesh_tensor<"m2", tensor<4xf32>> attributes {topology = #topology} {
+  // CHECK-NEXT: %[[U:.*]] = mpmd.unassign %arg0
+  // CHECK-NEXT: %[[N:.*]] = stablehlo.negate %[[U]]
+  // CHECK-NEXT: %[[A:.*]] = mpmd.assign %[[N]]
+  // CHECK-NEXT: return %[[A]]
+  %u = mpmd.unassign %a : (!mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> tensor<4xf32>
+  %0 = stablehlo.negate %u : tensor<4xf32>
+  %1 = mpmd.assign %0 : (tensor<4xf32>) -> !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+  return %1 : !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+}

@@ -69,3 +69,15 @@ func.func private @callee(%p: tensor<4xf32>, %q: tensor<4xf32>) -> (tensor<4xf32
   %0 = stablehlo.negate %p : tensor<4xf32> // CHECK: negate {{.*}}src_set = #mpmd.meshes_with_origins<"m1">
   return %0, %q : tensor<4xf32>, tensor<4xf32>
 }
+
+// Values on meshes need no set, and a constant can be anywhere.
+// CHECK-LABEL: func @on_meshes
+func.func @on_meshes(%a: !m1) -> (!m1, tensor<4xf32>) attributes {topology = #topology} {
+  // CHECK-NEXT: stablehlo.constant dense
+  // CHECK-NEXT: mpmd.fragment
+  %c = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %c : !m1, tensor<4xf32>
+}

@@ -115,3 +115,17 @@ func.func private @callee(%p: tensor<4xf32>) -> (tensor<4xf32> {mpmd.use_set = #
     attributes {topology = #topology} {
   return %p : tensor<4xf32>
 }
+
+// All work is in fragments already.
+// CHECK-LABEL: func @done
+func.func @done(%a: !m1) -> !m2 attributes {topology = #topology} {
+  // CHECK-NEXT: %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]> (%arg0)
+  // CHECK:      %[[T:.*]] = mpmd.transfer %[[F]]
+  // CHECK-NEXT: return %[[T]]
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %t = mpmd.transfer %f : (!m1) -> !m2
+  return %t : !m2
+}

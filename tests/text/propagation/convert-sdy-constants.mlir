@@ -19,3 +19,11 @@ func.func @main(%b: tensor<i1>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>)
   }) : (tensor<i1>) -> tensor<4xf32>
   return %0, %1, %2 : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
 }
+
+// CHECK-LABEL: func.func @no_constant_of_sdy
+// CHECK-NEXT:  %[[A:.*]] = stablehlo.constant {mark} dense<2.000000e+00> : tensor<4xf32>
+// CHECK-NEXT:  return %[[A]]
+func.func @no_constant_of_sdy() -> tensor<4xf32> {
+  %0 = stablehlo.constant {mark} dense<2.0> : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}

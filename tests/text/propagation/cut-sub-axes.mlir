@@ -19,3 +19,14 @@ func.func public @main(%a: !m1) -> !m2 attributes {topology = #topology} {
   %t = mpmd.transfer {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x":(1)2}, {"y"}]>]>} %f : (!m1) -> !m2
   return %t : !m2
 }
+
+// Whole axes, two of them on one dim.
+
+// CHECK-LABEL: func.func public @whole_axes
+// CHECK: in_shardings=[<@mesh, [{"x", "y"}, {}]>], out_shardings=[<@mesh, [{?}, {"x"}]>]
+func.func public @whole_axes(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"], in_shardings=[<@mesh, [{"x", "y"}, {}]>], out_shardings=[<@mesh, [{?}, {"x"}]>]> (%a) (%p: tensor<8x8xf32>) {
+    mpmd.return %p : tensor<8x8xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}

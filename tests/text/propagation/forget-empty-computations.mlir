@@ -21,3 +21,15 @@ func.func @main(%a: !m1) -> (!s1, !s1, !s1) attributes {topology = #mpmd.topolog
   } : (!m1) -> !s1
   return %f, %g, %h : !s1, !s1, !s1
 }
+
+// One result is computed: it keeps its name.
+
+// CHECK-LABEL: func.func @computes_something
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"], stage=0> (%arg0)
+func.func @computes_something(%a: !m1) -> (!s1, !s1) attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %f:2 = mpmd.fragment<mesh="m1", origin=["f"], stage=0> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %p, %0 : tensor<4xf32>, tensor<4xf32>
+  } : (!m1) -> (!s1, !s1)
+  return %f#0, %f#1 : !s1, !s1
+}

@@ -17,3 +17,11 @@ func.func public @main(%a: !said, %b: !split) -> (!said, !plain) attributes {top
   } : (!said, !split) -> (!said, !plain)
   return %f#0, %f#1 : !said, !plain
 }
+
+// CHECK: func.func public @nothing_empty(%{{.*}}: !mpmd.mesh_tensor<"m1", tensor<8xf32>, sharding=<@mesh, [{"x"}]>>) -> !mpmd.mesh_tensor<"m1", tensor<8xf32>>
+func.func public @nothing_empty(%a: !split) -> !plain attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<8xf32>) {
+    mpmd.return %p : tensor<8xf32>
+  } : (!split) -> !plain
+  return %f : !plain
+}

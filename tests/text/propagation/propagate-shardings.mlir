@@ -1,5 +1,5 @@
-// RUN: mpmd-opt %s -mpmd-propagate-shardings | FileCheck %s
-// RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-propagate-shardings -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' -split-input-file | FileCheck %s
 
 // Four microbatches on two meshes with an accumulator, whose fragments are alike: what Shardy finds for the
 // first two holds for all, and is what it finds for the whole program.
@@ -54,4 +54,16 @@ func.func public @main(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>
     mpmd.return %0 : tensor<8x8xf32>
   } : (!m2, !m2) -> !m2
   return %g3 : !m2
+}
+
+// -----
+
+// A function of no meshes, which says nothing about shardings.
+
+// CHECK-LABEL: func.func @nothing_is_sharded
+// CHECK-NEXT:  %[[N:.*]] = stablehlo.negate %arg0 : tensor<8x8xf32>
+// CHECK-NEXT:  return %[[N]]
+func.func @nothing_is_sharded(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  %0 = stablehlo.negate %a : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
 }

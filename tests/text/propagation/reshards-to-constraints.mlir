@@ -21,3 +21,10 @@ func.func @main(%a: tensor<4xf32>, %b: tensor<i1>) -> tensor<4xf32> {
   %3 = sdy.sharding_constraint %1 <@mesh, [{"x"}]> : tensor<4xf32>
   return %3 : tensor<4xf32>
 }
+
+// CHECK-LABEL: func.func @no_reshard
+// CHECK-NEXT:  sdy.sharding_constraint %arg0 <@mesh, [{"x"}]> : tensor<4xf32>
+func.func @no_reshard(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = sdy.sharding_constraint %a <@mesh, [{"x"}]> : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}

@@ -54,3 +54,15 @@ func.func @kept(%a: !m1) -> (!m1, !s1) attributes {topology = #topology} {
   } : (!s1, !y1) -> (!m1, !s1)
   return %k#0, %k#1 : !m1, !s1
 }
+
+// Everything is used, once, and computed.
+
+// CHECK-LABEL: func.func @simple_already
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"]> (%arg0, %arg1) {arg_attrs = [{first}, {second}]}
+func.func @simple_already(%a: !m1, %b: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a, %b) {arg_attrs = [{first}, {second}]} (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %f : !m1
+}

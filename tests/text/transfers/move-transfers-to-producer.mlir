@@ -62,3 +62,27 @@ func.func public @main(%a: !m1) -> !m2 attributes {topology = #topology} {
   %t = mpmd.transfer %f : (!m1) -> !m2
   return %t : !m2
 }
+
+// -----
+
+// Equal transfers that nothing tells apart change places, and so nothing changes.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+!m3 = !mpmd.mesh_tensor<"m3", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>, <"m3" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-SAME:  %[[ARG0:[^:]*]]: !mpmd.mesh_tensor<"m1"
+// CHECK-NEXT: %[[V0:.*]] = mpmd.transfer %[[ARG0]] : {{.*}} -> !mpmd.mesh_tensor<"m2"
+// CHECK-NEXT: mpmd.transfer %[[V0]] : {{.*}} -> !mpmd.mesh_tensor<"m3"
+// CHECK-NEXT: %[[V2:.*]] = mpmd.transfer %[[ARG0]] : {{.*}} -> !mpmd.mesh_tensor<"m2"
+// CHECK-NEXT: mpmd.transfer %[[V2]] : {{.*}} -> !mpmd.mesh_tensor<"m3"
+// CHECK-NEXT: return %[[ARG0]]
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %s = mpmd.transfer %a : (!m1) -> !m2
+  %t = mpmd.transfer %s : (!m2) -> !m3
+  %u = mpmd.transfer %a : (!m1) -> !m2
+  %v = mpmd.transfer %u : (!m2) -> !m3
+  return %a : !m1
+}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
+from mpmd.passes.bases import FunctionPass, mlir_pass
+from mpmd.passes.fragments.dropping import drop
+from mpmd.passes.fragments.merging import merge
 from tests.unit.ir.programs import TWO_FRAGMENTS
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_erasing_a_block_argument_that_is_used_raises(main: ir.Func) -> None:
 
 def test_dropping_a_result_that_is_used_raises(main: ir.Func) -> None:
     with pytest.raises(IRError, match="still used"):
-        ir.drop(ir.fragments(main)[0], results=[0])
+        drop(ir.fragments(main)[0], results=[0])
 
 
 def test_an_erased_op_raises_when_it_is_used(main: ir.Func) -> None:
@@ -82,10 +88,10 @@ def test_merging_across_meshes_or_stages_raises(main: ir.Func) -> None:
     first, second = ir.fragments(main)
     first.stage = 2
     with pytest.raises(IRError, match=r"cannot merge fragments of mesh m1, stage 2 and mesh m1, stage 3"):
-        ir.merge(first, second)
+        merge(first, second)
     first.stage, first.mesh = None, "m2"
     with pytest.raises(IRError, match="mesh m2, stage None and mesh m1, stage 3"):
-        ir.merge(first, second)
+        merge(first, second)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +127,134 @@ def test_verifying_with_a_diagnostic_handler_ends(module: ir.Module) -> None:
         handler.detach()
 
 
+# Each of these ends the process with a signal in the bindings; here each prints what stands in its list.
+DANGEROUS = """
+import gc
+from mpmd import ir
+from mpmd.passes.bases import mlir_pass
+from tests.unit.ir.programs import TWO_FRAGMENTS
+
+def fresh():
+    gc.collect()
+    for _ in range(3):  # takes the memory of whatever was freed
+        ir.parse(TWO_FRAGMENTS)
+
+def program():
+    module = ir.parse(TWO_FRAGMENTS)
+    first, second = ir.fragments(ir.funcs(module)[0])
+    return module, ir.funcs(module)[0], first, second
+
+module, main, first, second = program()
+inner, result, again = ir.ops(second)[0], second.result, ir.fragments(main)[1]
+ir.replace_uses(second.result, main.args[0])
+ir.erase(second)
+fresh()
+print("op in an erased op:", inner.operation.name, inner.operands[0].type)
+print("value of an erased op:", result.type.mesh)
+print("another object for an erased op:", again.mesh, again.result.type == result.type)
+try:
+    second.mesh
+except RuntimeError as e:
+    print("the erased op:", e)
+print("uses of what it read:", len(ir.users(first.results[0])))
+
+module, main, first, second = program()
+ir.replace(second, [main.args[0]])
+dead = ir.ops(first)[1]
+mlir_pass("canonicalize").run(module)
+mlir_pass("symbol-dce").run(module)
+fresh()
+print("op held over passes:", dead.operation.name, first.mesh, main.symbol)
+print("the program after passes:", [g.mesh for g in ir.fragments(ir.funcs(module)[0])])
+
+main = ir.funcs(ir.parse(TWO_FRAGMENTS))[0]
+fresh()
+print("op of a module that nobody holds:", main.symbol, [g.mesh for g in ir.fragments(main)])
+value = ir.funcs(ir.parse(TWO_FRAGMENTS))[0].args[0]
+fresh()
+print("value of a module that nobody holds:", value.type.mesh, len(ir.users(value)))
+
+module, main, first, second = program()
+copy = ir.funcs(ir.clone(module))[0]
+fresh()
+print("op of a copy that nobody holds:", copy.symbol)
+
+module, main, first, second = program()
+outer = main.terminator
+main.returned = [main.returned[0]]
+fresh()
+print("a terminator that was replaced:", *(value.type for value in outer.operands))
+"""
+
+SAID = """\
+op in an erased op: stablehlo.abs none
+value of an erased op: m1
+another object for an erased op: m1 True
+the erased op: the operation has been invalidated
+uses of what it read: 0
+op held over passes: stablehlo.negate m1 main
+the program after passes: ['m1']
+op of a module that nobody holds: main ['m1', 'm1']
+value of a module that nobody holds: m1 1
+op of a copy that nobody holds: main
+a terminator that was replaced: none none
+"""
+
+
+def test_objects_for_what_is_gone_do_no_harm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DANGEROUS], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+
+
+def test_an_erased_block_argument_is_in_no_list(main: ir.Func) -> None:
+    """An object for it is the one thing that must not be used again."""
+    added = ir.append_arg(main.body, like=main.args[0])
+    assert main.args[2] == added
+    ir.erase_args(main.body, [2])
+    assert len(main.args) == 2 and all(len(ir.users(arg)) == 1 for arg in main.args)
+
+
+def test_passes_of_mlir_are_text_and_never_python() -> None:
+    """A Python function as a pass in the wrong place aborts the process; there is no way to hand one over."""
+    with pytest.raises((TypeError, ConfigError)):
+        mlir_pass(lambda op, manager: None).run(ir.parse(TWO_FRAGMENTS))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no-such-pass"):
+        ir.run_mlir("no-such-pass", ir.parse(TWO_FRAGMENTS))
+
+
+def test_what_a_pass_raises_reaches_its_caller(module: ir.Module) -> None:
+    class Fails(FunctionPass):
+        name = "mpmd-fails"
+
+        def rewrite_function(self, f: ir.Func) -> None:
+            raise KeyError(f.symbol)
+
+    with pytest.raises(KeyError, match="main"):
+        Fails().run(module)
+    ir.verify(module)
+
+
+def test_a_failing_pass_of_mlir_leaves_the_module_as_it_was(main: ir.Func, module: ir.Module) -> None:
+    ir.set_type(main.args[0], main.args[0].type.on("m2"))
+    before = ir.to_text(module)
+    with pytest.raises(IRError, match="failed"):
+        ir.run_mlir("symbol-dce", module)
+    assert ir.to_text(module) == before and main == ir.funcs(module)[0]
+
+
 def test_what_is_no_pass_of_mlir_raises() -> None:
     with pytest.raises(ConfigError, match="no-such-pass"):
-        ir.mlir_pass("no-such-pass")
+        mlir_pass("no-such-pass")
     with pytest.raises(ConfigError, match="cannot make the pass 'cse'"):
-        ir.mlir_pass("cse", "no-such-option=1")
+        mlir_pass("cse", "no-such-option=1")
 
 
 def test_a_failing_pass_of_mlir_raises(main: ir.Func, module: ir.Module) -> None:
     ir.set_type(main.args[0], main.args[0].type.on("m2"))
     with pytest.raises(IRError, match="symbol-dce failed"):
-        ir.mlir_pass("symbol-dce").run(module)
+        mlir_pass("symbol-dce").run(module)
 
 
 def test_a_context_that_was_never_left_does_not_abort_the_process() -> None:

@@ -6,6 +6,12 @@ import pytest
 
 from mpmd import ir
 from mpmd.errors import IRError
+from mpmd.passes.cleanup.fragment_dce import remove_dead_code
+from mpmd.passes.fragments.block_order import block_users, in_block_order
+from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands, put_control_edges
+from mpmd.passes.fragments.fragment_info import FragmentInfo
+from mpmd.passes.fragments.merging import merge
+from mpmd.passes.fragments.splitting import ops_flowing_to, split
 from tests.unit.ir.programs import TWO_FRAGMENTS, main_with
 
 
@@ -38,8 +44,8 @@ def test_fragments_have_their_attributes_as_python_values(main: ir.Func) -> None
 def test_users_newest_first_and_in_block_order(main: ir.Func) -> None:
     first = ir.fragments(main)[0]
     assert names(ir.users(main.args[0])) == ["fragment"]
-    assert names(ir.in_block_order(ir.block_users(first))) == ["transfer", "fragment"]
-    assert ir.first_user(first) == ir.ops(main, ir.Transfer)[0]
+    assert names(in_block_order(block_users(first))) == ["transfer", "fragment"]
+    assert ir.first_of(ir.users(first)) == ir.ops(main, ir.Transfer)[0]
 
 
 def test_users_in_regions_count_for_the_op_around_them() -> None:
@@ -57,9 +63,9 @@ def test_users_in_regions_count_for_the_op_around_them() -> None:
     module = ir.parse(text)
     body = ir.fragments(ir.funcs(module)[0])[0].body
     constant, negate, branch = ir.ops(body)
-    assert ir.block_users(negate) == [branch]
+    assert block_users(negate) == [branch]
     assert ir.read_by(branch)[0] == constant.result and negate.result in ir.read_by(branch)
-    assert ir.ops_flowing_to([branch.result]) == {constant, negate, branch}
+    assert ops_flowing_to([branch.result]) == {constant, negate, branch}
 
 
 def test_moving_to_where_it_stands_is_no_edit(main: ir.Func) -> None:
@@ -75,7 +81,7 @@ def test_moving_to_where_it_stands_is_no_edit(main: ir.Func) -> None:
 
 def test_merging_keeps_what_others_use_first(main: ir.Func) -> None:
     first, second = ir.fragments(main)
-    merged = ir.merge(first, second)
+    merged = merge(first, second)
     assert merged.origins == [ir.Origin("f"), ir.Origin("g", 1)] and merged.stage == 3
     assert names(ir.ops(merged.body)) == ["add", "negate", "abs"]
     assert len(merged.results) == 2 and names(ir.users(merged.results[0])) == ["transfer"]
@@ -86,7 +92,7 @@ def test_merging_keeps_what_others_use_first(main: ir.Func) -> None:
 def test_splitting_hands_over_what_the_rest_needs(main: ir.Func) -> None:
     first = ir.fragments(main)[0]
     add, negate = ir.ops(first.body)
-    one, two = ir.split(first, {add}, [0])
+    one, two = split(first, {add}, [0])
     assert names(ir.ops(one.body)) == ["add"] and names(ir.ops(two.body)) == ["negate"]
     assert list(two.inputs) == [*main.args, one.results[1]]
     assert one.call_counter == two.call_counter == 1
@@ -106,7 +112,7 @@ def test_splitting_keeps_ops_with_effects_and_what_they_read() -> None:
     )
     module = ir.parse(text)
     fragment = ir.fragments(ir.funcs(module)[0])[0]
-    _, second = ir.split(fragment, {ir.ops(fragment.body)[0]}, [0])
+    _, second = split(fragment, {ir.ops(fragment.body)[0]}, [0])
     assert names(ir.ops(second.body)) == ["abs", "custom_call"]
     ir.verify(module)
 
@@ -126,7 +132,7 @@ def test_dead_code_goes_from_regions_too() -> None:
         returned="return %0 : !m1",
     )
     module = ir.parse(text)
-    assert ir.remove_dead_code(ir.fragments(ir.funcs(module)[0])[0]) is not None
+    assert remove_dead_code(ir.fragments(ir.funcs(module)[0])[0]) is not None
     assert "abs" not in ir.to_text(module)
 
 
@@ -135,7 +141,7 @@ def test_dead_code_goes_from_regions_too() -> None:
     [
         ('origin=["f"]> (%a) {arg_attrs = [{}, {}]} ', "arg_attrs has 2 entries for 1 values"),
         ('origin=["f"]> (%a) {call_counter = 3 : i64} ', "call_counter is a i64, not a ui32"),
-        ('origin=[], stage=1> (%a) ', "an inferred fragment has a stage"),
+        ("origin=[], stage=1> (%a) ", "an inferred fragment has a stage"),
         ('origin=["f"], stage=-1> (%a) ', "its stage -1 is negative"),
         ('origin=["f", "f"]> (%a) ', 'it has the origin "f" twice'),
     ],
@@ -150,20 +156,20 @@ def test_the_verifier_sees_what_the_dialect_accepts(broken: str, problem: str) -
 def test_control_edges_survive_merging_and_print_as_operands(main: ir.Func) -> None:
     first, second = ir.fragments(main)
     third = ir.clone(second, ir.after(second))
-    ir.put_control_edges(main, [(second, third), (first, second)])
-    assert ir.control_edges(main) == [(first, second), (second, third)]
-    merged = ir.merge(first, second)
-    assert ir.control_edges(main) == [(merged, third)]
-    ir.control_edges_as_operands(main)
+    put_control_edges(main, [(second, third), (first, second)])
+    assert control_edges(main) == [(first, second), (second, third)]
+    merged = merge(first, second)
+    assert control_edges(main) == [(merged, third)]
+    control_edges_as_operands(main)
     shown = ir.fragments(main)[1]
     assert list(shown.operands)[1] == ir.fragments(main)[0].results[0]
     assert "mpmd.control_operand_start_idx = 1 : i64" in ir.op_text(shown)
-    assert ir.control_edges(main) == []
+    assert control_edges(main) == []
 
 
 def test_infos_are_equal_whatever_the_order_of_origins() -> None:
     text = 'FragmentInfo(mesh_name="m1",origins=["g"(1),"f"],split_type=kDropTransferred,call_counter=2)'
-    info = ir.FragmentInfo.parse(text)
-    assert info == ir.FragmentInfo.parse(str(info).replace('"g"(1),"f"', '"f","g"(1)'))
+    info = FragmentInfo.parse(text)
+    assert info == FragmentInfo.parse(str(info).replace('"g"(1),"f"', '"f","g"(1)'))
     assert info.origins == (ir.Origin("g", 1), ir.Origin("f"))
-    assert info != ir.FragmentInfo.parse(text.replace("2)", "3)"))
+    assert info != FragmentInfo.parse(text.replace("2)", "3)"))

@@ -7,6 +7,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.passes import make_pass
+from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
 from mpmd.support.diagnostics import Diagnostics, Severity, collecting
 from tests.unit.ir.programs import HEAD, main_with
 
@@ -77,13 +78,13 @@ def test_merging_by_rules_keeps_to_control_edges() -> None:
     module = ir.parse(main_with(body, returned="return %k : !m1"))
     main = ir.funcs(module)[0]
     f, k, g = ir.fragments(main)
-    ir.put_control_edges(main, [(g, k)])
+    put_control_edges(main, [(g, k)])
     infos = [INFO.format(name, "m1", "") for name in ("f", "g")]
     rule = f"FragmentMergeRule(sources=[{','.join(infos)}],target={infos[0]})"
     make_pass("mpmd-rule-based-merge", f"rules={rule} remove-control-dependencies=false").run(module)
     merged, last = ir.fragments(main)
     assert (last.origins, merged.origins) == ([ir.Origin("k")], [ir.Origin("f")])
-    assert ir.control_edges(main) == [(merged, last)]
+    assert control_edges(main) == [(merged, last)]
     del f, k, g
 
 

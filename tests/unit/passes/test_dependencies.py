@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd import ir
+from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
+from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.passes.schedule.reordering import Precedence
 
 
@@ -56,7 +58,7 @@ def test_order_is_that_of_the_definition(graph: tuple[list[set[int]], set[tuple[
     f = ir.funcs(module)[0]
     ops = ir.ops(f)
     edges = sorted((i, j) for i, j in extra if i != j)
-    order, cycle = ir.Dependencies(f, [(ops[i], ops[j]) for i, j in edges]).stable_order()
+    order, cycle = Dependencies(f, [(ops[i], ops[j]) for i, j in edges]).stable_order()
     needs = [{*data[i], *(a for a, b in edges if b == i)} for i in range(len(ops))]
     place = {op: i for i, op in enumerate(ops)}
     assert [place[op] for op in order] == swept(len(ops), needs)
@@ -83,17 +85,17 @@ def test_path_follows_data_flow() -> None:
     module = function([[], [0], [1], [0, 2]])
     f = ir.funcs(module)[0]
     a, _, _, d = ir.ops(f)
-    assert ir.Dependencies(f).path(a, d) == [a, d]
-    assert ir.Dependencies(f).path(d, a) == []
+    assert Dependencies(f).path(a, d) == [a, d]
+    assert Dependencies(f).path(d, a) == []
 
 
 def test_control_edges_survive_text() -> None:
     module = function([[], [], []])
     f = ir.funcs(module)[0]
     a, b, c = ir.fragments(f)
-    ir.put_control_edges(f, [(c, a), (b, a)])
+    put_control_edges(f, [(c, a), (b, a)])
     again = ir.parse(ir.to_text(module))
-    edges = ir.control_edges(ir.funcs(again)[0])
+    edges = control_edges(ir.funcs(again)[0])
     assert [(x.origins[0].name, y.origins[0].name) for x, y in edges] == [("f1", "f0"), ("f2", "f0")]
-    ir.put_control_edges(f, [])
+    put_control_edges(f, [])
     assert "control" not in ir.to_text(module)

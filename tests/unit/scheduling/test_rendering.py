@@ -62,7 +62,7 @@ def test_an_empty_timeline_has_a_chart_too() -> None:
 
 def test_the_picture_has_a_rectangle_per_task_as_long_as_the_task() -> None:
     line = predicted()
-    root = ElementTree.fromstring(render_svg(line, 1000))
+    root = ElementTree.fromstring(render_svg(line, width=1000))
     groups = root.findall("{http://www.w3.org/2000/svg}g")
     assert len(groups) == 8
     scale = (1000 - 90 - 80) / line.makespan_s

@@ -2,70 +2,64 @@
 
 from __future__ import annotations
 
+import html.parser
 import json
-import random
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+import mpmd
+from mpmd import ir, pipeline
+from mpmd.errors import PassError
+from mpmd.options import PipelineOptions
+from mpmd.passes.bases import mlir_pass
+from mpmd.support.pipeline import Watch, run_pipeline
 from mpmd.tools import opt
-from mpmd.tools.explorer import runs_between
+from mpmd.tools.explorer import Planned, Recorder, explore
+from mpmd.tools.explorer.naming import Namer
+from mpmd.tools.explorer.text_tree import Numbering, pair, read_tree
+from tests.support import random_mpmd
 from tests.unit.ir.programs import HEAD, TWO_FRAGMENTS
+
+DRIVER = Path(__file__).parents[2] / "support" / "page_driver.js"
+PASSES = ["-mpmd-fragment-dedup", "-mpmd-merge-inferred-fragments", "-mpmd-copy-constants", "-cse"]
+VOID = {"meta", "input"}
 
 
 def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r"const data = (.*);\n", page)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
 
-def rebuilt(before: list[int], after: list[int], runs: list[list[int]]) -> tuple[list[int], list[int]]:
-    """Both lists, from what the runs say of them."""
-    old, new, i, j = [], [], 0, 0
-    for sign, count in runs:
-        if sign <= 0:
-            old += before[i : i + count]
-            i += count
-        if sign >= 0:
-            new += after[j : j + count]
-            j += count
-        if sign == 0:
-            assert old[len(old) - count :] == new[len(new) - count :]
-    return old, new
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_runs_say_how_one_list_becomes_the_other(seed: int) -> None:
-    rng = random.Random(seed)
-    before = [rng.randrange(6) for _ in range(rng.randrange(30))]
-    after = [x for x in before if rng.random() < 0.8]
-    after.insert(rng.randint(0, len(after)), 99)
-    assert rebuilt(before, after, runs_between(before, after)) == (before, after)
-    assert runs_between(before, before) == ([[0, len(before)]] if before else [])
-
-
-def test_a_page_for_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def page_of(tmp_path: Path, text: str, *arguments: str, status: int = 0) -> str:
     source, target = tmp_path / "in.mlir", tmp_path / "out.html"
-    source.write_text(TWO_FRAGMENTS + "\n// </script>")
-    passes = ["-mpmd-fragment-dedup", "-mpmd-merge-inferred-fragments", "-mpmd-copy-constants", "-cse"]
-    assert opt.main([str(source), *passes, f"-html={target}"]) == 0
-    assert "mpmd.fragment" in capsys.readouterr().out
-    page = target.read_text()
-    assert page.count("</script>") == 1 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    data = data_of(page)
-    steps = data["steps"]
-    assert [s["title"] for s in steps] == ["input", *(p[1:] for p in passes)]
-    assert [s["changed"] for s in steps] == [False] * 5
-    assert steps[0]["meshes"] == ["m1", "m2", ""]
-    assert [(n[0], n[1], n[2], n[3]) for n in steps[0]["nodes"]] == [
-        (0, '"f" [1]', "forward", []),
-        (1, "m1 → m2", "transfer", [0]),
-        (0, '"g"(1)', "backward", [0]),
-    ]
-    assert "\n".join(data["lines"][i] for i in steps[0]["lines"]).startswith("module {")
-    assert steps[1]["lines"] is None
+    source.write_text(text)
+    assert opt.main([str(source), *arguments, f"-html={target}", f"-o={tmp_path / 'out.mlir'}"]) == status
+    return target.read_text(encoding="utf-8")
+
+
+def replayed(data: dict[str, Any]) -> list[str]:
+    """The text after each step, from what the page says became of the lines."""
+    lines, texts = [], []
+    for step in data["steps"]:
+        waiting, after = list(lines), []
+        for sign, *rest in step.get("lines", [["=", len(lines)]]):
+            if sign in "=-<":
+                gone, waiting = waiting[: rest[0]], waiting[rest[0] :]
+                after += gone if sign == "=" else []
+            else:
+                after += rest
+                waiting = waiting[len(rest) :] if sign == "~" else waiting
+        assert not waiting
+        lines = after
+        texts.append("\n".join(data["lines"][i] for i in lines) + "\n")
+    return texts
 
 
 def function(results: str, returned: str) -> str:
@@ -76,19 +70,281 @@ def function(results: str, returned: str) -> str:
     )
 
 
-def test_what_changed_is_marked(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.mlir", tmp_path / "out.html"
-    source.write_text(function("!m1", "%a"))
-    assert opt.main([str(source), "-mpmd-uniquify-function-inputs-outputs", f"-html={target}"]) == 0
-    last = data_of(target.read_text())["steps"][-1]
-    assert last["changed"] and [n[1] for n in last["nodes"] if n[4]] == ["unnamed"]
-    assert {sign for sign, _ in last["runs"]} == {-1, 0, 1}
+def drawn(data: dict[str, Any], step: int) -> list[tuple[str, str, str, list[int]]]:
+    """Mesh, kind, label and sources of what a step's first graph shows."""
+    found = []
+    for i, (number, _, _, *back) in enumerate(data["steps"][step]["graphs"][0]["nodes"]):
+        mesh, _, kind, label, _, _ = data["nodes"][number]
+        found.append((mesh, kind, label, [i - b for b in back]))
+    return found
 
 
-def test_findings_stand_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = tmp_path / "in.mlir", tmp_path / "out.html"
-    source.write_text(function("!m1, tensor<4xf32>", "%a, %b"))
-    assert opt.main([str(source), "-mpmd-uniquify-function-inputs-outputs", f"-html={target}"]) == 1
-    findings = data_of(target.read_text())["findings"]
-    assert len(findings) == 1 and "result 1 of @main is a tensor<4xf32>, on no mesh" in findings[0]
+def test_every_pass_is_listed_and_the_input_is_shown(tmp_path):
+    data = data_of(page_of(tmp_path, TWO_FRAGMENTS, *PASSES))
+    assert [s["title"] for s in data["steps"]] == ["input", *(p[1:] for p in PASSES)]
+    assert data["title"] == "in.mlir" and data["findings"] == []
+    assert ["lines" in s for s in data["steps"]] == [True, False, False, False, False]
+    assert ir.to_text(ir.parse(replayed(data)[0])) == ir.to_text(ir.parse(TWO_FRAGMENTS))
+    assert all(data["abouts"][s["about"]] for s in data["steps"])
+
+
+def test_the_graph_shows_fragments_and_transfers_by_mesh(tmp_path):
+    data = data_of(page_of(tmp_path, TWO_FRAGMENTS))
+    assert data["steps"][0]["graphs"][0]["meshes"] == ["m1", "m2"]
+    assert drawn(data, 0) == [
+        ("m1", "forward", "f", []),
+        ("m2", "transfer", "m1 → m2", [0]),
+        ("m1", "backward", "g(1)", [0]),
+    ]
+    facts = dict(data["nodes"][0][-1])
+    assert facts["origin"] == "f" and facts["microbatch"] == "1" and facts["mesh"] == "m1"
+    assert facts["ops"] == "2" and facts["gives"] == "32 B in 2 values"
+    assert dict(data["nodes"][1][-1])["bytes"] == "16 B in 1 value"
+
+
+def test_a_node_knows_its_line(tmp_path):
+    data = data_of(page_of(tmp_path, TWO_FRAGMENTS))
+    lines = replayed(data)[0].splitlines()
+    shown = [lines[line].split("mpmd.")[1] for _, line, *_ in data["steps"][0]["graphs"][0]["nodes"]]
+    assert [re.split(r"[<\s]", text)[0] for text in shown] == ["fragment", "transfer", "fragment"]
+
+
+def test_what_changed_is_marked(tmp_path):
+    page = page_of(tmp_path, function("!m1", "%a"), "-mpmd-uniquify-function-inputs-outputs")
+    data = data_of(page)
+    last = data["steps"][-1]
+    fates = {sign: rest for sign, *rest in last["lines"]}
+    assert set(fates) == {"=", "+", "~"}
+    assert "return" in data["lines"][fates["~"][0]] and "mpmd.fragment" in data["lines"][fates["+"][0]]
+    assert [node[2] for node in last["graphs"][0]["nodes"]] == [1]
+    assert drawn(data, 1) == [("m1", "unnamed", "unnamed", [])]
+
+
+def test_an_op_that_moves_is_no_other_op(tmp_path):
+    text = f"""{HEAD}
+func.func public @main(%a: !m1, %b: !m1) -> (!m2, !m2) attributes {{topology = #topology}} {{
+  %0 = mpmd.transfer %a : (!m1) -> !m2
+  %1 = mpmd.fragment<mesh="m1", origin=["f"]> (%b) (%c: tensor<4xf32>) {{
+    %9 = stablehlo.negate %c : tensor<4xf32>
+    mpmd.return %9 : tensor<4xf32>
+  }} : (!m1) -> !m1
+  %2 = mpmd.fragment<mesh="m1", origin=["f"]> (%1) (%c: tensor<4xf32>) {{
+    %9 = stablehlo.abs %c : tensor<4xf32>
+    mpmd.return %9 : tensor<4xf32>
+  }} : (!m1) -> !m1
+  %3 = mpmd.transfer %1 : (!m1) -> !m2
+  return %0, %3 : !m2, !m2
+}}"""
+    data = data_of(page_of(tmp_path, text, "-mpmd-move-transfers-to-producer"))
+    fates = data["steps"][1]["lines"]
+    (moved,) = ([data["lines"][i] for i in rest] for sign, *rest in fates if sign == ">")
+    assert {sign for sign, *_ in fates} == {"=", "<", ">"}
+    assert moved == ["    %3 = mpmd.transfer %1 : (!m1) -> !m2".replace("!m1", M1).replace("!m2", M2)]
+
+
+M1, M2 = (f'!mpmd.mesh_tensor<"{mesh}", tensor<4xf32>>' for mesh in ("m1", "m2"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_names_that_last_leave_the_program_as_it_is(seed):
+    """After every pass the text with lasting names is the module, and the page holds it."""
+    module, recorder, texts = ir.parse(random_mpmd.traced(seed)), Recorder(), []
+    options = PipelineOptions(
+        name_to_mesh_assignment=random_mpmd.assignment(seed), infer_transfers=True,
+        fail_on_inferred_fragments=False, keep_microbatches_equal=bool(seed % 2),
+    )  # fmt: skip
+
+    def after(pass_, module, changed):
+        recorder.after(pass_, module, changed, 0.0)
+        texts.append(recorder.text())
+        assert ir.to_text(ir.parse(texts[-1])) == ir.to_text(ir.parse(ir.to_text(module)))
+
+    recorder.start(module)
+    texts.append(recorder.text())
+    steps = [s for make in pipeline.PIPELINES.values() for s in make(options) if make.__name__[:5] != "infer"]
+    try:
+        run_pipeline(module, [s.pass_ for s in steps], Watch(ir.verify, ir.to_text, after=after))
+    except PassError:
+        assert len(texts) > 5
+    assert replayed(data_of(recorder.page("", []))) == texts
+
+
+def test_a_name_stays_where_lines_above_it_go():
+    before = (
+        "func.func @f(%arg0: i32) -> i32 {\n  %0 = a.x %arg0 : i32\n  %1 = a.y %arg0 : i32\n  return %1\n}"
+    )
+    after = "func.func @f(%arg0: i32) -> i32 {\n  %0 = a.y %arg0 : i32\n  %1 = a.z %0 : i32\n  return %1\n}"
+    assert lasting_names(before, after).splitlines()[1:-1] == [
+        "  %1 = a.y %arg0 : i32",
+        "  %2 = a.z %1 : i32",
+        "  return %2",
+    ]
+
+
+def test_an_argument_goes_by_its_operand():
+    before = (
+        '%2 = mpmd.fragment<mesh="m", origin=[]> (%a, %b) (%arg0: i32, %arg1: i32) {\n  a.r %arg0, %arg1\n}'
+    )
+    after = '%2 = mpmd.fragment<mesh="m", origin=[]> (%b) (%arg0: i32) {\n  a.r %arg0\n}'
+    assert lasting_names(before, after).splitlines() == [
+        '%2 = mpmd.fragment<mesh="m", origin=[]> (%b) (%arg1: i32) {',
+        "  a.r %arg1",
+        "}",
+    ]
+
+
+def lasting_names(*texts: str) -> str:
+    numbering, namer, last = Numbering(), Namer(), []
+    for text in texts:
+        tree = read_tree(text)
+        numbering.number(tree)
+        pair(last, tree)
+        namer.name(tree)
+        last = tree
+    return "\n".join(line for op in last for line in op.lines())
+
+
+def test_equal_runs_give_equal_pages(tmp_path):
+    import_ = f"-mpmd-import-pipeline=name-to-mesh-assignment={','.join(random_mpmd.assignment(0))}"
+    first, second = (page_of(tmp_path, random_mpmd.traced(0), import_) for _ in range(2))
+    assert first == second and '"ms":' not in first
+    assert '"ms":' in page_of(tmp_path, random_mpmd.traced(0), import_, "-timing")
+
+
+def test_a_pipeline_says_why_its_passes_stand_there(tmp_path):
+    data = data_of(page_of(tmp_path, TWO_FRAGMENTS, "-mpmd-sharding-propagation-pipeline"))
+    steps = data["steps"][1:]
+    assert {s["phase"] for s in steps} == {"mpmd-sharding-propagation-pipeline"}
+    wanted = pipeline.sharding_propagation_pipeline(PipelineOptions())
+    assert [s["why"] for s in steps] == [step.why for step in wanted]
+
+
+class Tags(html.parser.HTMLParser):
+    """Checks that what is opened is closed, and remembers all ids and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.ids, self.addresses = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_whatever_the_program_says(tmp_path):
+    evil = "</script><!-- <script> & \\22"
+    text = TWO_FRAGMENTS.replace("attributes {topology", f'attributes {{evil = "{evil}", topology')
+    page = page_of(tmp_path, text, *PASSES)
+    tags = Tags()
+    tags.feed(page)
+    tags.close()
+    assert tags.open == [] and tags.addresses == [] and len(set(tags.ids)) == len(tags.ids)
+    assert any(evil in line for line in data_of(page)["lines"])
+    assert "@@" not in page.replace("@@", "", 0).partition('id="data"')[0]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
+    assert {*re.findall(r'\bel\("([\w-]+)"\)', page)} <= set(tags.ids)
+
+
+def test_a_large_constant_is_cut(tmp_path):
+    constant = "dense<[" + ", ".join(map(str, range(20_000))) + "]> : tensor<20000xi32>"
+    text = f"func.func @main() -> tensor<20000xi32> {{\n  %0 = stablehlo.constant {constant}\n"
+    data = data_of(page_of(tmp_path, text + "  return %0 : tensor<20000xi32>\n}", "-cse"))
+    (line,) = (line for line in data["lines"] if "stablehlo.constant" in line)
+    assert len(line) < 70_000 and line.endswith("more characters")
+
+
+def test_a_run_that_fails_shows_where(tmp_path, capsys):
+    text = function("!m1, tensor<4xf32>", "%a, %b")
+    passes = ("-cse", "-mpmd-uniquify-function-inputs-outputs", "-mpmd-fragment-dce")
+    data = data_of(page_of(tmp_path, text, *passes, status=1))
+    assert (
+        len(data["findings"]) == 1
+        and "result 1 of @main is a tensor<4xf32>, on no mesh" in data["findings"][0]
+    )
+    assert [s["outcome"] for s in data["steps"]] == ["ran", "ran", "failed", "left"]
     capsys.readouterr()
+
+
+def test_what_was_planned_for_one_module_is_over_at_the_next():
+    recorder, passes = Recorder(), [Planned(mlir_pass("cse")), Planned(mlir_pass("symbol-dce"))]
+    for _ in range(2):
+        recorder.start(ir.parse(TWO_FRAGMENTS), passes)
+    recorder.finish()
+    assert [(s.title, s.outcome) for s in recorder.steps] == [
+        ("input", "ran"), ("cse", "failed"), ("symbol-dce", "left"),
+    ] * 2  # fmt: skip
+
+
+def step(w, x):
+    first = mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name="first")
+    second = mpmd.named_computation(lambda w, x: jnp.mean((x @ w) ** 2), name="second")
+    return mpmd.accumulate_gradients(lambda w, x: second(w, first(w, x)), num_microbatches=4)(w, x)
+
+
+def traced(assignment):
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), assignment)
+    return mpmd.jit(step, config).trace(jnp.eye(4), jnp.ones((8, 4)))
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "step.html"
+    lowered = explore(traced({"first": "m0", "second": "m1"}), path)
+    return path, lowered
+
+
+def test_a_step_is_explored_from_tracing_to_export(explored):
+    path, lowered = explored
+    data = data_of(path.read_text(encoding="utf-8"))
+    assert data["title"] == "step" and data["steps"][0]["title"] == "traced"
+    assert list(dict.fromkeys(s.get("phase") for s in data["steps"])) == [
+        None, "import", "optimize", "sharding", "export",
+    ]  # fmt: skip
+    assert ir.to_text(ir.parse(replayed(data)[-1])) == ir.to_text(ir.parse(lowered.as_text("mpmd")))
+    last = [s for s in data["steps"] if "graphs" in s][-1]
+    kinds = [data["nodes"][node[0]][2] for node in last["graphs"][0]["nodes"]]
+    assert kinds.count("forward") == kinds.count("both") == kinds.count("backward") == 4
+    assert kinds.count("transfer") == lowered.as_text("mpmd").count("mpmd.transfer ") >= 8
+
+
+def test_a_step_that_cannot_be_lowered_leaves_a_page(tmp_path):
+    with pytest.raises(mpmd.errors.MpmdError):
+        explore(traced({"first": "m0", "second": "m1", "third": "m1"}), tmp_path / "none.html")
+    assert not (tmp_path / "none.html").exists()  # it was refused before the first pass
+    options = PipelineOptions(name_to_mesh_assignment=())  # mesh inference may insert no transfers
+    config = mpmd.make_config(
+        mpmd.make_topology({"m0": 1, "m1": 1}), {"first": "m0", "second": "m1"}, options=options
+    )
+    with pytest.raises(PassError):
+        explore(mpmd.jit(step, config).trace(jnp.eye(4), jnp.ones((8, 4))), tmp_path / "some.html")
+    data = data_of((tmp_path / "some.html").read_text(encoding="utf-8"))
+    assert "failed" in [s["outcome"] for s in data["steps"]] and data["findings"][0].startswith("error: ")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's script with node")
+def test_the_script_shows_every_step_in_every_way(explored):
+    path, lowered = explored
+    data = data_of(path.read_text(encoding="utf-8"))
+    done = subprocess.run(["node", str(DRIVER), str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = json.loads(done.stdout)
+    assert [s["position"] for s in shown["shown"]] == [
+        f"step {i} of {len(data['steps']) - 1}" for i in range(len(data["steps"]))
+    ]
+    assert shown["back"] == "step 0 of " + str(len(data["steps"]) - 1)
+    for entry, seen in zip(data["steps"], shown["shown"]):
+        marked = bool(re.search(r'class="row (?:new|gone|moved)"', seen["html"]))
+        assert marked == ("lines" in entry and entry["title"] != "traced"), entry["title"]
+    last = shown["shown"][-1]
+    assert last["lanes"] == ["m0", "m1"] and last["boxes"] >= 12
+    assert last["wires"] == lowered.as_text("mpmd").count("mpmd.transfer ")
+    assert all(tip for tip in last["tips"])
+    # All lines are there once what is folded is unfolded.
+    i = max(i for i, entry in enumerate(data["steps"]) if "lines" in entry)
+    numbers = re.findall(r' data-line="(\d+)"', shown["shown"][i]["unfolded"])
+    assert sorted(map(int, numbers)) == list(range(len(replayed(data)[i].splitlines())))

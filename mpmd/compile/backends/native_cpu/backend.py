@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.arrays import array_types, donated_results, named_sharding
@@ -91,6 +91,11 @@ class NativeExecutable:
         self._call = self.compiled
 
     @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
+
+    @property
     def name(self) -> str:
         """The fragment's name."""
         return self.fragment.name
@@ -160,7 +165,17 @@ class NativeCpuBackend:
         """
         _check(fragment, mesh)
         target = self.target or host_target()
-        made = compile_fragment(fragment, target, self.dump)
+        return self._load(compile_fragment(fragment, target, self.dump), target, fragment, mesh)
+
+    def relocate(
+        self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> NativeExecutable:
+        """The same machine code with memory and threads of another mesh."""
+        return self._load(executable.compilation, executable.target, fragment, mesh)
+
+    def _load(
+        self, made: Compilation, target: CpuTarget, fragment: FragmentModule, mesh: Mesh
+    ) -> NativeExecutable:
         threads = self.threads if _is_large(made.module) else 1
         registered = register(
             made.code,
@@ -295,14 +310,18 @@ def _jitted(fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram) ->
     aliases = donated_results(fragment)
 
     def run(*arrays: Any) -> Any:
-        return program(*arrays, results=results, aliases=aliases)
+        made = program(*arrays, results=results, aliases=aliases)
+        return [*made, jax.numpy.int8(0)] if fragment.token else made
 
     run.__name__ = run.__qualname__ = fragment.name
     jitted = jax.jit(
         run,
         donate_argnums=tuple(aliases),
         keep_unused=True,
-        out_shardings=[named_sharding(mesh, r) for r in fragment.results],
+        out_shardings=[
+            *(named_sharding(mesh, r) for r in fragment.results),
+            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+        ],
     )
     with warnings.catch_warnings():
         # What cannot be donated is freed by the runtime; nothing is lost.

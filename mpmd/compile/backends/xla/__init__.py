@@ -1,3 +1,3 @@
 """Compiles a fragment with XLA: any platform, and the baseline that everything is measured against."""
 
-from mpmd.compile.backends.xla.backend import XlaBackend
+from mpmd.compile.backends.xla.backend import XlaBackend, XlaExecutable

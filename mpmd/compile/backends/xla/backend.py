@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +13,34 @@ import jax
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpmd import jax_compat
 from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.errors import CompileError
 from mpmd.jax_compat import ShapedArray
 
+_CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
+_NO_WORK = frozenset(
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+)
+_INLINE_BELOW_FLOPS = 1000
+
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True
 
 
 @module_p.def_abstract_eval
-def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...]) -> list[Any]:
+def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> list[Any]:
     return [ShapedArray(r.shape, numpy_dtype(r.dtype)) for r in results]
 
 
-def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...]) -> Any:
+def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> Any:
     """Copies the fragment's functions into jit's module and calls its main."""
+    for callback in callbacks:  # nothing else adds any, so positions stay what they are in the text
+        ctx.module_context.add_host_callback(callback)
     fragment = mlir.Module.parse(text)
     outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
     renamed = {}
@@ -62,10 +73,31 @@ class XlaExecutable:
 
     fragment: FragmentModule
     compiled: jax.stages.Compiled
+    devices: tuple[Any, ...]
     backend: str = "xla"
 
     def __post_init__(self) -> None:
         self._call = self.compiled
+
+    @functools.cached_property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done.
+
+        XLA on CPU runs a fragment with a callback in the thread that calls it, and so one on a single device
+        in which it counts little work; what a custom call does it does not count.
+        """
+        targets = set(_CUSTOM_CALL.findall(self.fragment.text)) - _NO_WORK
+        devices = {d for s in jax.tree.leaves(self.compiled.output_shardings) for d in s.device_set}
+        if not targets or any(device.platform != "cpu" for device in devices):
+            return True
+        if any("callback" in target for target in targets):
+            return False
+        return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= _INLINE_BELOW_FLOPS
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
 
     @property
     def name(self) -> str:
@@ -116,14 +148,18 @@ class XlaBackend:
         results = fragment.results
 
         def run(*arrays: Any) -> Any:
-            return module_p.bind(*arrays, text=fragment.text, results=results)
+            made = module_p.bind(*arrays, text=fragment.text, results=results, callbacks=fragment.callbacks)
+            return [*made, jax.numpy.int8(0)] if fragment.token else made
 
         run.__name__ = run.__qualname__ = fragment.name
         jitted = jax.jit(
             run,
             donate_argnums=fragment.donated,
             keep_unused=True,
-            out_shardings=[named_sharding(mesh, r) for r in results],
+            out_shardings=[
+                *(named_sharding(mesh, r) for r in results),
+                *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+            ],
         )
         try:
             with warnings.catch_warnings():
@@ -134,4 +170,14 @@ class XlaBackend:
             raise CompileError(
                 f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
             ) from e
-        return XlaExecutable(fragment, compiled)
+        return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
+
+    def relocate(
+        self, executable: XlaExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> XlaExecutable | None:
+        """Loads it onto the devices of `mesh`; on CPU, as other platforms have devices that differ."""
+        devices = tuple(mesh.devices.flat)
+        if devices[0].platform != "cpu":
+            return None
+        loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
+        return None if loaded is None else XlaExecutable(fragment, loaded, devices)

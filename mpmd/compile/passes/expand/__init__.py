@@ -7,6 +7,7 @@ from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
+from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.float_normalization import FloatNormalization
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
@@ -15,6 +16,7 @@ from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
+from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.support.passes import Pass
 
@@ -24,6 +26,7 @@ PASSES: tuple[type[Pass], ...] = (
     ConvolutionToDot,
     DotDecomposer,
     DotDimensionMerger,
+    FloatJitter,
     FloatNormalization,
     GatherExpander,
     GatherSimplifier,
@@ -32,5 +35,6 @@ PASSES: tuple[type[Pass], ...] = (
     ReduceWindowRewriter,
     ScatterExpander,
     ScatterSimplifier,
+    ShardingRemover,
     TopkDecomposer,
 )

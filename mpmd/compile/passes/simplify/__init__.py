@@ -19,6 +19,7 @@ from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
 from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion
+from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
 from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
 from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
 from mpmd.support.passes import Pass
@@ -41,6 +42,7 @@ PASSES: tuple[type[Pass], ...] = (
     TransposeFolding,
     TupleSimplifier,
     WhileInvariantCodeMotion,
+    WhileLoopUnroller,
     WhileSimplifier,
     ZeroSizedRemoval,
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
+from mpmd.passes.fragments.bodies import body_text
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
@@ -44,7 +46,7 @@ REWRITES = _table()
 
 
 @dataclasses.dataclass(frozen=True)
-class SimplifyStablehlo(ir.FunctionPass):
+class SimplifyStablehlo(FunctionPass):
     """Folds indices, slices and shapes that are known, wherever ops stand.
 
         i = add 1 1; b = dynamic_update_slice b0 x at 0; b1 = dynamic_update_slice b y at 1
@@ -66,8 +68,13 @@ class SimplifyStablehlo(ir.FunctionPass):
         if f.is_external:
             return
         model_of: dict[str, ir.Fragment | None] = {}
-        for fragment in ir.fragments(f):
-            body = ir.body_text(fragment)
+        fragments = ir.fragments(f)
+        like = collections.Counter(map(_signature, fragments))
+        for fragment in fragments:
+            if like[_signature(fragment)] == 1:
+                _simplify(fragment)
+                continue
+            body = body_text(fragment)
             if body not in model_of:
                 edits = ir.edits()
                 _simplify(fragment)
@@ -75,8 +82,26 @@ class SimplifyStablehlo(ir.FunctionPass):
                 continue
             model = model_of[body]
             if model is not None:
-                ir.take_body(fragment, model)
+                _take_body(fragment, model)
         _simplify(f)
+
+
+def _signature(fragment: ir.Fragment) -> Hashable:
+    """Equal for fragments with equal bodies; cheaper than to compare these."""
+    return tuple(v.type for v in (*fragment.args, *fragment.returned))
+
+
+def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
+    """Gives a fragment a copy of the body of `model`, which has the same argument and result types."""
+    where, types = ir.before(fragment), [r.type for r in fragment.results]
+    attributes = dict(fragment.attributes.items())
+    copy = ir.clone(model, where)
+    made = ir.create(
+        "mpmd.fragment", list(fragment.inputs), types, where, attributes, fragment.location, regions=1
+    )
+    ir.take_bodies(copy, made)
+    ir.erase(copy)
+    ir.replace(fragment, list(made.results))
 
 
 def _simplify(where: ir.Func | ir.Fragment) -> None:

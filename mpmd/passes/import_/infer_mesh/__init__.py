@@ -1,7 +1,7 @@
 """Mesh inference: every op and value that no name covers gets a mesh from what it is used with.
 
-The passes run in this order; between the first and the last no pass may remove dead code, as the analysis
-lives in attributes and in assigns that nothing uses.
+`pipeline.infer_mesh_pipeline` has their order; between the first and the last no pass may remove dead code,
+as the analysis lives in attributes and in assigns that nothing uses.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from mpmd.passes.import_.infer_mesh.validate_no_additional_transfers_needed impo
     InferMeshValidateNoAdditionalTransfersNeeded,
 )
 from mpmd.passes.import_.infer_mesh.validate_src_set_not_empty import InferMeshValidateSrcSetNotEmpty
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    InferMeshPopulateUseSet,
-    InferMeshPopulateSrcSet,
-    InferMeshAssignUsingInputOutputConstraints,
-    InferMeshConvertReduceOps,
-    InferMeshValidateSrcSetNotEmpty,
-    InferMeshAssignMeshFuncLeaves,
-    InferMeshValidateNoAdditionalTransfersNeeded,
-    InferMeshRewriteUsingAnalysis,
-    InferMeshFinalize,
-)
+PASSES = passes_in(vars())

@@ -7,6 +7,7 @@ import functools
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
+from mpmd.passes.mesh_order import mesh_order
 
 _MADE_BY = "infer_mesh_wrap_meshless_ops"
 
@@ -45,8 +46,10 @@ class _Growing:
         ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
         inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
         made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
-        ir.take_uses(fragment, made)
-        renamed.update(zip(fragment.results, made.results))
+        for old, new in zip(fragment.results, made.results):
+            for user, number in reversed(ir.uses(old)):
+                ir.set_operand(user, number, new)
+            renamed[old] = new
 
 
 class Absorber:
@@ -66,12 +69,13 @@ class Absorber:
     def place(self, op: ir.Op) -> None:
         """Inlines, clones or wraps an op whose results only assigns use (and tokens, fragments)."""
         sets.clear(op, sets.USE_SET, sets.SRC_SET)
-        fragments, elsewhere = self._consumers(op)
-        if len(fragments) == 1 and not elsewhere:
-            self._absorb(fragments[0], op, move=True)
-        elif fragments and not elsewhere and self._may_clone(op, len(fragments)):
-            for fragment in fragments:
-                self._absorb(fragment, op, move=False)
+        read_by, elsewhere = self._consumers(op)
+        if len(read_by) == 1 and not elsewhere:
+            self._absorb(next(iter(read_by)), op, self.assigns(op), move=True)
+        elif read_by and not elsewhere and self._may_clone(op, len(read_by)):
+            self._dead.update(dict.fromkeys(a for a in self.assigns(op) if self._is_unread(a)))
+            for fragment, assigns in read_by.items():
+                self._absorb(fragment, op, assigns, move=False)
             self._dead[op] = None
         else:
             self._wrap(op)
@@ -98,26 +102,26 @@ class Absorber:
         found = [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
         return list(dict.fromkeys(found))
 
-    def _consumers(self, op: ir.Op) -> tuple[list[ir.Fragment], bool]:
-        """The fragments that read the op's results, and whether anything else does."""
-        fragments: dict[ir.Fragment, None] = {}
+    def _consumers(self, op: ir.Op) -> tuple[dict[ir.Fragment, list[ir.Assign]], bool]:
+        """The fragments that read the op's results, each with the assigns that it reads; is there more?"""
+        found: dict[ir.Fragment, list[ir.Assign]] = {}
         elsewhere = False
-        for user in ir.users(op):
+        for user in dict.fromkeys(ir.users(op)):
             if user in self._dead:
                 continue
             if isinstance(user, ir.Fragment):  # a token
-                fragments[user] = None
+                found.setdefault(user, [])
             elif isinstance(user, ir.Assign):
-                for reader in ir.users(user):
+                readers = dict.fromkeys(ir.users(user)) | self._readers.get(user, {})
+                for reader in readers:
                     if isinstance(reader, ir.Fragment):
-                        fragments[reader] = None
+                        found.setdefault(reader, []).append(user)
                     else:
                         elsewhere = True
-                fragments.update(self._readers.get(user, {}))
         for result in op.results:
             for fragment in self._token_readers(result):
-                fragments[fragment] = None
-        return list(fragments), elsewhere
+                found.setdefault(fragment, [])
+        return found, elsewhere
 
     def _token_readers(self, value: ir.Value) -> list[ir.Fragment]:
         """Fragments that took in an op that reads a token."""
@@ -125,14 +129,16 @@ class Absorber:
             return []
         return [f for f, growing in self._growing.items() if growing.reads(value)]
 
-    def _absorb(self, fragment: ir.Fragment, op: ir.Op, move: bool) -> None:
-        """Puts an op, or a copy, at the begin of a fragment, which then reads what the op reads."""
+    def _absorb(self, fragment: ir.Fragment, op: ir.Op, assigns: list[ir.Assign], move: bool) -> None:
+        """Puts an op, or a copy, at the begin of a fragment, which then reads what the op reads.
+
+        `assigns` are those of the op's results that the fragment reads.
+        """
         if fragment not in self._growing:
             self._growing[fragment] = _Growing(fragment)
         growing = self._growing[fragment]
         values = assigning.read_from_above(op, captured_first=True)
         inside = {v: ir.append_arg(fragment.body, like=v) for v in values}
-        assigns = self.assigns(op)
         stands_for = {r: r for r in op.results} | {a.result: a.tensor for a in assigns}
         results = _moved(op, fragment, inside) if move else _copied(op, fragment, inside)
         for value, result in stands_for.items():
@@ -155,7 +161,7 @@ class Absorber:
         """One fragment per mesh that the op's assigns name, in mesh order."""
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
-        meshes = ir.mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
+        meshes = mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
         for mesh in meshes:
             made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):

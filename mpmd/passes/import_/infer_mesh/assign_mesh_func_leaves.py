@@ -6,16 +6,18 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet
+from mpmd.passes.mesh_order import mesh_order
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshAssignMeshFuncLeaves(ir.ModulePass):
+class InferMeshAssignMeshFuncLeaves(ModulePass):
     """Gives a mesh to what nothing uses: there are no uses to learn one from.
 
         main(a, b): s = add a a {src_set=m2}; t = mul a a; return s -->  main(a, b@m1): s = add a a; p =
@@ -143,7 +145,7 @@ class _Leaves:
 
     def _wrap_resultless(self, op: ir.Op) -> None:
         possible = sets.src_set(op)
-        meshes = [self._default] if possible is None else ir.mesh_order(possible.names)
+        meshes = [self._default] if possible is None else mesh_order(possible.names)
         if not meshes and self._force:
             meshes = [self._default]
         if not meshes:

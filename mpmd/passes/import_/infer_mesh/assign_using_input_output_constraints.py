@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.assignment import Constraint
 from mpmd.passes.import_.enforce_input_output_equisharding import fits
@@ -15,7 +16,7 @@ from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshAssignUsingInputOutputConstraints(ir.FunctionPass):
+class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
     """Puts an argument and the result that is its next value on one mesh, before either is decided alone.
 
         main(a {use_set=m1, m2}): s = add a a {src_set=m2}; return s

@@ -6,12 +6,13 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from mpmd import ir
+from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.infer_mesh import flow
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshConvertReduceOps(ir.FunctionPass):
+class InferMeshConvertReduceOps(FunctionPass):
     """Turns marked reductions of values from several meshes into `mpmd.reduce`, which may cross meshes.
 
         s = add a b {reduce=add}; t = add s c {reduce=add}; r = reduce<none> t

@@ -9,6 +9,7 @@ from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.sets import MeshSet
+from mpmd.support.source import frames_of
 
 _MAX_LINES = 8
 _MAX_OP_TEXT = 200
@@ -104,7 +105,7 @@ class Explainer:
 
 
 def _place(location: ir.Location) -> str:
-    frames = ir.frames_of(location)
+    frames = frames_of(location)
     return f" ({frames[0].file}:{frames[0].line})" if frames else ""
 
 
@@ -161,7 +162,7 @@ def page(first: str, blocks: Iterable[tuple[str, Iterable[str]]], location: ir.L
     for heading, inner in blocks:
         lines.append(f"  {heading}")
         lines += [f"    {line}" for line in inner]
-    frames = ir.frames_of(location)
+    frames = frames_of(location)
     if frames:
         lines.append("  It was written here:")
         for frame in frames[:_MAX_LINES]:

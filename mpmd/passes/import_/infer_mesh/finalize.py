@@ -6,9 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import COPIES
+from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
 _MADE_BY = "infer_mesh_convert_reduce_ops"
@@ -16,7 +18,7 @@ _LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshFinalize(ir.ModulePass):
+class InferMeshFinalize(ModulePass):
     """Turns what is left of assigns and unassigns into transfers, and checks that every value has a mesh.
 
         main(a): p = assign a to m1; q = assign a to m2; ..
@@ -164,9 +166,9 @@ def _rewrite_reduce(op: ir.Reduce) -> bool:
     where = ir.after(op)
     partial = [
         values[0] if len(values) == 1 else _reduced(values, mesh, op.kind, where)
-        for mesh, values in ((mesh, by_mesh[mesh]) for mesh in ir.mesh_order(by_mesh))
+        for mesh, values in ((mesh, by_mesh[mesh]) for mesh in mesh_order(by_mesh))
     ]
-    for mesh in ir.mesh_order(users):
+    for mesh in mesh_order(users):
         kind = users[mesh][0].result.type
         sent = [v if v.type == kind else ir.make_transfer(v, kind, where).result for v in partial]
         total = _reduced(sent, mesh, op.kind, where)

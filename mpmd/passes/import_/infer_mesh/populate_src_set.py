@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Key, MeshSet, Table, both
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshPopulateSrcSet(ir.ModulePass):
+class InferMeshPopulateSrcSet(ModulePass):
     """Notes for every value on which meshes it can be without a transfer that the user did not write.
 
         u = unassign a@m1; s = add u b  -->  u = unassign a {src_set=m1}; s = add u b {src_set=m1}

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import flow
 from mpmd.passes.import_.infer_mesh.sets import USE_SET, Key, MeshSet, Table
 
@@ -13,7 +14,7 @@ _MAX_ROUNDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshPopulateUseSet(ir.ModulePass):
+class InferMeshPopulateUseSet(ModulePass):
     """Notes for every value on which meshes it is needed, and who needs it there.
 
         s = mul a b; p = assign s to m1 by f

@@ -6,16 +6,18 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
 from mpmd.passes.import_.infer_mesh.loops import Loop
+from mpmd.passes.mesh_order import mesh_order
 
 COPIES = "mpmd.copies"
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshRewriteUsingAnalysis(ir.ModulePass):
+class InferMeshRewriteUsingAnalysis(ModulePass):
     """Puts every op into a fragment, and every value that calls pass on onto meshes.
 
         s = mul a c; p = assign s to m1; f = m1["f"] (p) { x = neg p; ret x }
@@ -107,7 +109,7 @@ def _assign_args(f: ir.Func) -> None:
         needed: dict[str, list[ir.Assign]] = {}
         for user in ir.users(arg):
             needed.setdefault(user.result.type.mesh, []).append(user)
-        meshes = ir.mesh_order(needed) or sets.arg_use_set(f, i).names[:1] or [min(f.topology)]
+        meshes = mesh_order(needed) or sets.arg_use_set(f, i).names[:1] or [min(f.topology)]
         tensor = arg.type
         for number, mesh in enumerate(meshes):
             kind = ir.MeshTensor.get(mesh, tensor)

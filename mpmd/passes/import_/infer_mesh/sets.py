@@ -47,7 +47,7 @@ class MeshSet:
 
     def __or__(self, other: MeshSet) -> MeshSet:
         """Meshes in either, those of `self` first; the reasons of both."""
-        return _union(self, other)
+        return self if other is self or not other else _union(self, other)
 
     def __and__(self, other: MeshSet) -> MeshSet:
         """Meshes in both, in the order of `self`; the reasons of both."""
@@ -213,24 +213,29 @@ def clear_entries(f: ir.Op, which: str, *names: str) -> None:
     ir.put_attribute_dicts(f, which, [{k: v for k, v in d.items() if k not in names} for d in dicts])
 
 
+_EMPTY = MeshSet()
+_NOT_READ = object()
+
+
 class Table:
     """The sets of one kind in a module, written back all at once.  No op may be made or erased meanwhile."""
 
     def __init__(self, attribute: str) -> None:
         self._attribute = attribute
-        self._sets: dict[Key, MeshSet | None] = {}
+        self._sets: dict[Key, Any] = {}
         self._changed: dict[Key, None] = {}
         self._entries: dict[tuple[ir.Op, str], list[dict[str, ir.Attribute]]] = {}
 
     def get(self, key: Key) -> MeshSet | None:
         """The set of an op, argument or result."""
-        if key not in self._sets:
-            self._sets[key] = read(self._read(key))
-        return self._sets[key]
+        found = self._sets.get(key, _NOT_READ)
+        if found is _NOT_READ:
+            found = self._sets[key] = read(self._read(key))
+        return found
 
     def uses(self, key: Key) -> MeshSet:
         """The set, which is empty if it is not there."""
-        return self.get(key) or MeshSet()
+        return self.get(key) or _EMPTY
 
     def put(self, key: Key, value: MeshSet) -> bool:
         """Sets it; whether that is another one."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
 from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
@@ -13,7 +14,7 @@ from mpmd.passes.import_.infer_mesh.sets import MeshSet
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshValidateNoAdditionalTransfersNeeded(ir.ModulePass):
+class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     """Reports ops that are needed on a mesh where they cannot be.
 
         s = add u u {src_set=m2, use_set=m1}  -->  error: .. it is used in {m1} but it can only be placed on

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
 from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
@@ -13,7 +14,7 @@ from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
 
 
 @dataclasses.dataclass(frozen=True)
-class InferMeshValidateSrcSetNotEmpty(ir.ModulePass):
+class InferMeshValidateSrcSetNotEmpty(ModulePass):
     """Reports ops whose operands can nowhere be together, and reductions that may not cross meshes.
 
         s = sub u v {src_set={}}  -->  error: Mesh assignment is not possible for op as its operands are ..

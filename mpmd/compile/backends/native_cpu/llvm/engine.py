@@ -2,8 +2,7 @@
 
 Compiling and loading are apart, so that a compile cache can keep the object file and skip the first half.
 No LLVM optimisation pipeline runs: the emitters write vectors and loops as they should be, and code
-    generation
-does instruction selection, scheduling and registers.
+generation does instruction selection, scheduling and registers.
 """
 
 from __future__ import annotations
@@ -82,7 +81,9 @@ def _jit() -> Any:
         codemodel="small",
         jit=True,
     )
-    return binding.create_lljit_compiler(machine, suppress_errors=True)
+    # JITLink puts all sections of an object into one mapping.  The older loader maps them one by one, more
+    # than 2 GiB apart in a process that has used much memory, which no reference of small code can span.
+    return binding.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
 
 
 class LoadedCode:

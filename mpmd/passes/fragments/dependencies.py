@@ -5,12 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from jax.extend.mlir.ir import OpView as Op
+from mpmd import ir
 
-from mpmd.ir.ops import Func
-from mpmd.ir.query import ops, producer, read_by
-
-Edges = Iterable[tuple[Op, Op]]
+Edges = Iterable[tuple[ir.Op, ir.Op]]
 
 
 class Dependencies:
@@ -22,19 +19,19 @@ class Dependencies:
         needs: positions of the ops that each op needs, directly.
     """
 
-    def __init__(self, f: Func, edges: Edges = ()) -> None:
-        self.ops = ops(f)
+    def __init__(self, f: ir.Func, edges: Edges = ()) -> None:
+        self.ops = ir.ops(f)
         self.place = {op: i for i, op in enumerate(self.ops)}
         self.needs: list[set[int]] = [set() for _ in self.ops]
         for i, op in enumerate(self.ops):
-            for value in read_by(op):
-                source = producer(value)
+            for value in ir.read_by(op):
+                source = ir.producer(value)
                 if source is not None and source in self.place:
                     self.needs[i].add(self.place[source])
         for before, after in edges:
             self.needs[self.place[after]].add(self.place[before])
 
-    def stable_order(self) -> tuple[list[Op], list[Op]]:
+    def stable_order(self) -> tuple[list[ir.Op], list[ir.Op]]:
         """The ops in dependency order, and one cycle if there is any (else nothing).
 
         As if one went over the ops again and again, each time taking, in order, those for which all they
@@ -43,12 +40,9 @@ class Dependencies:
         round if that stands behind it.
         """
         waits = [len(needs) for needs in self.needs]
-        needed_by: list[list[int]] = [[] for _ in self.ops]
-        for i, needs in enumerate(self.needs):
-            for j in needs:
-                needed_by[j].append(i)
+        needed_by = self._needed_by()
         rounds, taken = [0] * len(self.ops), [False] * len(self.ops)
-        cycle: list[Op] = []
+        cycle: list[ir.Op] = []
         ready = [i for i, count in enumerate(waits) if not count]
         last_round = first_left = 0
         while True:
@@ -73,7 +67,32 @@ class Dependencies:
         order = sorted(range(len(self.ops)), key=lambda i: (rounds[i], i))
         return [self.ops[i] for i in order], cycle
 
-    def _cycle(self, taken: Sequence[bool]) -> list[Op]:
+    def top_down(self) -> list[ir.Op]:
+        """The ops in dependency order: of those that are ready always the one that stood first.
+
+        Ops on a cycle, which only extra edges can make, are left out.
+        """
+        waits = [len(needs) for needs in self.needs]
+        needed_by = self._needed_by()
+        ready = [i for i, count in enumerate(waits) if not count]  # sorted, and so a heap
+        order = []
+        while ready:
+            i = heapq.heappop(ready)
+            order.append(self.ops[i])
+            for j in needed_by[i]:
+                waits[j] -= 1
+                if not waits[j]:
+                    heapq.heappush(ready, j)
+        return order
+
+    def _needed_by(self) -> list[list[int]]:
+        needed_by: list[list[int]] = [[] for _ in self.ops]
+        for i, needs in enumerate(self.needs):
+            for j in needs:
+                needed_by[j].append(i)
+        return needed_by
+
+    def _cycle(self, taken: Sequence[bool]) -> list[ir.Op]:
         """Ops of which each needs the next and the last one the first, among those not taken."""
         i, path = taken.index(False), dict[int, int]()
         while i not in path:
@@ -95,7 +114,7 @@ class Dependencies:
             found.append(bits)
         return found
 
-    def path(self, source: Op, target: Op) -> list[Op]:
+    def path(self, source: ir.Op, target: ir.Op) -> list[ir.Op]:
         """A shortest way from `source` to `target` along data flow; empty if there is none."""
         start, end = self.place[source], self.place[target]
         came_from: dict[int, int] = {end: end}

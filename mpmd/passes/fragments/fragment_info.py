@@ -6,9 +6,8 @@ import dataclasses
 import re
 from typing import Any
 
+from mpmd import ir
 from mpmd.errors import ConfigError
-from mpmd.ir.ops import Fragment
-from mpmd.ir.types import Origin
 
 SPLIT_TYPES = {"kKeepTransferred": "split_keep_transferred", "kDropTransferred": "split_drop_transferred"}
 
@@ -29,7 +28,7 @@ class FragmentInfo:
         mesh_name: its mesh; None only in rules that do not say.
     """
 
-    origins: tuple[Origin, ...]
+    origins: tuple[ir.Origin, ...]
     stage: int | None = None
     call_counter: int | None = None
     split_type: str | None = None
@@ -51,14 +50,14 @@ class FragmentInfo:
         return hash(self._key())
 
     @staticmethod
-    def of(fragment: Fragment) -> FragmentInfo:
+    def of(fragment: ir.Fragment) -> FragmentInfo:
         """The info of a fragment."""
         split = next((kind for kind, name in SPLIT_TYPES.items() if name in fragment.attributes), None)
         return FragmentInfo(
             tuple(fragment.origins), fragment.stage, fragment.call_counter, split, fragment.mesh
         )
 
-    def put_on(self, fragment: Fragment) -> None:
+    def put_on(self, fragment: ir.Fragment) -> None:
         """Gives a fragment all that the info says; what it says nothing of goes, but for the mesh."""
         fragment.origins = list(self.origins)
         fragment.stage, fragment.call_counter = self.stage, self.call_counter
@@ -181,7 +180,7 @@ class _Reader:
     def info(self) -> FragmentInfo:
         """`FragmentInfo(...)`."""
         self.take(r"FragmentInfo\s*\(", "FragmentInfo(")
-        origins: tuple[Origin, ...] | None = None
+        origins: tuple[ir.Origin, ...] | None = None
         fields: dict[str, Any] = {}
         while True:
             name = self.take(_FIELDS, "one of origins, stage, call_counter, split_type, mesh_name")[1]
@@ -200,15 +199,15 @@ class _Reader:
             raise ConfigError(f"a FragmentInfo needs its origins\n  in {self.text}")
         return FragmentInfo(origins, **fields)
 
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[ir.Origin, ...]:
         """`["f","g"(1)]`; there may be none."""
         self.take(r"\[", "[")
-        found: list[Origin] = []
+        found: list[ir.Origin] = []
         while not self.found(r"\]"):
             if found:
                 self.take(",", ", or ]")
             name, count = self.string(), self.found(r"\((\d+)\)")
-            found.append(Origin(name, int(count[1]) if count else 0))
+            found.append(ir.Origin(name, int(count[1]) if count else 0))
         return tuple(found)
 
     def string(self) -> str:

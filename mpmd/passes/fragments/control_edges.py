@@ -10,37 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jax.extend.mlir import ir
-
-from mpmd.ir import edit
-from mpmd.ir.context import context
-from mpmd.ir.ops import Fragment, Func, put
-from mpmd.ir.query import fragments
+from mpmd import ir
 
 _IDS, _AFTER = "mpmd.control_ids", "mpmd.control_after"
 _START = "mpmd.control_operand_start_idx"
 
 
-def control_edges(f: Func) -> list[tuple[Fragment, Fragment]]:
+def control_edges(f: ir.Func) -> list[tuple[ir.Fragment, ir.Fragment]]:
     """The (before, after) pairs that a schedule asks for, in program order of the later one."""
-    numbered = {number: g for g in fragments(f) for number in _numbers(g, _IDS)}
-    pairs = ((numbered.get(number, g), g) for g in fragments(f) for number in _numbers(g, _AFTER))
+    numbered = {number: g for g in ir.fragments(f) for number in _numbers(g, _IDS)}
+    pairs = ((numbered.get(number, g), g) for g in ir.fragments(f) for number in _numbers(g, _AFTER))
     return list(dict.fromkeys((before, after) for before, after in pairs if before != after))
 
 
-def put_control_edges(f: Func, edges: Iterable[tuple[Fragment, Fragment]]) -> None:
+def put_control_edges(f: ir.Func, edges: Iterable[tuple[ir.Fragment, ir.Fragment]]) -> None:
     """Makes `edges` the control edges of a function; those that it had are gone."""
-    befores: dict[Fragment, list[Fragment]] = {}
+    befores: dict[ir.Fragment, list[ir.Fragment]] = {}
     for before, after in edges:
         befores.setdefault(after, []).append(before)
     sources = {before for group in befores.values() for before in group}
-    number = {g: i for i, g in enumerate(g for g in fragments(f) if g in sources)}
-    for g in fragments(f):
+    number = {g: i for i, g in enumerate(g for g in ir.fragments(f) if g in sources)}
+    for g in ir.fragments(f):
         _put_numbers(g, _IDS, [number[g]] if g in number else [])
         _put_numbers(g, _AFTER, sorted({number[b] for b in befores.get(g, [])}))
 
 
-def keep_control_edges(parts: Sequence[Fragment], merged: Fragment) -> None:
+def keep_control_edges(parts: Sequence[ir.Fragment], merged: ir.Fragment) -> None:
     """Gives a merged fragment the edges of its parts, but for those between them."""
     ids = dict.fromkeys(number for part in parts for number in _numbers(part, _IDS))
     after = dict.fromkeys(number for part in parts for number in _numbers(part, _AFTER))
@@ -48,33 +43,33 @@ def keep_control_edges(parts: Sequence[Fragment], merged: Fragment) -> None:
     _put_numbers(merged, _AFTER, [number for number in after if number not in ids])
 
 
-def control_edges_as_operands(f: Func) -> None:
+def control_edges_as_operands(f: ir.Func) -> None:
     """Writes the control edges as the dialect does; the function does not verify afterwards.
 
     Edges from fragments without results have no such form and are lost.
     """
-    edges: dict[Fragment, list[Fragment]] = {}
+    edges: dict[ir.Fragment, list[ir.Fragment]] = {}
     for before, after in control_edges(f):
         edges.setdefault(after, []).append(before)
     put_control_edges(f, [])
-    now: dict[Fragment, Fragment] = {}
+    now: dict[ir.Fragment, ir.Fragment] = {}
     for after, befores in edges.items():
         inputs = list(after.inputs)
         controls = [now.get(b, b).results[0] for b in befores if b.results]
-        made = edit.rebuild(after, [*inputs, *controls], [r.type for r in after.results])
-        put(made, _START, _i64(len(inputs)))
-        edit.replace(after, list(made.results))
+        made = ir.rebuild(after, [*inputs, *controls], [r.type for r in after.results])
+        ir.put(made, _START, _i64(len(inputs)))
+        ir.replace(after, list(made.results))
         now[after] = made
 
 
 def _i64(value: int) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context()), value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, ir.context()), value)
 
 
-def _numbers(g: Fragment, name: str) -> list[int]:
+def _numbers(g: ir.Fragment, name: str) -> list[int]:
     attribute = g.attributes.get(name)
     return [] if attribute is None else [ir.IntegerAttr(number).value for number in ir.ArrayAttr(attribute)]
 
 
-def _put_numbers(g: Fragment, name: str, numbers: Sequence[int]) -> None:
-    put(g, name, ir.ArrayAttr.get([_i64(number) for number in numbers], context()) if numbers else None)
+def _put_numbers(g: ir.Fragment, name: str, numbers: Sequence[int]) -> None:
+    ir.put(g, name, ir.ArrayAttr.get([_i64(number) for number in numbers], ir.context()) if numbers else None)

@@ -1,4 +1,4 @@
-"""Passes over the MPMD IR: what ours derive from, and MLIR's own by name."""
+"""What passes over the MPMD IR derive from, and MLIR's own passes by name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-from jax.extend.mlir import ir, passmanager
-
-from mpmd.errors import ConfigError, IRError
-from mpmd.ir import counting
-from mpmd.ir.context import context
-from mpmd.ir.ops import Func
-from mpmd.ir.query import funcs
+from mpmd import ir
+from mpmd.errors import ConfigError
 from mpmd.support.passes import Pass
 
-_WHICH: dict[str, Callable[[Func], bool]] = {
+_WHICH: dict[str, Callable[[ir.Func], bool]] = {
     "any": lambda f: True,
     "distributed": lambda f: f.is_distributed,
     "mpmd": lambda f: f.is_mpmd,
@@ -30,10 +25,11 @@ class ModulePass(Pass):
 
     def run(self, module: ir.Module) -> bool:
         """Rewrites `module`; True iff that changed it."""
-        before = counting.edits()
-        with context(), ir.Location.unknown():
+        ir.open_grave()
+        before = ir.edits()
+        with ir.context(), ir.Location.unknown():
             self.rewrite(module)
-        return counting.edits() != before
+        return ir.edits() != before
 
     @abc.abstractmethod
     def rewrite(self, module: ir.Module) -> None:
@@ -48,12 +44,12 @@ class FunctionPass(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Rewrites the functions."""
-        for f in funcs(module):
+        for f in ir.funcs(module):
             if _WHICH[self.runs_on](f):
                 self.rewrite_function(f)
 
     @abc.abstractmethod
-    def rewrite_function(self, f: Func) -> None:
+    def rewrite_function(self, f: ir.Func) -> None:
         """What the pass does to one function."""
 
 
@@ -67,13 +63,7 @@ class MlirPass(Pass):
 
     def run(self, module: ir.Module) -> bool:
         """Runs it; always True, as MLIR does not say whether it changed anything."""
-        with context():
-            manager = passmanager.PassManager.parse(f"builtin.module({self.pipeline})")
-            try:
-                manager.run(module.operation)
-            except ir.MLIRError as e:
-                raise IRError(f"{self.pipeline} failed: {e}") from e
-        counting.note_edit()
+        ir.run_mlir(self.pipeline, module)
         return True
 
     def __str__(self) -> str:
@@ -87,12 +77,9 @@ def mlir_pass(name: str, options: str = "") -> MlirPass:
         ConfigError: jaxlib has no such pass, or it has no such option.
     """
     text = f"{name}{{{options}}}" if options else name
-    problem = ""
-    with context():
-        for pipeline in (text, f"func.func({text})"):
-            try:
-                passmanager.PassManager.parse(f"builtin.module({pipeline})")
-                return MlirPass(pipeline)
-            except ValueError as e:
-                problem = problem or str(e)
-    raise ConfigError(f"cannot make the pass {name!r} of MLIR: {problem.strip()}")
+    problems = []
+    for pipeline in (text, f"func.func({text})"):
+        problems.append(ir.mlir_problem(pipeline))
+        if not problems[-1]:
+            return MlirPass(pipeline)
+    raise ConfigError(f"cannot make the pass {name!r} of MLIR: {problems[0]}")

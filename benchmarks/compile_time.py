@@ -1,0 +1,174 @@
+"""How long does it take to partition a step, and how does that grow with the number of microbatches?
+
+    python benchmarks/compile_time.py [--microbatches 8 16 32 64 128 256] [--layers 12] [--stages 4]
+                                      [--repeats 3] [--schedule 1f1b] [--passes 10]
+
+The step is that of `reference_gpt.py` under `accumulate_gradients`.  Nothing is compiled or run, and no array
+exists: only the program counts.  Every number of microbatches has a process of its own, which partitions the
+step `--repeats` times; the best time of each phase stands in the table, and `first` is the first time:
+
+    trace      JAX's tracing and lowering; does not depend on the number of microbatches
+    names      from JAX's module to one in our dialect
+    order      the order of tasks by the schedule
+    import, optimize, sharding, export    the pipelines of `mpmd/pipeline.py`
+    linearize  the instruction streams, verified
+    partition  all of it after tracing
+
+All are wall seconds; `cpu` is partition in CPU seconds.  `peak` is the most memory that the process held,
+in MiB, `growth` what of it came with tracing and partitioning.  The last line is one JSON object:
+`partition_s_8`, `partition_s_64` ..., the slope of log(partition) over log(microbatches) by least squares as
+`exponent`, the same of the growth of memory as `memory_exponent`, and all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+PHASES = ("trace", "names", "import", "order", "optimize", "sharding", "export", "linearize")
+COLUMNS = (*PHASES, "partition", "cpu", "first")
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """The exponent `b` of the least-squares fit `log y = a + b log x`; None for fewer than two points."""
+    if len(xs) < 2:
+        return None
+    u, v = [math.log(x) for x in xs], [math.log(y) for y in ys]
+    mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
+    covariance = sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v))
+    return covariance / sum((a - mean_u) ** 2 for a in u)
+
+
+def peak_mib() -> float:
+    """The most memory that this process held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def partition_once(shape: Any, schedule: str) -> tuple[dict[str, float], Any]:
+    """Seconds per phase, and the step partitioned."""
+    import jax
+
+    import mpmd
+    from benchmarks import reference_gpt as gpt
+    from mpmd.api.lowering import partition
+
+    def abstract(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+    step, optimizer = gpt.make_step(shape)
+    params = abstract(gpt.init(shape))
+    arguments = (params, jax.eval_shape(optimizer.init, params), *abstract(gpt.batch(shape)))
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(shape.stages)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(shape.stages)}
+    config = mpmd.make_config(topology, assignment, schedule=schedule)
+    step = mpmd.jit(step, config, donate_argnums=(0, 1))
+    gc.collect()
+    start = time.perf_counter()
+    traced = step.trace(*arguments)
+    jax_lowered = traced.jax_traced.lower(lowering_platforms=("cpu",))
+    seconds = {"trace": time.perf_counter() - start}
+    start, cpu = time.perf_counter(), time.process_time()
+    made = partition(
+        jax_lowered, config, traced.arguments, traced.argument_paths, traced.out_tree, traced.names
+    )
+    seconds["partition"], seconds["cpu"] = time.perf_counter() - start, time.process_time() - cpu
+    seconds |= {"names": made.seconds["trace"], **{name: made.seconds[name] for name in PHASES[2:]}}
+    return seconds, made
+
+
+def measure(args: argparse.Namespace, microbatches: int) -> dict[str, Any]:
+    """One row of the table: the step with so many microbatches."""
+    import jax
+
+    from benchmarks import reference_gpt as gpt
+
+    jax.config.update("jax_num_cpu_devices", args.stages)
+    shape = gpt.Shape(layers=args.layers, stages=args.stages, microbatches=microbatches)
+    before = peak_mib()
+    runs = []
+    for _ in range(args.repeats):
+        jax.clear_caches()
+        seconds, partitioned = partition_once(shape, args.schedule)
+        runs.append(seconds)
+        if len(runs) == 1:
+            peak = peak_mib()
+            slowest = _by_pass(partitioned.pass_seconds).most_common(args.passes)
+        instructions = partitioned.program.num_instructions
+        del partitioned
+    row: dict[str, Any] = {"microbatches": microbatches, "instructions": instructions}
+    row |= {name: min(run[name] for run in runs) for name in runs[0]}
+    row |= {"first": runs[0]["partition"], "peak_mib": peak, "growth_mib": peak - before}
+    return row | {"passes": dict(slowest)}
+
+
+def _by_pass(pass_seconds: list[tuple[str, float]]) -> collections.Counter[str]:
+    """Seconds of every pass, all its runs together."""
+    found: collections.Counter[str] = collections.Counter()
+    for name, seconds in pass_seconds:
+        found[name.partition("{")[0]] += seconds
+    return found
+
+
+def in_a_process_of_its_own(microbatches: int) -> dict[str, Any]:
+    """The row that this script measures when it is asked for one."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--one", str(microbatches)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the last line says."""
+    counts = [row["microbatches"] for row in rows]
+    figures: dict[str, Any] = {f"partition_s_{row['microbatches']}": row["partition"] for row in rows}
+    figures["exponent"] = slope(counts, [row["partition"] for row in rows])
+    figures["cpu_exponent"] = slope(counts, [row["cpu"] for row in rows])
+    figures["trace_exponent"] = slope(counts, [row["trace"] for row in rows])
+    figures["memory_exponent"] = slope(counts, [max(row["growth_mib"], 1.0) for row in rows])
+    return figures | {"rows": rows}
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument(
+        "--passes", type=int, default=0, help="list so many of the slowest passes of the first run"
+    )
+    parser.add_argument("--one", type=int, help="measure this number only, in this process")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args, args.one)))
+        return
+    print(f"{'microbatches':>12} " + " ".join(f"{name:>9}" for name in (*COLUMNS, "peak", "growth")))
+    rows = []
+    for microbatches in args.microbatches:
+        row = in_a_process_of_its_own(microbatches)
+        rows.append(row)
+        cells = [f"{row[name]:9.3f}" for name in COLUMNS]
+        cells += [f"{row[name]:9.0f}" for name in ("peak_mib", "growth_mib")]
+        print(f"{microbatches:12} " + " ".join(cells), flush=True)
+        for name, seconds in row["passes"].items():
+            print(f"{'':12} {seconds * 1e3:9.1f} ms  {name}")
+    print(json.dumps(report(rows)))
+
+
+if __name__ == "__main__":
+    main()

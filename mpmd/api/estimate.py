@@ -1,0 +1,69 @@
+"""What fragments and transfers should take, from the work that they do: nothing is compiled or run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mpmd.compile.analysis.cost import CostModel
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.lowering.lower import lower
+from mpmd.runtime.costs import ProgramCosts
+from mpmd.runtime.instructions import Run, Send
+from mpmd.runtime.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSpeed:
+    """What one device can do; the defaults are about those of a CPU core.
+
+    Attributes:
+        flops_per_s: arithmetic.
+        bytes_per_s: of its memory.
+        start_s: of a fragment, before it does anything.
+        link_bytes_per_s: from device to device.
+        link_s: of a message of no size.
+    """
+
+    flops_per_s: float = 5e10
+    bytes_per_s: float = 1e10
+    start_s: float = 2e-5
+    link_bytes_per_s: float = 2e9
+    link_s: float = 5e-5
+
+
+def estimate_costs(
+    program: Program, fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], speed: DeviceSpeed
+) -> ProgramCosts:
+    """Seconds by the roofline: a fragment takes as long as its arithmetic, or as its arguments and results.
+
+    What is inside of a fragment is taken to be fused; its devices share the work evenly.
+
+    Args:
+        program: the streams.
+        fragments: by name.
+        meshes: the JAX mesh behind each name.
+        speed: of one device.
+
+    Raises:
+        CompileError: the work of a fragment cannot be counted; names the operation.
+    """
+    seconds: dict[str, float] = {}
+    transfers = {}
+    for stream in program.streams:
+        size = [buffer.type.bytes for buffer in stream.buffers]
+        for op in stream.instructions:
+            if isinstance(op, Run) and op.executable not in seconds:
+                work = CostModel().module(lower(fragments[op.executable].text))
+                devices = meshes[stream.mesh].size
+                # Bytes of buffers are over all devices already, as the arithmetic is.
+                moved = sum(size[b] for b in (*op.inputs, *op.outputs))
+                arithmetic = (work.flops + work.transcendentals) / speed.flops_per_s
+                seconds[op.executable] = speed.start_s + max(arithmetic, moved / speed.bytes_per_s) / devices
+            elif isinstance(op, Send):
+                target = program.channels[op.channel].types[op.sequence]
+                kinds = stream.buffers[op.buffer].type, target
+                devices = meshes[target.mesh].size
+                transfers[kinds] = speed.link_s + target.bytes / devices / speed.link_bytes_per_s
+    return ProgramCosts(seconds, transfers)

@@ -1,0 +1,34 @@
+"""Results of weak types: what JAX makes of Python numbers, and lets give way to other element types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+
+def weak_positions(results: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the flat results (as in `out_info`) that are of weak type."""
+    return tuple(i for i, result in enumerate(results) if getattr(result, "weak_type", False))
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """A copy of weak type, on the same devices; it does not wait for the array.
+
+    A state that holds a Python number, such as a step counter, is of weak type.  If it came out of a step
+    otherwise, the next step would be traced and compiled for it anew.
+    """
+    if array.weak_type:
+        return array
+    weak: jax.Array = _copier(array.shape, array.dtype, array.sharding)(array)
+    return weak
+
+
+@functools.lru_cache(256)
+def _copier(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+    """No function of JAX changes weakness alone, but a program keeps that of the type it was compiled for."""
+    kind = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    return jax.jit(lambda array: array).lower(kind).compile()

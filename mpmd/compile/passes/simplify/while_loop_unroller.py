@@ -1,0 +1,75 @@
+"""hlo-while-loop-unroller."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.opcodes import ELEMENTWISE, Category
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import remove_unused
+from mpmd.compile.passes.simplify.trip_count import counter_of
+
+_CHEAP = ELEMENTWISE | {Category.INPUT, Category.TUPLE, Category.SHAPE}
+
+
+@dataclasses.dataclass(frozen=True)
+class WhileLoopUnroller(ComputationPass):
+    """Writes short counted loops of elementwise work out, so that it becomes one kernel.
+
+    while(i < 5) { x = f(x, i) }  ->  f(f(f(f(f(x, 0), 1), 2), 3), 4)
+
+    Such are the rounds of JAX's random numbers: each run of the loop would read and write all of the state.
+
+    Requires: no schedule.
+    Ensures: no loop is left that runs `most_trips` times or fewer and whose body, elementwise work and
+        movement of data, makes `most_instructions` or fewer when written out.
+    Cost: linear in the program after unrolling.
+    Source: XLA's while-loop unroller.
+
+    Attributes:
+        most_trips: runs of a loop up to which it is written out.
+        most_instructions: instructions of all runs together up to which it is written out.
+    """
+
+    name = "hlo-while-loop-unroller"
+    most_trips: int = 8
+    most_instructions: int = 512
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites the computations, and removes the loops' own ones."""
+        changed = super().rewrite(module)
+        if changed:
+            module.remove_unreached()
+        return changed
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Unrolls the loops of one computation."""
+        changed = False
+        for instruction in computation.instructions:
+            if instruction.opcode == "while" and instruction.computation is not None:
+                counter = counter_of(instruction)
+                if counter is not None and self._is_short(instruction, counter.trips):
+                    _unroll(instruction, counter.trips)
+                    changed = True
+        return changed
+
+    def _is_short(self, loop: HloInstruction, trips: int) -> bool:
+        if trips > self.most_trips or trips * len(loop.while_body) > self.most_instructions:
+            return False
+        instructions = [*loop.while_body, *loop.while_condition]
+        if any(i.info.category not in _CHEAP or i.called or i.has_side_effect for i in instructions):
+            return False
+        return not (loop.control_predecessors or loop.control_successors)
+
+
+def _unroll(loop: HloInstruction, trips: int) -> None:
+    state = init = loop.operands[0]
+    body = loop.while_body
+    for _ in range(trips):
+        copies = body.copy_into(loop.parent, {body.parameters[0]: state})
+        state = copies[body.root]
+    loop.parent.replace(loop, state)
+    remove_unused(init)

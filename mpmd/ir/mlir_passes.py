@@ -1,0 +1,48 @@
+"""MLIR's own passes, which jaxlib has registered: by the text of a pipeline, such as `cse,symbol-dce`."""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir, passmanager
+
+from mpmd.errors import IRError
+from mpmd.ir import counting
+from mpmd.ir.context import context
+from mpmd.ir.kept import bury_contents, open_grave
+
+
+def run_mlir(pipeline: str, module: ir.Module) -> None:
+    """Runs MLIR's passes on a module.  Ops taken from it before belong to the program as it was then.
+
+    (An op that a pass erased could not be told from others, and using it would crash the process.)
+
+    Raises:
+        IRError: a pass fails; the module stays as it was.
+    """
+    open_grave()
+    with context():
+        manager = _manager(pipeline)
+        result = module.operation.clone()
+        try:
+            manager.run(result)
+        except ir.MLIRError as e:
+            raise IRError(f"{pipeline} failed: {e}") from e
+    bury_contents(module)
+    for op in list(result.opview.body.operations):
+        module.body.append(op)
+    for name, attribute in result.attributes.items():
+        module.operation.attributes[name] = attribute
+    counting.note_edit()
+
+
+def mlir_problem(pipeline: str) -> str:
+    """Why there is no such pipeline; empty if there is."""
+    try:
+        with context():
+            _manager(pipeline)
+    except ValueError as e:
+        return str(e).strip()
+    return ""
+
+
+def _manager(pipeline: str) -> passmanager.PassManager:
+    return passmanager.PassManager.parse(f"builtin.module({pipeline})")

@@ -1,0 +1,149 @@
+"""Bodies that fragments share, so that many microbatches cost what one of them costs.
+
+    f = m1["f"] cc=0 (a, b) { x = add a a; y = neg x; ret y, b }
+    g = m1["f"] cc=1 (c, b) { x = add c c; y = neg x; ret y, b }
+    -->
+    f = m1["f"] cc=0 (a, b) { y = call @mpmd.body.0(a); ret y, b }
+    g = m1["f"] cc=1 (c, b) { y = call @mpmd.body.0(c); ret y, b }
+    mpmd.body.0(p) { x = add p p; y = neg x; return y }
+
+What a fragment only passes on, returns twice, or returns as a constant can still be seen in it.  Passes that
+drop dead code narrow the calls, and the export puts the bodies back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd import ir
+from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.fragments.bodies import body_text, outline
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
+
+_PREFIX = "mpmd.body."
+_KEPT = "mpmd.kept_arguments"
+
+
+class SharedBodies:
+    """Makes the bodies of fragments of one module functions; equal bodies become one.
+
+    `first` is the number of the first function, for modules that have some already.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
+        self._functions: dict[str, ir.Func] = {}
+
+    def share(self, fragment: ir.Fragment) -> None:
+        """Puts a fragment in the place of one, with a call in the place of what that computes."""
+        returned = fragment.returned
+        makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
+        computed = [v for v, op in makers.items() if not ir.is_constant(op)]
+        if not computed:
+            return
+        text = body_text(fragment)
+        if text not in self._functions:
+            positions = [returned.index(v) for v in computed]
+            number = self._first + len(self._functions)
+            self._functions[text] = _function(fragment, f"{_PREFIX}{number}", positions)
+        function = self._functions[text]
+
+        def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
+            values = dict(zip(fragment.args, args))
+            for constant in [op for op in makers.values() if ir.is_constant(op)]:
+                ir.clone_with(constant, values, inside)
+            values.update(zip(computed, _call(function, args, inside, fragment.location).results))
+            return [values[v] for v in returned]
+
+        types, where = [r.type for r in fragment.results], ir.before(fragment)
+        made = ir.make_fragment(
+            fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
+        )
+        for name, attribute in fragment.attributes.items():
+            ir.put(made, name, attribute)
+        ir.replace(fragment, list(made.results))
+
+
+def numbered(module: ir.Module) -> int:
+    """A number from which on names for functions of a module are free."""
+    numbers = [int(f.symbol.removeprefix(_PREFIX).partition(".")[0]) for f in functions_of(module)]
+    return max(numbers, default=-1) + 1
+
+
+def functions_of(module: ir.Module) -> list[ir.Func]:
+    """The functions of a module that are bodies of fragments."""
+    return [f for f in ir.funcs(module) if f.symbol.startswith(_PREFIX)]
+
+
+def narrow_calls(fragment: ir.Fragment) -> bool:
+    """Computes only those results of the body of a fragment that are used; whether there are others.
+
+    A body without the others is made once for all fragments that need it.
+    """
+    narrowed = False
+    for call in _calls(fragment):
+        used = [i for i, result in enumerate(call.results) if not ir.is_unused(result)]
+        if len(used) == len(call.results):
+            continue
+        symbols = ir.symbol_table(ir.module_of(fragment))
+        body = symbols[call.callee.value]
+        name = f"{body.symbol}.{'_'.join(map(str, used))}"
+        if name not in symbols:
+            symbols[name] = ir.clone(body, ir.after(body))
+            ir.put(symbols[name], "sym_name", ir.StringAttr.get(name))
+            _keep_results(symbols[name], used)
+        made = _call(symbols[name], list(call.operands), ir.before(call), call.location)
+        for i, result in zip(used, made.results):
+            ir.replace_uses(call.results[i], result)
+        ir.erase(call)
+        narrowed = True
+    return narrowed
+
+
+def put_back(fragment: ir.Fragment, symbols: dict[str, ir.Func]) -> None:
+    """Puts the body itself in the place of the calls of it."""
+    for call in _calls(fragment):
+        inline_call(call, symbols[call.callee.value])
+
+
+def _calls(fragment: ir.Fragment) -> list[ir.FuncCall]:
+    calls = ir.ops(fragment.body, ir.FuncCall)
+    return [call for call in calls if call.callee.value.startswith(_PREFIX)]
+
+
+def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.Func:
+    """A private function that computes the results of a fragment at those positions."""
+    copy: ir.Fragment = ir.clone(fragment, ir.before(fragment))
+    is_pure = ir.is_pure(copy)
+    made = outline(copy, name)
+    ir.erase(copy)
+    ir.put(made, "sym_visibility", ir.StringAttr.get("private"))
+    ir.put(made, ir.PURE, ir.UnitAttr.get() if is_pure else None)
+    _keep_results(made, positions)
+    return made
+
+
+def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:
+    """Lets a function return some of its results only, and take only what these need; it notes what."""
+    f.returned = [f.returned[i] for i in positions]
+    erase_dead_ops(f.body)
+    unused = [i for i, arg in enumerate(f.args) if ir.is_unused(arg)]
+    kept = [i for i in range(len(f.args)) if i not in set(unused)]
+    ir.erase_args(f.body, unused)
+    ir.put(f, _KEPT, ir.DenseI64ArrayAttr.get(kept))
+    ir.return_types_changed(f)
+
+
+def _call(
+    f: ir.Func, values: Sequence[ir.Value], where: ir.InsertionPoint, location: ir.Location
+) -> ir.FuncCall:
+    """A call of a function with those of the values that it takes."""
+    attributes = {"callee": ir.FlatSymbolRefAttr.get(f.symbol)}
+    if ir.PURE in f.attributes:
+        attributes[ir.PURE] = f.attributes[ir.PURE]
+    kept = ir.DenseI64ArrayAttr(f.attributes[_KEPT])
+    types = [v.type for v in f.returned]
+    call: ir.FuncCall = ir.create(
+        "func.call", [values[int(i)] for i in kept], types, where, attributes, location
+    )
+    return call

@@ -1,0 +1,26 @@
+"""Ops by where they stand in their block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from mpmd import ir
+
+
+def block_users(x: ir.Op) -> list[ir.Op]:
+    """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
+    block = x.operation.block
+    found = []
+    for user in ir.users(x):
+        operation = user.operation
+        while operation.block != block:
+            operation = operation.parent
+        found.append(operation.opview)
+    return found
+
+
+def in_block_order(some: Iterable[Any]) -> list[Any]:
+    """Ops of one block, first one first."""
+    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if ir.stands_before(a, b) else 1))

@@ -1,0 +1,110 @@
+"""Several fragments of one mesh become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpmd import ir
+from mpmd.errors import IRError
+from mpmd.passes.fragments.control_edges import keep_control_edges
+
+
+def merge(*group: ir.Fragment) -> ir.Fragment:
+    """One fragment that does what some do, in that order, standing where the last one stands.
+
+    Operands: every value that one of them reads and none makes, once.  Results: those of the others that
+    have a user outside of the group, then those of the last.  Origins and stage are united, as are the
+    control edges to others; every other attribute is dropped.  The ops of the others move into the body of
+    the last: merging bottom-up, they are the small ones.  If two are merged of which the first has one
+    input and one result with one use, the operand list of the second stays as it is, with the input of the
+    first for its result.
+
+    The caller sees to it that users of the others stand behind the last one.
+
+    Raises:
+        IRError: they are on different meshes, or have different stages.
+
+    Source: openxla/shardy MPMD, `MergeFragments`.
+    """
+    *others, last = group
+    stage = _common_stage(group)
+    origins = list(dict.fromkeys(origin for fragment in group for origin in fragment.origins))
+    members = set(group)
+    results = [r for f in others for r in f.results if any(user not in members for user in ir.users(r))]
+    if len(others) == 1 and _is_link(others[0], last):
+        inputs, inside = _spliced(others[0], last)
+    else:
+        inputs, inside = _joined(others, last)
+    if results:
+        last.returned = [inside[r] for r in results] + last.returned
+    results += last.results
+    merged = ir.rebuild(
+        last, inputs, [r.type for r in results], ("mesh_name", "origin"),
+        ir.Location.fused([group[0].location, last.location], context=ir.context()),
+    )  # fmt: skip
+    merged.origins, merged.stage = origins, stage
+    keep_control_edges(group, merged)
+    for old, new in zip(results, merged.results, strict=True):
+        ir.replace_uses(old, new)
+    for fragment in reversed(group):
+        ir.erase(fragment)
+    return merged
+
+
+def _common_stage(group: Sequence[ir.Fragment]) -> int | None:
+    stages = {fragment.stage for fragment in group} - {None}
+    if len({fragment.mesh for fragment in group}) > 1 or len(stages) > 1:
+        what = " and ".join(f"mesh {fragment.mesh}, stage {fragment.stage}" for fragment in group)
+        raise IRError(f"cannot merge fragments of {what} at {group[-1].location}")
+    return stages.pop() if stages else None
+
+
+def _joined(
+    others: Sequence[ir.Fragment], last: ir.Fragment
+) -> tuple[list[ir.Value], dict[ir.Value, ir.Value]]:
+    """Moves the ops of the others to the front of the body of the last; operands, and their values inside."""
+    made = {r for fragment in others for r in fragment.results}
+    every = [*others, last]
+    like = {value: arg for fragment in reversed(every) for value, arg in zip(fragment.inputs, fragment.args)}
+    inputs = [v for v in dict.fromkeys(v for fragment in every for v in fragment.inputs) if v not in made]
+    old_args = last.args
+    inside = {v: ir.append_arg(last.body, like[v]) for v in inputs}
+    front = last.body.operations[0]
+    for fragment in others:
+        returned = ir.move_body(fragment, [inside[v] for v in fragment.inputs], front)
+        inside |= dict(zip(fragment.results, returned))
+    for value, arg in zip(last.inputs, old_args):
+        ir.replace_uses(arg, inside[value])
+    ir.erase_args(last.body, range(len(old_args)))
+    return inputs, inside
+
+
+def _is_link(first: ir.Fragment, second: ir.Fragment) -> bool:
+    """Whether the first has one input and one result, with one use, by the second."""
+    if len(first.inputs) != 1 or len(first.results) != 1:
+        return False
+    return ir.users(first) == [second]
+
+
+def _spliced(first: ir.Fragment, second: ir.Fragment) -> tuple[list[ir.Value], dict[ir.Value, ir.Value]]:
+    """As `_joined`, but the argument of the second that stood for the first's result takes its input."""
+    result, source = first.results[0], first.args[0]
+    inputs = list(second.inputs)
+    position = inputs.index(result)
+    inputs[position] = first.inputs[0]
+    arg = second.args[position]
+    returned = first.returned[0]
+    front = second.body.operations[0]
+    if arg.type != source.type:
+        # An argument's type can be changed in place once nothing uses it any more.
+        ir.replace_uses(arg, returned)
+        ir.set_type(arg, source.type)
+        ir.move_body(first, [arg], front)
+        return inputs, {result: returned}
+    if returned == source:
+        return inputs, {result: arg}
+    uses = ir.uses(arg)
+    ir.move_body(first, [arg], front)
+    for user, number in uses:
+        ir.set_operand(user, number, returned)
+    return inputs, {result: returned}

@@ -1,0 +1,90 @@
+"""One fragment becomes two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mpmd import ir
+
+
+def split(
+    fragment: ir.Fragment, in_first: set[ir.Op], first_results: Sequence[int]
+) -> tuple[ir.Fragment, ir.Fragment]:
+    """Two fragments for one: the ops `in_first` and some results, then the rest.
+
+    The second half has what its results and its ops with effects need.  What it reads of the first, the
+    *residuals*, becomes results of the first and operands of the second.  Ops without operands that the
+    second needs and that are not `in_first` are in the second.  Both keep all operands of the original,
+    and all attributes but those with one entry per operand or result.
+    """
+    rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
+    effects = [op for op in ir.ops(fragment.body) if op not in in_first and not ir.is_pure(op)]
+    wanted = [v for op in effects for v in ir.read_by(op)] + [fragment.returned[i] for i in rest]
+    residuals, reached = _going_up(wanted, in_first)
+    in_second = reached | set(effects)
+    second = ir.clone(fragment, ir.after(fragment))
+    twin = dict(zip(_inner_values(fragment), _inner_values(second)))
+    second_ops = {t for op, t in zip(ir.ops(fragment.body), ir.ops(second.body)) if op in in_second}
+
+    def cut(
+        part: ir.Fragment, kept: Sequence[int], inputs: Sequence[ir.Value], returned: Sequence[ir.Value]
+    ) -> ir.Fragment:
+        types = [fragment.results[i].type for i in kept]
+        old = part.returned
+        part.returned = [old[i] for i in kept] + list(returned)
+        made: ir.Fragment = ir.rebuild(
+            part, [*part.inputs, *inputs], types + [ir.MeshTensor.get(part.mesh, v.type) for v in returned]
+        )
+        for name in ("arg_attrs", "res_attrs", "in_shardings", "out_shardings"):
+            ir.put(made, name, None)
+        for i, result in zip(kept, made.results):
+            ir.replace_uses(fragment.results[i], result)
+        return made
+
+    first = cut(fragment, list(first_results), [], residuals)
+    for v in residuals:
+        ir.replace_uses(twin[v], ir.append_arg(second.body, like=v))
+    cut_second = cut(second, rest, list(first.results)[len(first_results) :], [])
+    _keep_only(first, in_first)
+    _keep_only(cut_second, second_ops)
+    ir.erase(second)
+    ir.erase(fragment)
+    return first, cut_second
+
+
+def _keep_only(fragment: ir.Fragment, wanted: set[ir.Op]) -> None:
+    for op in reversed(ir.ops(fragment)):
+        if op not in wanted:
+            ir.erase(op)
+
+
+def _going_up(values: Iterable[ir.Value], boundary: set[ir.Op]) -> tuple[list[ir.Value], set[ir.Op]]:
+    """From `values`: the first values met that arguments or ops of `boundary` make, and the ops between.
+
+    Depth first, last pushed first.
+    """
+    found: dict[ir.Value, None] = {}
+    reached: set[ir.Op] = set()
+    seen: set[ir.Value] = set()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        op = ir.producer(value)
+        if op is None or op in boundary:
+            found[value] = None
+        else:
+            reached.add(op)
+            todo += ir.read_by(op)
+    return list(found), reached
+
+
+def ops_flowing_to(values: Iterable[ir.Value]) -> set[ir.Op]:
+    """The ops of a body by which the values are computed, directly or not."""
+    return _going_up(values, set())[1]
+
+
+def _inner_values(fragment: ir.Fragment) -> list[ir.Value]:
+    return fragment.args + [r for op in ir.ops(fragment) for r in op.results]

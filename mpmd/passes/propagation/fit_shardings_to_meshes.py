@@ -1,0 +1,164 @@
+"""mpmd-fit-shardings-to-meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes.bases import ModulePass
+from mpmd.passes.propagation import shardings
+from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
+from mpmd.support import diagnostics
+
+Axes = Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class FitShardingsToMeshes(ModulePass):
+    """Gives every mesh shardings over the axes that it has, where meshes are not alike.
+
+        sdy.mesh @mesh = <["x"=4, "y"=2]>;  topology = "m1" : <["x"=4]>, "m2" : <["y"=2]>
+        main(a@m1 {sharding = <@mesh, [{"x"}, {"y"}]>}, b@m2 {sharding = <@mesh, [{"x"}, {"y"}]>})
+        ->  sdy.mesh @m1 = <["x"=4]>;  sdy.mesh @m2 = <["y"=2]>
+            main(a@m1 {sharding = <@m1, [{"x"}, {}]>}, b@m2 {sharding = <@m2, [{}, {"y"}]>})
+
+    Propagation knows one mesh, which has the axes of all.  An axis of one name means the same on every mesh,
+    however long it is there; a mesh without it does not split.  What goes from fragment to fragment is split
+    evenly or not at all.  Nothing happens if all meshes have the axes of the one that shardings name.
+
+    Requires: shardings are attributes; the user's are enforced.
+    Ensures: the shardings of each value and inside of each fragment name its own mesh.  Error: a manual
+        computation over axes that have another size there.
+    Cost: linear in the module.  Source: ours.
+    """
+
+    name: ClassVar[str] = "mpmd-fit-shardings-to-meshes"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Every function on meshes; then the new meshes take the place of the old."""
+        functions = [f for f in ir.funcs(module) if f.is_mpmd]
+        if not functions:
+            return
+        topology = functions[0].topology
+        own = {name: axes_of(mesh) for name, mesh in topology.items()}
+        old = {
+            name: axes_of(mesh)
+            for name, mesh in sdy_meshes(module.operation).items()
+            if name not in own and axes_of(mesh)
+        }
+        if all(axes == of_old for of_old in old.values() for axes in own.values()):
+            return
+        fitting = _Fitting(own, old, _names(module, own))
+        for f in functions:
+            fitting.fit_function(f)
+        for name, chosen in fitting.names.items():
+            attributes = {"sym_name": ir.StringAttr.get(chosen), "mesh": topology[name]}
+            ir.create("sdy.mesh", [], [], ir.at_start(module.body), attributes)
+        for op in list(module.body.operations):
+            if isinstance(op, ir.sdy.MeshOp) and str(op.sym_name.value) in old:
+                ir.erase(op)
+
+
+def _names(module: ir.Module, meshes: Iterable[str]) -> dict[str, str]:
+    """For each mesh a symbol: its own name, or one like it where that is taken."""
+    taken = {*ir.symbol_table(module), *sdy_meshes(module.operation)}
+    chosen: dict[str, str] = {}
+    for mesh in meshes:
+        name = mesh
+        while name in taken:
+            name += "_mesh"
+        taken.add(name)
+        chosen[mesh] = name
+    return chosen
+
+
+@dataclasses.dataclass
+class _Fitting:
+    """The axes of every mesh, those of the sdy meshes to replace, and for each mesh its own sdy mesh."""
+
+    own: dict[str, dict[str, int]]
+    old: dict[str, dict[str, int]]
+    names: dict[str, str]
+
+    def fit_function(self, f: ir.Func) -> None:
+        """Arguments, results, and all fragments, transfers and loops."""
+        for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
+            dicts = ir.attribute_dicts(f, attribute, len(values))
+            for of_value, value in zip(dicts, values, strict=True):
+                if shardings.ARGUMENT in of_value:
+                    of_value[shardings.ARGUMENT] = self.of_value(of_value[shardings.ARGUMENT], value)
+            ir.put_attribute_dicts(f, attribute, dicts)
+        for op in ir.walk(f, (ir.Fragment, ir.Transfer, ir.For)):
+            if isinstance(op, ir.Fragment):
+                self.fit_values(op, "in_shardings", op.inputs)
+                self.fit_values(op, "out_shardings", op.results)
+                self.fit_inside(op)
+            else:
+                self.fit_values(op, shardings.ARGUMENT, op.results)
+
+    def fit_values(self, op: ir.Op, name: str, values: Iterable[ir.Value]) -> None:
+        """A per-value attribute of what stands between fragments."""
+        found = shardings.read(op, name)
+        if found:
+            shardings.write(op, name, [self.of_value(s, v) for s, v in zip(found, values, strict=True)])
+
+    def of_value(self, sharding: shardings.Sharding, value: ir.Value) -> shardings.Sharding:
+        """The sharding of a value on a mesh, split evenly."""
+        kind = value.type
+        return self.fitted(sharding, kind.mesh, kind.shape) if isinstance(kind, ir.MeshTensor) else sharding
+
+    def fitted(self, sharding: shardings.Sharding, mesh: str, shape: list[int] | None) -> shardings.Sharding:
+        """What a sharding means on a mesh; each dim is split as long as that is even, if `shape` is given."""
+        old = ir.sdy.TensorShardingAttr(sharding)
+        axes = self.own[mesh]
+        dims = []
+        for i, dim in enumerate(map(ir.sdy.DimensionShardingAttr, old.dimension_shardings)):
+            kept, parts = [], 1
+            for axis in map(ir.sdy.AxisRefAttr, dim.axes):
+                if not self.has(mesh, axis):
+                    continue
+                parts *= axis_size(axis, axes)
+                if shape is not None and shape[i] % parts:
+                    break
+                kept.append(axis)
+            dims.append(ir.sdy.DimensionShardingAttr.get(kept, dim.is_closed, dim.priority))
+        replicated, unreduced = (
+            [axis for axis in map(ir.sdy.AxisRefAttr, found) if self.has(mesh, axis)]
+            for found in (old.replicated_axes, old.unreduced_axes)
+        )
+        return ir.sdy.TensorShardingAttr.get(self.names[mesh], dims, replicated, unreduced)
+
+    def has(self, mesh: str, axis: ir.sdy.AxisRefAttr) -> bool:
+        """Whether a mesh has an axis; part of one it has only if the whole is as long as elsewhere."""
+        size = self.own[mesh].get(axis.name)
+        whole = axis.sub_axis_info is None
+        return size is not None and (whole or all(a.get(axis.name) == size for a in self.old.values()))
+
+    def fit_inside(self, fragment: ir.Fragment) -> None:
+        """All shardings in the body of a fragment."""
+        for op in ir.walk(fragment)[1:]:
+            if op.operation.name == "sdy.manual_computation":
+                self.check_manual(op, fragment)
+            for name, attribute in op.attributes.items():
+                if ir.sdy.TensorShardingAttr.isinstance(attribute):
+                    ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
+                elif ir.sdy.TensorShardingPerValueAttr.isinstance(attribute):
+                    found = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
+                    shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
+
+    def check_manual(self, op: ir.Op, fragment: ir.Fragment) -> None:
+        """What it computes on each device was written for axes of a certain size."""
+        traced = {name: size for axes in self.old.values() for name, size in axes.items()}
+        axes = self.own[fragment.mesh]
+        names = list(ir.sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+        unlike = [name for name in names if axes.get(name) != traced.get(name)]
+        if unlike:
+            has = ", ".join(f"{name}={axes.get(name, 'none')}" for name in unlike)
+            wants = ", ".join(f"{name}={traced.get(name, 'none')}" for name in unlike)
+            diagnostics.error(
+                f"jax.shard_map runs on mesh {fragment.mesh!r} with {has}, but was traced with {wants}: "
+                "meshes may differ only in axes that no shard_map maps over",
+                op.location,
+            )

@@ -1,0 +1,96 @@
+"""What the fragments and transfers of a program take, each measured by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.executor import Executor
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Send
+from mpmd.runtime.interpreter import CallStep, Frame, RecvStep, Step, failure_of
+from mpmd.runtime.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCosts:
+    """Seconds of what a step is made of.
+
+    Attributes:
+        fragments: of each fragment, by name.
+        transfers: of each kind of message: from one buffer type to another.
+    """
+
+    fragments: Mapping[str, float]
+    transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
+
+
+class CostMeter:
+    """Observes a step that one thread issues, and waits for everything: each fragment runs alone.
+
+    Attributes:
+        samples: seconds of every call, by the name of its fragment.
+    """
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = {}
+
+    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+        """Waits for a call; a failure is told by the executor."""
+        for slot in call.outputs:
+            failure_of(frame.slots[slot])
+        self.samples.setdefault(call.op.executable, []).append(time.perf_counter() - issued)
+
+    def issued(self, step: Step, frame: Frame) -> None:
+        """Waits for a message, so that no fragment is timed that waits for one."""
+        if isinstance(step, RecvStep):
+            failure_of(frame.slots[step.buffer])
+
+
+def measure_costs(
+    executor: Executor, placement: Placement, inputs: Sequence[Any]
+) -> tuple[list[Any], ProgramCosts]:
+    """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
+
+    What a fragment takes while others run beside it is another matter: meshes that share cores slow each
+    other down.
+
+    Raises:
+        FragmentError: a fragment failed.
+    """
+    meter = CostMeter()
+    results = executor.run(inputs, observers=[meter], one_by_one=True)
+    fragments = {name: statistics.median(seconds) for name, seconds in meter.samples.items()}
+    return results, ProgramCosts(fragments, transfer_seconds(executor.program, placement))
+
+
+def transfer_seconds(
+    program: Program, placement: Placement, repeats: int = 5
+) -> dict[tuple[BufferType, BufferType], float]:
+    """The median seconds of every kind of message, from a ready array to a ready array."""
+    seconds: dict[tuple[BufferType, BufferType], float] = {}
+    for stream in program.streams:
+        for op in stream.instructions:
+            if isinstance(op, Send):
+                kinds = stream.buffers[op.buffer].type, program.channels[op.channel].types[op.sequence]
+                if kinds not in seconds:
+                    seconds[kinds] = _copy_seconds(placement, *kinds, repeats)
+    return seconds
+
+
+def _copy_seconds(placement: Placement, source: BufferType, target: BufferType, repeats: int) -> float:
+    copy = placement.copier(source, target)
+    array = placement.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
+    array.block_until_ready()
+    found = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        copy(array).block_until_ready()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[1:])

@@ -1,0 +1,69 @@
+"""What one device holds of a value, and the axes that say so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpmd import ir
+
+
+def sdy_meshes(module: Any) -> dict[str, ir.sdy.MeshAttr]:
+    """Name -> mesh, of the `sdy.mesh` ops of a module."""
+    meshes = [op for op in module.regions[0].blocks[0].operations if isinstance(op, ir.sdy.MeshOp)]
+    return {str(op.sym_name.value): ir.sdy.MeshAttr(op.mesh) for op in meshes}
+
+
+def axes_of(mesh: ir.sdy.MeshAttr) -> dict[str, int]:
+    """Axis name -> size."""
+    return {axis.name: axis.size for axis in (ir.sdy.MeshAxisAttr(a) for a in mesh.axes)}
+
+
+def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
+    """The same shardings, one per value, of the axes of the sdy mesh called `name`."""
+    return ir.sdy.TensorShardingPerValueAttr.get(
+        [
+            ir.sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
+            for s in map(ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr(shardings).shardings)
+        ],
+        ir.context(),
+    )
+
+
+def axes_by_dim(sharding: ir.Attribute) -> list[list[ir.sdy.AxisRefAttr]]:
+    """The axes, or parts of axes, that shard each dim."""
+    dims = ir.sdy.TensorShardingAttr(sharding).dimension_shardings
+    return [[ir.sdy.AxisRefAttr(axis) for axis in ir.sdy.DimensionShardingAttr(dim).axes] for dim in dims]
+
+
+def axis_size(axis: ir.sdy.AxisRefAttr, sizes: dict[str, int]) -> int:
+    """Into how many parts an axis, or a part of one, cuts."""
+    part = axis.sub_axis_info
+    return sizes[axis.name] if part is None else int(ir.sdy.SubAxisInfoAttr(part).size)
+
+
+def local_shape(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> list[int]:
+    """The shape of one device's shard: each dim divided by the sizes of the axes that shard it."""
+    shape = list(kind.shape)
+    if kind.sharding is None:
+        return shape
+    sizes = axes_of(mesh)
+    parts = [math.prod(axis_size(axis, sizes) for axis in axes) for axes in axes_by_dim(kind.sharding)]
+    return [-(-size // count) for size, count in zip(shape, parts)]
+
+
+def local_bytes(kind: ir.MeshTensor, mesh: ir.sdy.MeshAttr) -> int:
+    """Bytes of one device's shard."""
+    return -(-math.prod(local_shape(kind, mesh)) * _bit_width(kind.element_type) // 8)
+
+
+def global_bytes(kind: ir.RankedTensorType | ir.MeshTensor) -> int:
+    """Bytes of a whole tensor."""
+    return -(-math.prod(kind.shape) * _bit_width(kind.element_type) // 8)
+
+
+def _bit_width(element: ir.Type) -> int:
+    """Bits of one element in memory; a boolean takes a byte, a complex number two floats."""
+    if isinstance(element, ir.ComplexType):
+        return 2 * _bit_width(element.element_type)
+    return 8 if element.width == 1 else int(element.width)

@@ -1,0 +1,56 @@
+"""Places in the user's code, from the text of MLIR locations."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import re
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """A place in the user's code: function (empty if not known), file, line."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
+
+    @property
+    def source(self) -> str:
+        """The text of the line; empty if the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+_FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def frames_of(place: object) -> list[Frame]:
+    """The calls that led to an op, innermost first, without those inside of JAX and of this package.
+
+    Nor those inside of other installed packages, unless there are no others.
+    """
+    found = dict.fromkeys(
+        Frame(function, file, int(line))
+        for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
+        if file != "-" and not file.startswith((_PACKAGE, "<frozen "))
+    )
+    own = [frame for frame in found if not _INSTALLED & set(Path(frame.file).parts)]
+    return own or [frame for frame in found if not {"jax", "jaxlib"} & set(Path(frame.file).parts)]
+
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
+
+
+def location_of(place: object) -> tuple[str, int, int] | None:
+    """File, line and column of an MLIR location (or of the op or value there); the innermost call's first."""
+    location = getattr(place, "location", place)
+    found = _FILE.search(str(location))
+    return (found[1], int(found[2]), int(found[3])) if found else None

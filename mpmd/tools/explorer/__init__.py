@@ -1,0 +1,6 @@
+"""A page that steps through a run of passes: what each did to the text, and the fragments by mesh."""
+
+from mpmd.tools.explorer.explore import explore
+from mpmd.tools.explorer.recorder import Planned, Recorder
+
+__all__ = ["Planned", "Recorder", "explore"]

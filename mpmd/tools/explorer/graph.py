@@ -1,0 +1,197 @@
+"""What the functions of a module run on which mesh, and what they send, for drawing."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from mpmd import ir
+from mpmd.sharding.shards import global_bytes
+
+MOST_NODES = 4000
+_MOST_SOURCES = 6
+
+Fact = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """Something to draw.
+
+    Attributes:
+        mesh: where it runs, or where a transfer goes; empty for no mesh.
+        kind: forward, backward, both, unnamed, named, call, or transfer.
+        label: what it is called.
+        short: what to write on it where there is little room.
+        facts: what to say about it: pairs of a word and a text.
+        sources: the nodes that it waits for, by number.
+        place: which of the ops of these kinds it is in the module's text.
+        source_mesh: where a transfer comes from.
+    """
+
+    mesh: str
+    kind: str
+    label: str
+    short: str
+    facts: tuple[Fact, ...]
+    sources: tuple[int, ...]
+    place: int
+    source_mesh: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """What one function runs, in program order.  `left_out` counts nodes that are not drawn."""
+
+    function: str
+    meshes: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    plain_ops: int
+    left_out: int
+
+
+_COMPUTES = (ir.Fragment, ir.FragmentCall, ir.Call, ir.NamedComputation, ir.For)
+_DRAWN = (*_COMPUTES, ir.Transfer)
+# How an op that may be drawn stands in the text.
+DRAWN_LINE = re.compile(
+    r"^ *(?:%[\w$.:, %-]+ = )?mpmd\.(?:fragment|fragment_call|call|named_computation|for|transfer)\b"
+)
+
+
+def graphs_of(module: ir.Module) -> list[Graph]:
+    """The functions that run on meshes and hold something to draw, entry points first."""
+    places = {op: i for i, op in enumerate(ir.walk(module, _DRAWN))}
+    functions = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
+    sizes = {f.symbol: sum(1 for _ in ir.walk(f)) - 2 for f in ir.funcs(module) if not f.is_external}
+    graphs = [_graph(f, places, sizes) for f in sorted(functions, key=lambda f: not f.is_entry)]
+    return [graph for graph in graphs if graph.nodes]
+
+
+def _graph(f: ir.Func, places: dict[ir.Op, int], sizes: dict[str, int]) -> Graph:
+    nodes: list[Node] = []
+    behind: dict[ir.Op, tuple[int, ...]] = {}
+    plain = left_out = 0
+    for op in ir.ops(f):
+        makers = dict.fromkeys(ir.producer(v) for v in ir.read_by(op))
+        found = dict.fromkeys(n for m in makers if m is not None for n in behind.get(m, ()))
+        # Of many the latest are those that it waits for longest.
+        sources = tuple(sorted(found)[-_MOST_SOURCES:])
+        behind[op] = sources
+        if not isinstance(op, _DRAWN):
+            plain += not isinstance(op, (ir.Assign, ir.Unassign))
+        elif len(nodes) < MOST_NODES:
+            behind[op] = (len(nodes),)
+            nodes.append(_node(op, sources, places[op], sizes))
+        else:
+            left_out += 1
+    return Graph(f.symbol, tuple(f.topology), tuple(nodes), plain, left_out)
+
+
+def _node(op: Any, sources: tuple[int, ...], place: int, sizes: dict[str, int]) -> Node:
+    if isinstance(op, ir.Transfer):
+        return _transfer(op, sources, place)
+    traffic = [("takes", _bytes(op.operands)), ("gives", _bytes(op.results))]
+    if isinstance(op, ir.Call):
+        facts = [("microbatch", str(op.call_counter)), ("ops", str(sizes.get(op.callee_name, 0)))]
+        return _compute("", "call", f"@{op.callee_name}", op.call_counter, facts + traffic, sources, place)
+    if isinstance(op, ir.For):
+        facts = [("iterations", str(op.trip_count)), ("ops", str(_size(op)))]
+        return _compute("", "call", f"for {op.trip_count}", None, facts + traffic, sources, place)
+    if isinstance(op, ir.NamedComputation):
+        facts = [("ops", str(_size(op)))]
+        return _compute("", "named", str(op.named).replace('"', ""), None, facts + traffic, sources, place)
+    return _fragment(op, sources, place, sizes, traffic)
+
+
+def _fragment(
+    op: Any, sources: tuple[int, ...], place: int, sizes: dict[str, int], traffic: list[Fact]
+) -> Node:
+    origins = [str(origin).replace('"', "") for origin in op.origins]
+    facts = [("mesh", op.mesh)]
+    if isinstance(op, ir.FragmentCall):
+        facts.append(("calls", f"@{op.callee_name}"))
+    facts.append(("origin", ", ".join(origins) or "none: inferred"))
+    if op.stage is not None:
+        facts.append(("stage", str(op.stage)))
+    if op.call_counter is not None:
+        facts.append(("microbatch", str(op.call_counter)))
+    if isinstance(op, ir.Fragment) and op.inferred_by:
+        facts.append(("made by", ", ".join(op.inferred_by)))
+    marks = [mark for mark in ("split_keep_transferred", "split_drop_transferred") if getattr(op, mark)]
+    if op.is_remat:
+        marks.append("remat")
+    if marks:
+        facts.append(("marks", ", ".join(marks)))
+    size = sizes.get(op.callee_name, 0) if isinstance(op, ir.FragmentCall) else _size(op)
+    facts += [("ops", str(size)), *traffic]
+    counts = {origin.transpose_count for origin in op.origins}
+    kind = "unnamed" if not counts else "forward" if counts == {0} else "both" if 0 in counts else "backward"
+    label = ", ".join(origins) or (op.callee_name if isinstance(op, ir.FragmentCall) else "unnamed")
+    return _compute(op.mesh, kind, label, op.call_counter, facts, sources, place)
+
+
+def _compute(
+    mesh: str,
+    kind: str,
+    label: str,
+    counter: int | None,
+    facts: list[Fact],
+    sources: tuple[int, ...],
+    place: int,
+) -> Node:
+    short = "" if kind == "unnamed" else label if counter is None else str(counter)
+    return Node(mesh, kind, label, short, tuple(facts), sources, place)
+
+
+def _transfer(op: ir.Transfer, sources: tuple[int, ...], place: int) -> Node:
+    source, target = op.tensor.type, op.result.type
+    where = [f"{t.mesh}{' (host)' * t.on_host}" for t in (source, target)]
+    shape = "x".join([*map(str, target.shape), str(target.element_type)])
+    facts: list[Fact] = [("value", shape), ("bytes", _bytes([op.result]))]
+    if target.sharding is not None:
+        facts.append(("sharding", str(target.sharding).removeprefix("#sdy.sharding")))
+    label = " → ".join(where)
+    return Node(target.mesh, "transfer", label, "", tuple(facts), sources, place, source.mesh)
+
+
+def _size(op: Any) -> int:
+    """Ops inside, without itself and its terminator."""
+    return len(ir.walk(op)) - 2
+
+
+def _bytes(values: Iterable[Any]) -> str:
+    """How many values, and how much they hold over all devices."""
+    sizes = [global_bytes(v.type) for v in values if hasattr(v.type, "shape")]
+    return f"{_amount(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
+
+
+def _amount(count: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def fresh_nodes(before: list[Graph], after: list[Graph]) -> dict[str, set[int]]:
+    """For each function the nodes that were not in its graph before."""
+    found = {}
+    old = {graph.function: graph for graph in before}
+    for graph in after:
+        last = old.get(graph.function)
+        known = collections.Counter(_look(node) for node in (last.nodes if last else ()))
+        fresh = set()
+        for i, node in enumerate(graph.nodes):
+            known[_look(node)] -= 1
+            if known[_look(node)] < 0:
+                fresh.add(i)
+        found[graph.function] = fresh
+    return found
+
+
+def _look(node: Node) -> tuple[Any, ...]:
+    return node.mesh, node.kind, node.label, node.short, node.source_mesh

@@ -1,0 +1,98 @@
+"""Puts recorded steps into the page, small: each line, text and node once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from importlib import resources
+from typing import Any
+
+from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
+from mpmd.tools.explorer.graph import Graph
+
+_LONGEST_LINE = 60_000
+
+
+class _Table:
+    """Numbers for things, in the order in which they come up first."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, thing: Hashable) -> int:
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+    def things(self) -> list[Any]:
+        return list(self._numbers)
+
+
+def page_of(title: str, findings: Sequence[str], steps: Sequence[dict[str, Any]]) -> str:
+    """The page for these steps."""
+    lines, nodes, abouts = _Table(), _Table(), _Table()
+    packed = []
+    for step in steps:
+        entry = {key: value for key, value in step.items() if value or key == "title"}
+        entry["about"] = abouts.number(step["about"])
+        entry.pop("fresh", None)
+        entry.pop("places", None)
+        if step["lines"] is not None:
+            entry["lines"] = _runs(step["lines"], lines)
+        if step["graphs"] is not None:
+            entry["graphs"] = [
+                _graph(graph, step["fresh"].get(graph.function, set()), step["places"], nodes)
+                for graph in step["graphs"]
+            ]
+        packed.append(entry)
+    data = {
+        "title": title,
+        "findings": list(findings),
+        "lines": lines.things(),
+        "nodes": nodes.things(),
+        "abouts": abouts.things(),
+        "steps": packed,
+    }
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    page = _part("page.html")
+    script = "\n".join(_part(f"page_{name}.js") for name in ("steps", "text", "graph", "controls"))
+    # Nothing in the data may end the element it stands in, or begin one inside.
+    parts = {"style": _part("page.css"), "script": script, "data": text.replace("<", "\\u003c")}
+    for name, part in parts.items():
+        page = page.replace(f"@@{name}@@", part, 1)
+    return page
+
+
+def _part(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _runs(changes: Iterable[tuple[str, str]], lines: _Table) -> list[list[Any]]:
+    """Runs of lines of one fate: its sign, and how many lines, or the numbers of those that came."""
+    runs: list[list[Any]] = []
+    for sign, run in itertools.groupby(changes, key=lambda change: change[0]):
+        texts = [_cut(text) for _, text in run]
+        comes = sign in (NEW, CHANGED, MOVED_HERE)
+        runs.append([sign, *map(lines.number, texts)] if comes else [sign, len(texts)])
+    return runs
+
+
+def _cut(line: str) -> str:
+    """A line without most of a large constant."""
+    more = len(line) - _LONGEST_LINE
+    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … and {more} more characters"
+
+
+def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _Table) -> dict[str, Any]:
+    """For each node its number in the table, its line, and how far back its sources are."""
+    drawn = []
+    for i, node in enumerate(graph.nodes):
+        look = (node.mesh, node.source_mesh, node.kind, node.label, node.short, node.facts)
+        line = places[node.place] if node.place < len(places) else -1
+        drawn.append([nodes.number(look), line, int(i in fresh), *(i - source for source in node.sources)])
+    return {
+        "name": graph.function,
+        "meshes": graph.meshes,
+        "nodes": drawn,
+        "plain": graph.plain_ops,
+        "left": graph.left_out,
+    }

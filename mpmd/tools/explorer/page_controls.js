@@ -1,0 +1,132 @@
+// The list of steps, buttons and keys.
+
+function titleOf(step) {
+  const [, name, options] = step.title.match(/^([^{]*)(\{[\s\S]*)?$/) || [, step.title, ""];
+  return [name, options || ""];
+}
+
+function listSteps() {
+  const target = el("steps"), wanted = el("filter").value.toLowerCase(), all = el("all").checked;
+  target.replaceChildren();
+  let phase = "";
+  data.steps.forEach((step, i) => {
+    if (!step.title.toLowerCase().includes(wanted)) return;
+    if (!all && quiet(step) && step.outcome === "ran" && i !== state.step) return;
+    if (step.phase && step.phase !== phase) {
+      const head = document.createElement("h2");
+      head.textContent = step.phase.replace(/^mpmd-/, "").replace(/-pipeline$/, "");
+      target.append(head);
+    }
+    phase = step.phase || phase;
+    const button = document.createElement("button"), name = document.createElement("span"), small = document.createElement("small");
+    button.type = "button";
+    button.title = step.title;
+    button.className = step.outcome !== "ran" ? step.outcome : step.changed || isInput(step) ? "changed" : "";
+    name.className = "name";
+    name.textContent = titleOf(step)[0].replace(/^mpmd-/, "");
+    if (step.changed) {
+      small.innerHTML = `<span class="plus">+${step.count.new}</span> <span class="minus">−${step.count.gone}</span>`
+        + (step.count.moved ? ` <span class="turn">↳${step.count.moved}</span>` : "");
+    }
+    if (step.ms !== undefined) small.append(` ${step.ms} ms`);
+    if (step.outcome === "failed") small.textContent = "failed";
+    button.append(name, small);
+    button.setAttribute("aria-current", i === state.step);
+    button.onclick = () => show(i);
+    button.step = i;
+    target.append(button);
+  });
+}
+
+function show(i) {
+  state.step = Math.max(0, Math.min(data.steps.length - 1, i));
+  state.all = false;
+  const step = data.steps[state.step];
+  const [name, options] = titleOf(step);
+  const rest = document.createElement("i");
+  rest.textContent = options;
+  el("title").replaceChildren(name, rest);
+  const about = data.abouts[step.about];
+  el("summary").textContent = about.split("\n", 1)[0];
+  el("why").textContent = step.why || "";
+  el("about").textContent = about;
+  el("about").parentElement.hidden = !about.includes("\n");
+  el("position").textContent = `step ${state.step} of ${data.steps.length - 1}`;
+  el("back").disabled = state.step === 0;
+  el("next").disabled = state.step === data.steps.length - 1;
+  let seen = null;
+  for (const button of el("steps").querySelectorAll("button")) {
+    const here = button.step === state.step;
+    button.setAttribute("aria-current", here);
+    if (here) seen = button;
+  }
+  if (!seen) { listSteps(); seen = el("steps").querySelector("[aria-current=true]"); }
+  if (seen) seen.scrollIntoView({ block: "nearest" });
+  showGraph(step);
+  showText(step);
+  el("main").scrollTop = 0;
+  history.replaceState(null, "", "#" + state.step);
+}
+
+// To the next step in a direction that changed something, failed, or is a new input; or to any.
+function walk(by, any) {
+  let i = state.step + by;
+  while (!any && data.steps[i] && quiet(data.steps[i]) && data.steps[i].outcome !== "failed") i += by;
+  if (data.steps[i]) show(i);
+}
+
+function toggle(name) {
+  state[name] = !state[name];
+  el(name).setAttribute("aria-pressed", state[name]);
+  showText(data.steps[state.step]);
+}
+
+function theme() {
+  const root = document.documentElement;
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+}
+
+const KEYS = {
+  s: () => toggle("split"), t: () => toggle("short"), w: () => toggle("wrap"), d: theme, u: () => el("unfold").click(),
+  "/": () => el("filter").focus(), Home: () => show(0), End: () => show(data.steps.length - 1),
+};
+
+function begin() {
+  el("file").textContent = data.title;
+  document.title = `${data.title} · mpmd explorer`;
+  if (matchMedia("(prefers-color-scheme: dark)").matches) document.documentElement.dataset.theme = "dark";
+  const findings = el("findings");
+  findings.hidden = !data.findings.length;
+  if (data.findings.length) {
+    const summary = document.createElement("summary"), pre = document.createElement("pre");
+    summary.textContent = `${data.findings.length} finding${data.findings.length > 1 ? "s" : ""}`;
+    pre.textContent = data.findings.join("\n");
+    findings.append(summary, pre);
+    findings.open = data.findings.some(text => /\berror\b/.test(text));
+  }
+  for (const name of ["split", "short", "wrap"]) {
+    el(name).setAttribute("aria-pressed", state[name]);
+    el(name).onclick = () => toggle(name);
+  }
+  el("theme").onclick = theme;
+  el("back").onclick = event => walk(-1, event.shiftKey);
+  el("next").onclick = event => walk(1, event.shiftKey);
+  el("filter").oninput = el("all").onchange = listSteps;
+  el("unfold").onclick = () => { state.all = !state.all; showText(data.steps[state.step]); };
+  el("zoom").oninput = () => { state.unit = Number(el("zoom").value); showGraph(data.steps[state.step]); };
+  el("text").onclick = event => sameName(event.target);
+  addEventListener("keydown", event => {
+    if (event.target.id === "filter") { if (event.key === "Escape") event.target.blur(); return; }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.type === "range") return;
+    if (event.key === "ArrowRight") walk(1, event.shiftKey);
+    else if (event.key === "ArrowLeft") walk(-1, event.shiftKey);
+    else if (KEYS[event.key]) KEYS[event.key]();
+    else return;
+    event.preventDefault();
+  });
+  addEventListener("hashchange", () => show(Number(location.hash.slice(1)) || 0));
+  listSteps();
+  show(Number(location.hash.slice(1)) || 0);
+}
+
+begin();

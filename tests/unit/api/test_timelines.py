@@ -1,0 +1,139 @@
+"""Timelines of a real step whose fragments sleep, so that what is measured is known."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+import mpmd
+from benchmarks.sleeping import Durations, Stages
+from mpmd.api.estimate import DeviceSpeed
+from mpmd.runtime.instructions import Run
+from mpmd.scheduling.chrome_trace import chrome_trace
+from mpmd.scheduling.render import render_text
+from mpmd.scheduling.render_html import render_html
+from mpmd.scheduling.render_svg import render_svg
+from tests.support.comparing import sgd_momentum, training_step
+from tests.support.models import MODELS
+
+EACH = 0.004
+STAGES = Stages((Durations(EACH, EACH, EACH),) * 2, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Compiled step, its costs, and a measured timeline."""
+    params, x = STAGES.arguments()
+    compiled = STAGES.jitted("1f1b").lower(params, x).compile()
+    (params, _), costs = compiled.costs(params, x)
+    (params, loss), timeline = compiled.timeline(params, x)
+    jax.block_until_ready((params, loss))
+    yield compiled, costs, timeline
+    compiled.close()
+
+
+def tasks(timeline, mesh):
+    return [str(span.task) for span in timeline.compute(mesh) if span.task is not None]
+
+
+def test_fragments_cost_what_they_sleep(step):
+    compiled, costs, _ = step
+    assert set(costs.fragments) == {name for _, name in compiled.program.executables}
+    works = {
+        op.executable: {"F": 1, "B": 2 if op.stage == 0 else 3}[op.phase]
+        for stream in compiled.program.streams
+        for op in stream.instructions
+        if isinstance(op, Run) and op.phase
+    }
+    assert sorted(works.values()) == [1, 2, 3]
+    assert all(costs.fragments[name] >= parts * EACH for name, parts in works.items())
+    kinds = {(source.mesh, target.mesh) for source, target in costs.transfers}
+    assert kinds == {("m0", "m1"), ("m1", "m0")}
+    assert all(seconds > 0 for seconds in costs.transfers.values())
+
+
+def test_the_prediction_is_the_measured_step_in_kind(step):
+    compiled, costs, measured = step
+    predicted = compiled.schedule(costs)
+    for mesh in ("m0", "m1"):
+        assert tasks(predicted, mesh) == tasks(measured, mesh)
+        for span in predicted.compute(mesh):
+            parts = {"F": 1, "B": 2 + (mesh == "m1")}[span.task.phase.value] if span.task else 0
+            assert span.seconds >= parts * EACH
+        assert all(span.seconds > 0 for span in measured.compute(mesh))
+    for timeline in (predicted, measured):
+        assert timeline.makespan_s >= STAGES.ideal_1f1b_s()
+        assert len(timeline.transfers) == 2 * 3
+        assert {(t.mesh, t.peer) for t in timeline.transfers} == {("m0", "m1"), ("m1", "m0")}
+        assert all(t.nbytes == 4 * 16 * 16 for t in timeline.transfers)
+
+
+def test_idle_meshes_say_what_they_wait_for(step):
+    compiled, costs, measured = step
+    predicted = compiled.schedule(costs)
+    assert "0B0 waits for 1B0 on m1" in [span.note for span in predicted.idle("m0")]
+    for timeline in (predicted, measured):
+        assert all(" waits for " in span.note for span in timeline.idle("m0"))
+        assert timeline.idle("m1")[-1].note == "has done its part of the step"
+        for mesh in ("m0", "m1"):
+            lane = sorted((*timeline.idle(mesh), *timeline.compute(mesh)), key=lambda s: (s.start_s, s.end_s))
+            assert sum(span.seconds for span in lane) == pytest.approx(max(s.end_s for s in lane), rel=1e-6)
+
+
+def test_unit_costs_without_a_measurement(step):
+    compiled, _, _ = step
+    line = compiled.lowered.schedule()
+    first = next(s for s in line.compute("m0") if s.task)
+    assert first.seconds == 1
+    assert compiled.lowered.schedule({first.name: 7.0}).compute("m0")[1].seconds == 7
+
+
+def test_pictures_of_both(step):
+    compiled, costs, measured = step
+    predicted = compiled.schedule(costs)
+    page = render_html(predicted, measured)
+    assert "waits for" in page and "in the other timeline" in page and "bytes held on m0" in page
+    assert render_svg(predicted, measured).count("</g>") == 2 * render_svg(measured).count("</g>")
+    assert "[" in render_text(measured)
+    events = json.loads(chrome_trace(predicted, measured))["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {"main, measured: m0"}
+    assert any(e["ph"] == "C" and sum(e["args"].values()) for e in events)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_meshes_work_at_the_same_time(devices):
+    """Also those of several devices, whose fragments one client would run one after the other."""
+    stages = Stages((Durations(0.03, 0.03, 0.03),) * 2, 4, 2, devices=devices)
+    params, x = stages.arguments()
+    compiled = stages.jitted("1f1b").lower(params, x).compile()
+    (params, _), _ = compiled.timeline(params, x)
+    _, timeline = compiled.timeline(params, x)
+    overlap = sum(
+        max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s))
+        for a in timeline.compute("m0")
+        for b in timeline.compute("m1")
+    )
+    assert overlap > 0.5 * min(timeline.busy_s("m0"), timeline.busy_s("m1"))
+    assert timeline.makespan_s < 0.85 * (timeline.busy_s("m0") + timeline.busy_s("m1"))
+    compiled.close()
+
+
+def test_estimated_costs_follow_the_work():
+    """Two stages, the second with twice the layers: a forward of it takes twice the time, a backward more."""
+    params, loss, batch = MODELS["uneven"].build(2)
+    init, update = sgd_momentum()
+    config = mpmd.make_config(
+        mpmd.make_topology({"m0": 1, "m1": 1}), {"stage0": "m0", "stage1": "m1"}, schedule="gpipe"
+    )
+    lowered = mpmd.jit(training_step(loss, 4, update), config).lower(init(params), *batch)
+    speed = DeviceSpeed(flops_per_s=1e9, bytes_per_s=1e15, start_s=0.0, link_s=3.0)
+    costs = lowered.estimated_costs(speed)
+    assert set(costs.fragments) == {name for _, name in lowered.program.executables}
+    line = lowered.schedule(costs)
+    work = {str(s.task): s.seconds for m in ("m0", "m1") for s in line.compute(m) if s.task}
+    assert work["1F0"] / work["0F0"] == pytest.approx(2, rel=0.1)
+    assert work["0F0"] == pytest.approx((2 * 2 * 16 * 16 + 2 * 2 * 16) / 1e9, rel=0.1)
+    assert work["0B0"] > work["0F0"]
+    assert set(costs.transfers.values()) == {3.0 + 2 * 16 * 4 / speed.link_bytes_per_s}
