@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
+from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.buffers.packing import ALIGNMENT, Block, aligned, pack
 from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
 from tests.support.native_fragments import compiled, fragment_of
@@ -82,6 +87,29 @@ def test_the_report_names_allocations_values_and_the_peak():
     assert "allocation 0: parameter 0, 2048 bytes" in text
     assert "Statistics:" in text
     assert "Peak:" in text
+
+
+@pytest.mark.parametrize("row", [37, 1])
+def test_a_row_is_read_before_results_are_written_over_it(row):
+    """Both results lie over operands that the same pass reads for its sum."""
+    rows = 5
+    b = PlanBuilder("over", (rows, row), row_dims=1)
+    x, y, z = (b.load_dense(b.operand(n, "f32", rows * row)) for n in "xyz")
+    total = b.reduce_row("add", b.apply("multiply", x, y))
+    b.store_dense(b.operand("a", "f32", rows * row), b.apply("add", z, z))
+    b.store_dense(b.operand("b", "f32", rows * row), b.apply("multiply", y, total))
+    plan = b.finish()
+    assert may_share(plan, 0, 3)
+    assert may_share(plan, 1, 4)
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal((rows, row)).astype(np.float32) for _ in range(3)]
+    held = [aligned_empty((rows, row), np.float32) for _ in range(3)]
+    for array, values in zip(held, given):
+        array[:] = values
+    DirectSequence(plan_kernels(plan, host_target()), host_target())(*held, *held[:2])
+    np.testing.assert_allclose(held[0], 2 * given[2], rtol=1e-6)
+    sums = (given[0] * given[1]).sum(1, keepdims=True)
+    np.testing.assert_allclose(held[1], given[1] * sums, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loop_keeps_what_it_needs_in_every_round():

@@ -176,9 +176,13 @@ class _Rows:
         return sums.finish(nested(f, runs, plan.extents, sums.start, run))
 
     def _single_point(self, row: Scope, item: Pass) -> dict[int, Value]:
+        sums = {n: row.value(reduce_node(self.plan, n).arg) for n in item.row_sums}
+        for store_ in item.stores:  # after all values: a result may lie over an operand
+            for number in store_arguments(store_):
+                row.value(number)
         for store_ in item.stores:
             row.store(store_)
-        return {n: row.value(reduce_node(self.plan, n).arg) for n in item.row_sums}
+        return sums
 
     def _run_number(self, indices: Mapping[int, Position]) -> Position:
         f, number = self.f, 0
@@ -196,6 +200,8 @@ class _Rows:
         for store_ in item.stores:
             for number in store_arguments(store_):
                 scope.value(number)
+        for number in item.row_sums:  # before any store: a result may lie over an operand
+            scope.value(reduce_node(plan, number).arg)
         for number in item.keeps:
             dtype = sum_dtype(plan.nodes[number].dtype)
             store(f, scope.wide(number), self._scratch(number), dtype, f.iadd(start, part.start))
