@@ -19,6 +19,7 @@ from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatte
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
+from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
@@ -27,6 +28,7 @@ from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
+from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
@@ -72,9 +74,11 @@ def expansion() -> list[Pass]:
         BatchNormExpander(),  # first: it makes reductions and elementwise work
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order
+        SelectAndScatterExpander(),  # may make maps
         MapInliner(),
         ReduceWindowRewriter(),
         ConvolutionToDot(),
+        ConvolutionExpander(),  # after it: the rest needs patches
         GatherSimplifier(),  # one form; batching dims go
         ScatterSimplifier(),
         GatherExpander(),  # of that form only

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
+from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
@@ -16,6 +17,7 @@ from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
+from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.support.passes import Pass
@@ -23,6 +25,7 @@ from mpmd.support.passes import Pass
 PASSES: tuple[type[Pass], ...] = (
     BatchNormExpander,
     ComparisonExpander,
+    ConvolutionExpander,
     ConvolutionToDot,
     DotDecomposer,
     DotDimensionMerger,
@@ -35,6 +38,7 @@ PASSES: tuple[type[Pass], ...] = (
     ReduceWindowRewriter,
     ScatterExpander,
     ScatterSimplifier,
+    SelectAndScatterExpander,
     ShardingRemover,
     TopkDecomposer,
 )

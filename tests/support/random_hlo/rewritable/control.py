@@ -15,7 +15,7 @@ def call(p: Pool) -> HloInstruction:
     inner = body.add("negate", a)
     body.build(body.add("maximum", inner, body.add("add", b, b)))
     made = p.build.call(body.computation, [x, p.like(x)])
-    if p.rng.random() < 0.5:
+    if p.rng.random() < 0.8:
         made = p.build.call(body.computation, [made, x])
     return made
 

@@ -147,7 +147,7 @@ def dynamic(p: Pool) -> HloInstruction:
 def gathers(p: Pool) -> HloInstruction:
     x = p.pick("f32", 2)
     n, m = x.shape.dims
-    kind = p.choose("iota", "rows", "one", "batched", "normal")
+    kind = p.choose("iota", "rows", "one", "batched", "normal", "normal")
     if kind == "normal":
         return p.build.gather(x, p.fresh("s32", (1, 1)), GatherDims((1,), (0,), (0,), 1), (1, m))
     if kind == "one":
@@ -167,7 +167,7 @@ def gathers(p: Pool) -> HloInstruction:
 def scatters(p: Pool) -> HloInstruction:
     x = p.pick("f32", 2)
     n, m = x.shape.dims
-    kind = p.choose("row", "rows", "batched", "normal")
+    kind = p.choose("row", "rows", "batched", "normal", "normal")
     if kind == "normal":
         indices, updates = p.fresh("s32", (1, 1)), p.fresh("f32", (1, m))
         return p.build.scatter(x, indices, updates, ScatterDims((1,), (0,), (0,), 1), p.reducer("add", "f32"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import ConvDims, DotDims, Window, WindowDim
+from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
 from tests.support.random_hlo.rewritable.pool import Pool
@@ -90,6 +91,26 @@ def patches(p: Pool) -> HloInstruction:
     )
 
 
+def filtered(p: Pool) -> HloInstruction:
+    image, kernel = p.fresh("f32", (2, 4, 5, 2)), p.fresh("f32", (3, 3, 2, 2))
+    window = Window((WindowDim(3, 1, 1, 1), WindowDim(3, 2, 1, 1)))
+    dims = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+    return p.build.add("convolution", image, kernel, window=window, conv_dims=dims)
+
+
+def pooling_gradient(p: Pool) -> HloInstruction:
+    x = p.pick("f32", 2)
+    distinct = p.build.iota("f32", (x.shape.size,), 0)
+    x = p.build.add("subtract", p.build.reshape(distinct, x.shape.dims), p.full(1, x))
+    window = Window((WindowDim(2, 1, 1, 0), WindowDim(1)))
+    source = p.fresh("f32", x.shape.dims)
+    select = HloBuilder.create(p.draft.module, "ge")
+    scalar = array("f32")
+    select.build(select.compare(select.parameter(scalar), select.parameter(scalar), "GE"))
+    called = (select.computation, p.reducer("add", "f32"))
+    return p.build.add("select-and-scatter", x, source, p.scalar(0, "f32"), window=window, called=called)
+
+
 def batch_norm(p: Pool) -> HloInstruction:
     x = p.fresh("f32", (4, 3))
     scale, offset = p.fresh("f32", (3,)), p.fresh("f32", (3,))
@@ -122,5 +143,7 @@ PATTERNS = (
     reductions,
     spread_sum,
     patches,
+    filtered,
+    pooling_gradient,
     batch_norm,
 )

@@ -1,0 +1,137 @@
+"""hlo-convolution-expander."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import array
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.values import inverse, is_trivial
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionExpander(ComputationPass):
+    """Computes a convolution as one matrix product of patches with the kernel.
+
+    convolution(image: [b,h,w,f], kernel: [3,3,f,o])
+      -> dot(patches: [b,h*w,9,f], kernel: [9,f,o]), the patches joined from nine slices of the padded image
+
+    Requires: no schedule; `hlo-convolution-to-dot` has taken those whose patches are a reshape.
+    Ensures: no convolution is left that needs `most_slices` slices or fewer.
+    Cost: linear in the slices; at run time the patches take the kernel's size times the image's memory.
+    Source: lowering to matrices ("im2col"), as in Chellapilla, Puri and Simard, 2006.  The slices are taken
+        per element of the window or per place of it, whichever are fewer: gradients of kernels have large
+        windows.
+
+    Attributes:
+        most_slices: slices up to which a convolution is expanded.
+    """
+
+    name = "hlo-convolution-expander"
+    most_slices: int = 256
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return Rewriter(computation).run({"convolution": (self._expand,)}, lambda i: not i.shape.dynamic)
+
+    def _expand(self, site: Site) -> HloInstruction | None:
+        dims = site.at.conv_dims
+        window = site.at.window.sizes
+        places = tuple(site.shape.dims[d] for d in dims.out_spatial)
+        if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):
+            return site.build.full(0, site.shape.dtype, site.shape.dims)
+        if min(math.prod(window), math.prod(places)) > self.most_slices:
+            return None
+        patches = _patches(site, places)
+        product = _product(site, patches, _kernel(site), places)
+        to = (dims.out_batch, *dims.out_spatial, dims.out_feature)
+        return site.build.transpose(product, inverse(to))
+
+
+def _patches(site: Site, places: Ints) -> HloInstruction:
+    """What the window sees at each of its places: `[batch, places, window, features]`."""
+    build, window = site.build, site.at.window
+    image = _padded(site)
+    batch, features = image.shape.dims[0], image.shape.dims[-1]
+    count, size = math.prod(places), math.prod(window.sizes)
+    by_place = count < size
+    outer, inner = (places, window.sizes) if by_place else (window.sizes, places)
+    parts = []
+    for position in np.ndindex(*outer):
+        starts, limits, strides = [0], [batch], [1]
+        for at, extent, w in zip(position, inner, window.dims):
+            far, near = (w.stride, w.rhs_dilation) if by_place else (w.rhs_dilation, w.stride)
+            starts.append(at * far)
+            limits.append(at * far + (extent - 1) * near + 1)
+            strides.append(near)
+        part = build.slice(image, [*starts, 0], [*limits, features], [*strides, 1])
+        flat = (batch, 1, size, features) if by_place else (batch, count, 1, features)
+        parts.append(build.reshape(part, flat))
+    return build.concatenate(parts, 1 if by_place else 2)
+
+
+def _padded(site: Site) -> HloInstruction:
+    """The image as `[batch, spatial.., features]`, dilated and padded."""
+    build, dims = site.build, site.at.conv_dims
+    image = build.transpose(site.operands[0], (dims.lhs_batch, *dims.lhs_spatial, dims.lhs_feature))
+    sides = [PadDim(w.pad_low, w.pad_high, w.lhs_dilation - 1) for w in site.at.window.dims]
+    if all(p == PadDim(0, 0) for p in sides):
+        return image
+    return build.pad(image, build.constant(0, image.shape.dtype), [PadDim(0, 0), *sides, PadDim(0, 0)])
+
+
+def _kernel(site: Site) -> HloInstruction:
+    """The kernel as `[window, inputs, outputs]`."""
+    build, dims = site.build, site.at.conv_dims
+    kernel = build.transpose(
+        site.operands[1], (*dims.rhs_spatial, dims.rhs_input_feature, dims.rhs_output_feature)
+    )
+    turned = tuple(d for d, w in enumerate(site.at.window.dims) if w.reversed)
+    if turned:
+        kernel = build.add("reverse", kernel, dimensions=turned)
+    rank = kernel.shape.rank
+    return build.reshape(kernel, (math.prod(kernel.shape.dims[: rank - 2]), *kernel.shape.dims[rank - 2 :]))
+
+
+def _product(site: Site, patches: HloInstruction, kernel: HloInstruction, places: Ints) -> HloInstruction:
+    """`[batch, places.., outputs]`, the groups each by itself."""
+    batch, count, size, features = patches.shape.dims
+    inputs, outputs = kernel.shape.dims[1:]
+    over_features = cast(int, site.at.attributes.get("feature_group_count", 1))
+    over_batch = cast(int, site.at.attributes.get("batch_group_count", 1))
+    build, groups = site.build, over_features * over_batch
+    if groups == 1:
+        made = _dot(site, patches, kernel, DotDims((2, 3), (0, 1)), (batch, count, outputs))
+        return build.reshape(made, (batch, *places, outputs))
+    right = build.reshape(kernel, (size, inputs, groups, outputs // groups))
+    if over_features > 1:
+        left = build.reshape(patches, (batch, count, size, groups, features // groups))
+        numbers = DotDims((2, 4), (0, 1), (3,), (2,))
+    else:
+        batch //= groups
+        left = build.reshape(patches, (groups, batch, count, size, features))
+        numbers = DotDims((3, 4), (0, 1), (0,), (2,))
+    made = _dot(site, left, right, numbers, (groups, batch, count, outputs // groups))
+    return build.reshape(build.transpose(made, (1, 2, 0, 3)), (batch, *places, outputs))
+
+
+def _dot(
+    site: Site, left: HloInstruction, right: HloInstruction, numbers: DotDims, dims: Sequence[int]
+) -> HloInstruction:
+    return site.build.add(
+        "dot",
+        left,
+        right,
+        shape=array(site.shape.dtype, dims),
+        dot_dims=numbers,
+        operand_precision=site.at.attributes.get("operand_precision"),
+    )
