@@ -17,6 +17,7 @@ from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
 from tests.support.evaluate_mpmd import argument_shapes, entry_of, evaluate
+from tests.support.random_moments import MOMENTS
 
 FAST, SLOW = 24, 300
 
@@ -59,6 +60,8 @@ VARIANTS = {
     "mpmd-remat-fragment": ["", "merge-remat-fragments=true"],
     "mpmd-validate-no-inferred-fragments": ["fail-on-inferred-fragments=false"],
 }  # fmt: skip
+# What the second did is undone by the first.
+FINISHES = {"mpmd-forget-carried-starts": "mpmd-uniquify-carried-values"}
 # If one of these changes none of many modules, it is the random modules that are too poor to test it.
 _EXERCISED = """
     absorb-inferred-fragments call-inline convert-sdy-shardings-to-mpmd-types copy-constants
@@ -76,7 +79,7 @@ _EXERCISED = """
     scale-smaller-factor swap-transposed-dots uniquify-carried-values uniquify-function-inputs-outputs
     unroll-for-loops
 """
-EXERCISED = frozenset("mpmd-" + name for name in _EXERCISED.split())
+EXERCISED = frozenset("mpmd-" + name for name in _EXERCISED.split()) | MOMENTS.keys() | FINISHES.keys()
 
 
 def options(seed: int, module: ir.Module) -> PipelineOptions:
@@ -132,6 +135,12 @@ def passes_for(name: str, seed: int, module: ir.Module) -> list[Pass]:
 
 def prepared(name: str, seed: int) -> tuple[ir.Module, list[Pass]] | None:
     """A module at a moment at which the pass can run, and the pass; None if it does not come so far."""
+    if name in MOMENTS and seed % 2:
+        return ir.parse(MOMENTS[name](seed)), [make_pass(name)]
+    if name in FINISHES and seed % 2:
+        module = ir.parse(random_mpmd.imported(seed))
+        run_pipeline(module, [make_pass(FINISHES[name])], QUIET)
+        return module, [make_pass(name)]
     make = IN_PIPELINE.get(name)
     if make is None or (name not in IMPORT_ONLY and seed % 2):
         module = ir.parse(random_mpmd.imported(seed, calls=seed % 4 == 1))

@@ -15,6 +15,7 @@ from jax.extend.mlir.dialects import stablehlo
 from mpmd import ir
 
 _SAME = ("sdy.sharding_constraint", "sdy.reshard")
+_ORDERS = ("stablehlo.create_token", "stablehlo.after_all")
 _MOVES = (ir.Transfer, ir.Assign, ir.Unassign, ir.NamedTensor, ir.Broadcast)
 _REDUCE = {"add": "add", "max": "maximum", "min": "minimum", "mul": "multiply", "or": "or", "and": "and"}
 
@@ -86,6 +87,11 @@ class _Copier:
             return self.loop(op, inputs)
         if isinstance(op, ir.Reduce):
             return [self.reduced(op.kind, inputs)]
+        if op.operation.name in _ORDERS:
+            # The interpreter knows no tokens; here they order nothing, so that any value may stand for one.
+            kind = ir.Type.parse("tensor<i1>", ir.context())
+            value = {"value": ir.Attribute.parse("dense<false> : tensor<i1>", ir.context())}
+            return [ir.create("stablehlo.constant", [], [kind], self.where, value).result]
         if op.operation.name == "sdy.constant":
             attribute = {"value": op.attributes["value"]}
             return [ir.create("stablehlo.constant", [], [op.results[0].type], self.where, attribute).result]
