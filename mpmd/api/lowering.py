@@ -21,6 +21,7 @@ from mpmd.compile.dump import Dump
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions, current_options
 from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.verify import verify
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
@@ -98,7 +99,7 @@ class _Phases:
         self.overrides = options.pass_options
         self.dump_to = Path(options.dump_to) if options.dump_to else None
         self.watch = Watch(
-            verify=ir.verify,
+            verify=verify,
             text=ir.to_text,
             verify_each=options.verify_each,
             disabled=frozenset(options.disable_passes),

@@ -14,8 +14,8 @@ own mutators: those crash the process when misused, ours raise.
 from jax.extend.mlir.dialects import sdy, stablehlo
 from jax.extend.mlir.ir import (
     ArrayAttr, Attribute, Block, BoolAttr, ComplexType, DenseI64ArrayAttr, FlatSymbolRefAttr,
-    FunctionType, InsertionPoint, IntegerAttr, IntegerType, Location, Module, RankedTensorType, StringAttr,
-    Type, TypeAttr, UnitAttr, Value,
+    FunctionType, InsertionPoint, IntegerAttr, IntegerType, Location, MLIRError, Module, RankedTensorType,
+    StringAttr, Type, TypeAttr, UnitAttr, Value,
 )
 from jax.extend.mlir.ir import OpView as Op
 
@@ -38,4 +38,3 @@ from mpmd.ir.query import (
 )
 from mpmd.ir.reading import name_of, parse
 from mpmd.ir.types import MeshTensor, Origin, Topology
-from mpmd.ir.verify import verify

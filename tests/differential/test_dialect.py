@@ -17,12 +17,13 @@ from mpmd.options import PipelineOptions
 from mpmd.passes import make_pass
 from mpmd.passes.export import lower_to_fragment_calls
 from mpmd.passes.schedule.happens_before import SCHEDULES
+from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import dialect
 
 BY_STAGE = ("Circular", "CircularWithReversedBackward")
 NOT_COMPARED = ("ParallelPipelinesWithWrapAround",)  # forward only; its order has a unit test
-WATCH = Watch(verify=ir.verify, text=ir.to_text, verify_each=True, check_changed=True)
+WATCH = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

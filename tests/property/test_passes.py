@@ -13,6 +13,7 @@ from mpmd.errors import ConfigError, PassError
 from mpmd.options import PipelineOptions
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
+from mpmd.passes.verify import verify
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
@@ -21,8 +22,8 @@ from tests.support.random_moments import MOMENTS
 
 FAST, SLOW = 24, 300
 
-STRICT = Watch(verify=ir.verify, text=ir.to_text, verify_each=True, check_changed=True)
-QUIET = Watch(verify=ir.verify, text=ir.to_text)
+STRICT = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
+QUIET = Watch(verify=verify, text=ir.to_text)
 
 IMPORT = pipeline.import_pipeline
 SHARDING = pipeline.sharding_propagation_pipeline

@@ -12,13 +12,14 @@ from mpmd import ir, pipeline
 from mpmd.errors import PassError
 from mpmd.options import PipelineOptions
 from mpmd.passes import make_pass
+from mpmd.passes.verify import verify
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import dialect
 from tests.support.evaluate_mpmd import argument_shapes, evaluate
 
 FAST, SLOW = 30, 300
-STRICT = Watch(verify=ir.verify, text=ir.to_text, verify_each=True, check_changed=True)
+STRICT = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
 OPTIONS = PipelineOptions(fail_on_inferred_fragments=False, copy_constants=True)
 
 # Passes that random programs without names, tokens, and host memory must at least once change.

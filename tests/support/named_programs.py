@@ -10,6 +10,7 @@ import numpy as np
 
 from mpmd import ir, pipeline
 from mpmd.options import PipelineOptions
+from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
 
 TENSOR = "tensor<4xf32>"
@@ -132,7 +133,7 @@ def imported(program: NamedProgram, **options: Any) -> ir.Module:
         ir.symbol_table(module)["main"].topology = ir.Topology.from_axes(program.meshes)
     names = tuple(f"{name}@{mesh}" for name, mesh in program.assignment.items())
     steps = pipeline.import_pipeline(PipelineOptions(name_to_mesh_assignment=names, **options))
-    watch = Watch(verify=ir.verify, text=ir.to_text, verify_each=True, check_changed=True)
+    watch = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
     run_pipeline(module, [step.pass_ for step in steps], watch)
     return module
 

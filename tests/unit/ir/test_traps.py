@@ -13,6 +13,7 @@ from mpmd.errors import ConfigError, IRError
 from mpmd.passes.bases import FunctionPass, mlir_pass
 from mpmd.passes.fragments.dropping import drop
 from mpmd.passes.fragments.merging import merge
+from mpmd.passes.verify import verify
 from tests.unit.ir.programs import TWO_FRAGMENTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,7 +114,7 @@ def test_verifying_a_call_of_a_function_that_is_gone_raises() -> None:
     module = ir.parse(f"{text} func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {{ {call} }}")
     ir.erase(ir.funcs(module)[0])
     with pytest.raises(IRError, match="calls @g, which the module does not have"):
-        ir.verify(module)
+        verify(module)
 
 
 def test_verifying_with_a_diagnostic_handler_ends(module: ir.Module) -> None:
@@ -122,7 +123,7 @@ def test_verifying_with_a_diagnostic_handler_ends(module: ir.Module) -> None:
     try:
         ir.fragments(ir.funcs(module)[0])[0].mesh = "nowhere"
         with pytest.raises(IRError, match="nowhere"):
-            ir.verify(module)
+            verify(module)
     finally:
         handler.detach()
 
@@ -233,7 +234,7 @@ def test_what_a_pass_raises_reaches_its_caller(module: ir.Module) -> None:
 
     with pytest.raises(KeyError, match="main"):
         Fails().run(module)
-    ir.verify(module)
+    verify(module)
 
 
 def test_a_failing_pass_of_mlir_leaves_the_module_as_it_was(main: ir.Func, module: ir.Module) -> None:

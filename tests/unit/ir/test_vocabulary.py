@@ -12,6 +12,7 @@ from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
+from mpmd.passes.verify import verify
 from tests.unit.ir.programs import TWO_FRAGMENTS, main_with
 
 
@@ -114,7 +115,7 @@ def test_splitting_keeps_ops_with_effects_and_what_they_read() -> None:
     fragment = ir.fragments(ir.funcs(module)[0])[0]
     _, second = split(fragment, {ir.ops(fragment.body)[0]}, [0])
     assert names(ir.ops(second.body)) == ["abs", "custom_call"]
-    ir.verify(module)
+    verify(module)
 
 
 def test_dead_code_goes_from_regions_too() -> None:
@@ -150,7 +151,7 @@ def test_the_verifier_sees_what_the_dialect_accepts(broken: str, problem: str) -
     body = "(%p: tensor<4xf32>) {\n mpmd.return %p : tensor<4xf32>\n} : (!m1) -> !m1"
     module = ir.parse(main_with(f'%0 = mpmd.fragment<mesh="m1", {broken}{body}'))
     with pytest.raises(IRError, match=problem):
-        ir.verify(module)
+        verify(module)
 
 
 def test_control_edges_survive_merging_and_print_as_operands(main: ir.Func) -> None:

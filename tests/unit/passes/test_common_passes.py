@@ -8,6 +8,7 @@ from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.passes import make_pass
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
+from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Diagnostics, Severity, collecting
 from tests.unit.ir.programs import HEAD, main_with
 
@@ -164,7 +165,7 @@ def test_a_callee_with_effects_stays_though_no_result_of_it_is_left() -> None:
         "  return %a : tensor<4xf32>\n}\n"
     )
     module, _ = run(HEAD + text, "mpmd-erase-unused-callee-block-arguments")
-    ir.verify(module)
+    verify(module)
     assert "mpmd.call @g() : () -> ()" in ir.to_text(module) and "@log" in ir.to_text(module)
 
 
@@ -189,6 +190,6 @@ def test_fragments_with_equal_bodies_are_simplified_alike() -> None:
     ).replace("// : tensor<4xf32>", "")
     text = main_with(body, "(!m1, !m1, !m1)", "return %f, %g, %h : !m1, !m1, !m1")
     module, _ = run(text, "mpmd-simplify-stablehlo")
-    ir.verify(module)
+    verify(module)
     assert "reshape" not in ir.to_text(module)
     assert [f.origins[0].name for f in ir.fragments(ir.funcs(module)[0])] == ["f", "g", "h"]

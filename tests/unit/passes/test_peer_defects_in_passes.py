@@ -8,6 +8,7 @@ from mpmd import ir, pipeline
 from mpmd.errors import IRError
 from mpmd.options import PipelineOptions
 from mpmd.passes import make_pass
+from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Diagnostics, Severity, collecting
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.named_programs import NamedProgram
@@ -71,7 +72,7 @@ def test_defect_9_a_schedule_and_merge_rules_together_keep_the_program_valid() -
         make_pass("mpmd-pipeline-scheduler", "must-happen-before=GPipe remove-control-dependencies=false"),
         make_pass("mpmd-rule-based-merge", f"rules={rule}"),
     ]
-    run_pipeline(module, passes, Watch(verify=ir.verify, text=ir.to_text, verify_each=True))
+    run_pipeline(module, passes, Watch(verify=verify, text=ir.to_text, verify_each=True))
     fragments = ir.fragments(ir.funcs(module)[0])
     assert [f.transpose_count for f in fragments] == [0, 1, 1], "the forward work comes first, merged"
     assert len(fragments[0].results) == 2
@@ -90,11 +91,11 @@ def test_defect_10_the_program_is_valid_between_all_passes_and_each_is_verified(
     )
     verified, changed = [], []
 
-    def verify(module: ir.Module) -> None:
-        verified.append(ir.verify(module))
+    def counted(module: ir.Module) -> None:
+        verified.append(verify(module))
 
     watch = Watch(
-        verify=verify, text=ir.to_text, verify_each=True, check_changed=True,
+        verify=counted, text=ir.to_text, verify_each=True, check_changed=True,
         after=lambda pass_, module, has_changed: changed.append(has_changed),
     )  # fmt: skip
     makers = (
@@ -117,7 +118,7 @@ def test_defect_10_a_pass_that_breaks_the_program_is_named() -> None:
 
     module = ir.parse(main_with(fragment("f", '"f"', "%a"), returned="return %f : !m1"))
     with pytest.raises(IRError) as e:
-        run_pipeline(module, [Breaks()], Watch(verify=ir.verify, text=ir.to_text, verify_each=True))
+        run_pipeline(module, [Breaks()], Watch(verify=verify, text=ir.to_text, verify_each=True))
     assert e.value.__notes__ == ["after pass 0: mpmd-breaks"]
 
 
@@ -161,7 +162,7 @@ def test_defect_12_calls_whose_results_nobody_uses_fit_their_callee(name: str) -
     )
     before = ir.parse(text)
     module, _ = run(text, name)
-    ir.verify(module)
+    verify(module)
     callee = ir.symbol_table(module)["g"]
     assert len(callee.args) < len(ir.symbol_table(before)["g"].args)
     assert {len(call.operands) for call in ir.walk(module, ir.Call)} == {len(callee.args)}
@@ -178,7 +179,7 @@ def test_defect_12_the_verifier_sees_calls_that_do_not_fit() -> None:
     made = ir.rebuild(call, [*call.operands, *call.operands], [r.type for r in call.results])
     ir.replace(call, list(made.results))
     with pytest.raises(IRError, match="it has 2 operands, @g has 1 arguments"):
-        ir.verify(module)
+        verify(module)
 
 
 def test_defect_20_what_absorbing_leaves_is_told_of_callees_and_not_of_entry_points() -> None:

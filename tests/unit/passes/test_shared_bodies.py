@@ -9,6 +9,7 @@ from mpmd.passes import make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.calls import shared_bodies
 from mpmd.passes.fragments.bodies import body_text
+from mpmd.passes.verify import verify
 
 _T = '!mpmd.mesh_tensor<"m1", tensor<4xf32>>'
 
@@ -41,7 +42,7 @@ def _shared(module: ir.Module) -> list[ir.Fragment]:
     with ir.context(), ir.Location.unknown():
         for fragment in ir.fragments(ir.funcs(module)[0]):
             bodies.share(fragment)
-    ir.verify(module)
+    verify(module)
     return ir.fragments(ir.funcs(module)[0])
 
 
@@ -71,7 +72,7 @@ def test_what_nothing_uses_is_not_computed(pass_name):
     module = _module(returned="%g#1, %f#1")
     _shared(module)
     make_pass(pass_name, []).run(module)
-    ir.verify(module)
+    verify(module)
     first, second = ir.fragments(ir.funcs(module)[0])
     symbols = ir.symbol_table(module)
     calls = [ir.ops(fragment.body, ir.FuncCall)[0] for fragment in (first, second)]
@@ -85,7 +86,7 @@ def test_bodies_come_back_with_the_functions_of_fragments():
     _shared(module)
     for m in (module, plain):
         make_pass("mpmd-lower-to-fragment-calls", []).run(m)
-        ir.verify(m)
+        verify(m)
         mlir_pass("canonicalize").run(m)
     assert "mpmd.body" not in ir.to_text(module)
     assert len(ir.funcs(module)) == len(ir.funcs(plain)) == 2

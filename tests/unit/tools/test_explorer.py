@@ -18,6 +18,7 @@ from mpmd import ir, pipeline
 from mpmd.errors import PassError
 from mpmd.options import PipelineOptions
 from mpmd.passes.bases import mlir_pass
+from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
 from mpmd.tools import opt
 from mpmd.tools.explorer import Planned, Recorder, explore
@@ -163,7 +164,7 @@ def test_names_that_last_leave_the_program_as_it_is(seed):
     texts.append(recorder.text())
     steps = [s for make in pipeline.PIPELINES.values() for s in make(options) if make.__name__[:5] != "infer"]
     try:
-        run_pipeline(module, [s.pass_ for s in steps], Watch(ir.verify, ir.to_text, after=after))
+        run_pipeline(module, [s.pass_ for s in steps], Watch(verify, ir.to_text, after=after))
     except PassError:
         assert len(texts) > 5
     assert replayed(data_of(recorder.page("", []))) == texts

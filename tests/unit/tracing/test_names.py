@@ -8,6 +8,7 @@ import pytest
 
 from mpmd import ir
 from mpmd.errors import PlacementError, SignatureError
+from mpmd.passes.verify import verify
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
 from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
 from mpmd.tracing.trace import to_module
@@ -27,7 +28,7 @@ def loss(w, x):
 
 def module_of(fn, *args):
     module = to_module(jax.jit(fn, keep_unused=True).lower(*args), TOPOLOGY)
-    ir.verify(module)
+    verify(module)
     return module
 
 

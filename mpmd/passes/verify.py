@@ -10,13 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy
-
+from mpmd import ir
 from mpmd.errors import IRError, collect
-from mpmd.ir.ops import Call, Fragment, FragmentCall, Func
-from mpmd.ir.query import funcs, ops
-from mpmd.ir.types import MeshTensor
 
 
 def verify(module: ir.Module) -> None:
@@ -36,29 +31,29 @@ def verify(module: ir.Module) -> None:
 
 def violations(module: ir.Module) -> Iterator[str]:
     """Each violation that MLIR's verifier does not find, as one sentence."""
-    symbols = {f.symbol: f for f in funcs(module)}
+    symbols = {f.symbol: f for f in ir.funcs(module)}
     for f in symbols.values():
         if f.is_mpmd:
             yield from _topology_problems(f)
         if f.is_external:
             continue
-        for op in ops(f):
-            if isinstance(op, (Call, FragmentCall, Fragment)):
-                found = _fragment_problems(op) if isinstance(op, Fragment) else _call_problems(op, symbols)
+        for op in ir.ops(f):
+            if isinstance(op, (ir.Call, ir.FragmentCall, ir.Fragment)):
+                found = _fragment_problems(op) if isinstance(op, ir.Fragment) else _call_problems(op, symbols)
                 for problem in found:
                     yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 
-def _topology_problems(f: Func) -> Iterator[str]:
+def _topology_problems(f: ir.Func) -> Iterator[str]:
     names = re.findall(r'<"([^"]*)" : <', str(f.attributes["topology"]))
     for name in dict.fromkeys(n for n in names if names.count(n) > 1):
         yield f'@{f.symbol}: two meshes of its topology are called "{name}"'
     for i, arg in enumerate(f.args if not f.is_external else []):
-        if isinstance(arg.type, MeshTensor) and arg.type.mesh not in names:
+        if isinstance(arg.type, ir.MeshTensor) and arg.type.mesh not in names:
             yield f'@{f.symbol}: argument {i} is on mesh "{arg.type.mesh}", which its topology lacks'
 
 
-def _call_problems(op: Call | FragmentCall, symbols: dict[str, Func]) -> Iterator[str]:
+def _call_problems(op: ir.Call | ir.FragmentCall, symbols: dict[str, ir.Func]) -> Iterator[str]:
     callee = symbols.get(op.callee_name)
     if callee is None:
         yield f"it calls @{op.callee_name}, which the module does not have"
@@ -71,7 +66,7 @@ def _call_problems(op: Call | FragmentCall, symbols: dict[str, Func]) -> Iterato
         yield f"it has {given} results, @{op.callee_name} returns {wanted}"
 
 
-def _fragment_problems(op: Fragment) -> Iterator[str]:
+def _fragment_problems(op: ir.Fragment) -> Iterator[str]:
     if "stage_id" in op.attributes:
         if not op.is_user:
             yield "an inferred fragment has a stage"
@@ -89,6 +84,6 @@ def _fragment_problems(op: Fragment) -> Iterator[str]:
     counts = {"in_shardings": len(op.inputs), "out_shardings": len(op.results)}
     for name, count in counts.items():
         if name in op.attributes:
-            have = len(sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)
+            have = len(ir.sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)
             if have != count:
                 yield f"its {name} has {have} entries for {count} values"
