@@ -50,7 +50,7 @@ class MeshTensor(ir.ShapedType):
         return self._parts[0]
 
     @property
-    @functools.lru_cache(None)
+    @functools.lru_cache(None)  # noqa: B019
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
         return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
