@@ -305,12 +305,7 @@ def attribute_dicts(op: ir.OpView, name: str, count: int) -> list[dict[str, ir.A
     attribute = op.attributes.get(name)
     if attribute is None:
         return [{} for _ in range(count)]
-    return [dict(entries) for entries in _dicts_of(attribute)]
-
-
-@functools.lru_cache(1 << 12)
-def _dicts_of(attribute: ir.Attribute) -> list[dict[str, ir.Attribute]]:
-    return [entries_of(a) for a in ir.ArrayAttr(attribute)]
+    return [dict(_known_entries(a)) for a in ir.ArrayAttr(attribute)]
 
 
 def put_attribute_dicts(
@@ -325,6 +320,9 @@ def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
     """A dictionary attribute as a dict."""
     entries = ir.DictAttr(attribute)
     return {entries[i].name: entries[i].attr for i in range(len(entries))}
+
+
+_known_entries = functools.lru_cache(1 << 14)(entries_of)
 
 
 def _nth(attribute: ir.Attribute | None, index: int) -> dict[str, ir.Attribute]:

@@ -50,9 +50,10 @@ class MeshTensor(ir.ShapedType):
         return self._parts[0]
 
     @property
+    @functools.lru_cache(None)  # noqa: B019
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
-        return _tensor(self)
+        return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
 
     @property
     def sharding(self) -> sdy.TensorShardingAttr | None:
@@ -82,20 +83,13 @@ class MeshTensor(ir.ShapedType):
 
 
 @functools.lru_cache(None)
-def _mesh_tensor(
-    mesh: str, tensor: ir.Type, sharding: ir.Attribute | None, memory_kind: str | None
-) -> MeshTensor:
+def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str | None) -> MeshTensor:
     text = f'!mpmd.mesh_tensor<"{mesh}", {tensor}'
     if sharding is not None:
         text += f", sharding={str(sharding).removeprefix('#sdy.sharding')}"
     if memory_kind is not None:
         text += f', memory_kind="{memory_kind}"'
     return ir.Type.parse(text + ">", context())
-
-
-@functools.lru_cache(None)
-def _tensor(kind: MeshTensor) -> ir.Type:
-    return ir.RankedTensorType.get(kind.shape, kind.element_type, loc=ir.Location.unknown(context()))
 
 
 @functools.lru_cache(None)
