@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.arrays import donated_results, numpy_dtype
+from mpmd.compile.backends.arrays import numpy_dtype
 from mpmd.compile.backends.native_cpu.backend import Compilation, compile_fragment
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.instance import ProgramInstance
@@ -46,7 +46,7 @@ def run(
     """The results of one run; all memory but the arguments holds garbage before it."""
     instance = ProgramInstance(made.code, host_target(), pool)
     given = [_filled(a) for a in arguments]
-    owners = {result: argument for argument, result in donated_results(fragment).items()}
+    owners = {result: argument for argument, result in made.aliases.items()}
     results = []
     for number, value in enumerate(fragment.results):
         if number in owners:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.fragment import ValueSpec
 from mpmd.errors import CompileError
 
 _BITS = (2, 4, 8, 16, 32, 64)
@@ -51,17 +51,3 @@ def array_types(mesh: Mesh, values: Sequence[ValueSpec]) -> list[jax.ShapeDtypeS
     return [
         jax.ShapeDtypeStruct(v.shape, numpy_dtype(v.dtype), sharding=named_sharding(mesh, v)) for v in values
     ]
-
-
-def donated_results(fragment: FragmentModule) -> dict[int, int]:
-    """Donated argument → the result that takes its memory: the next one of equal type, as JAX pairs them."""
-    waiting: dict[tuple[Any, ...], list[int]] = {}
-    for number in sorted(fragment.donated):
-        value = fragment.arguments[number]
-        waiting.setdefault((value.shape, value.dtype), []).append(number)
-    found = {}
-    for number, value in enumerate(fragment.results):
-        donors = waiting.get((value.shape, value.dtype))
-        if donors:
-            found[donors.pop(0)] = number
-    return found

@@ -58,7 +58,7 @@ class KernelPlans:
         if instruction.opcode in SILENT or instruction.opcode in ("while", "conditional"):
             return False
         planned = self.of(instruction)
-        if isinstance(planned, DotPlan | UpdatePlan):
+        if isinstance(planned, UpdatePlan):
             return False
         source = instruction.operands[operand]
         if instruction.opcode == "fusion":
@@ -68,6 +68,12 @@ class KernelPlans:
         if source not in planned.arrays:
             return False
         number = planned.arrays.index(source)
+        if isinstance(planned, DotPlan):
+            # an epilogue reads and writes each place once, after the last sum; factors are read often
+            if planned.plan.epilogue is None or source in planned.factors:
+                return False
+            order = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
+            return may_share(planned.plan.epilogue, order[number], order[len(planned.arrays) + result])
         return may_share(planned.plan, number, len(planned.arrays) + result)
 
 

@@ -10,6 +10,7 @@ from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from mpmd.compile.thunks.emission import KernelPlans
+from mpmd.compile.thunks.thunk import CopyThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 
 RNG = np.random.default_rng(0)
@@ -221,6 +222,32 @@ def test_donated_arguments_are_updated_in_place():
     for mine, theirs in zip(run(fragment, arguments, made), want):
         close(mine, theirs, 1e-6)
     assert len(made.thunks) == 1, "one kernel, and no copies"
+    assert made.assignment.arena_bytes == 0
+
+
+def test_results_take_the_memory_of_what_they_are_computed_from():
+    """JAX would pair them in order: here every result would then be copied at the end."""
+
+    def step(a, b, c, d):
+        return c * 2 + a, d * 3 + b, jnp.sin(a), jnp.cos(b)
+
+    arguments = [floats(8, 16) for _ in range(4)]
+    fragment = fragment_of(step, *arguments, donated=(0, 1, 2, 3))
+    made = compiled(fragment)
+    for mine, theirs in zip(run(fragment, arguments, made), jax.jit(step)(*arguments)):
+        close(mine, theirs, 1e-6)
+    assert not [t for t in made.thunks if isinstance(t, CopyThunk)]
+
+
+def test_a_product_is_added_to_an_accumulator_in_place():
+    def accumulate(total, x, w):
+        return total + x @ w
+
+    arguments = [floats(33, 40), floats(33, 700), floats(700, 40)]
+    fragment = fragment_of(accumulate, *arguments, donated=(0,))
+    made = compiled(fragment)
+    close(run(fragment, arguments, made)[0], arguments[0] + arguments[1] @ arguments[2], 1e-4)
+    assert len(made.thunks) == 1
     assert made.assignment.arena_bytes == 0
 
 

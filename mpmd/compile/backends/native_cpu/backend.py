@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compile.analysis.cost import CostModel
-from mpmd.compile.backends.arrays import array_types, donated_results, named_sharding
+from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, compile_with_handler, register
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -21,12 +21,12 @@ from mpmd.compile.backends.native_cpu.steps import NativeProgram, native_program
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
+from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
-from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.lowering import lower
 from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
@@ -54,6 +54,12 @@ class Compilation:
     native: NativeProgram
     code: CompiledProgram
     seconds: dict[str, float]
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """Argument → the result that takes its memory."""
+        found = self.module.input_output_alias
+        return {a.parameter: a.output_index[0] if a.output_index else 0 for a in found}
 
     def texts(self, target: CpuTarget) -> dict[str, str]:
         """File name → text of everything that can be read, by the names of XLA's dumps."""
@@ -89,6 +95,8 @@ class NativeExecutable:
 
     def __post_init__(self) -> None:
         self._call = self.compiled
+        order = Order.of(self.compilation.aliases, self.fragment)
+        self._order = None if order.is_plain else order
 
     @property
     def has_token(self) -> bool:
@@ -102,7 +110,10 @@ class NativeExecutable:
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         """Starts it; see `Executable`."""
-        return self._call(*arrays)
+        if self._order is None:
+            return self._call(*arrays)
+        made = self._call(*(arrays[k] for k in self._order.arguments))
+        return [made[k] for k in self._order.places]
 
     def as_text(self, what: str = "hlo") -> str:
         """`"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, or `"llvm"`.
@@ -136,7 +147,7 @@ class NativeExecutable:
         sizes = {
             kind: sum(a.size for a in made.allocations if a.kind == kind) for kind in ("parameter", "result")
         }
-        aliased = sum(made.allocations[d].size for d in donated_results(self.fragment))
+        aliased = sum(made.allocations[d].size for d in self.compilation.aliases)
         temporaries = self.compilation.native.arena_bytes - made.constant_bytes
         code = len(self.compilation.code.code)
         return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, code)
@@ -185,7 +196,8 @@ class NativeCpuBackend:
             instance=fragment.mesh,
             pools=[_pool(fragment.mesh, threads)] if threads > 1 else [],
         )
-        return NativeExecutable(fragment, made, target, _jitted(fragment, mesh, registered))
+        jitted = _jitted(fragment, mesh, registered, made.aliases)
+        return NativeExecutable(fragment, made, target, jitted)
 
 
 def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None) -> Compilation:
@@ -202,10 +214,6 @@ def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | N
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     module = lower(fragment.text)
-    module.input_output_alias = tuple(
-        InputOutputAlias((result,) if len(fragment.results) > 1 else (), argument)
-        for argument, result in sorted(donated_results(fragment).items(), key=lambda pair: pair[1])
-    )
     clock("lowering")
     timing = Timing()
     folder = dump.folder_of(fragment) if dump is not None else None
@@ -229,6 +237,7 @@ def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | N
     plans = KernelPlans()
     plans.plan_all(module.call_order())
     clock("kernels")
+    module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
     assignment = assign_buffers(module, plans.may_share)
     clock("buffers")
     thunks = Emitter(assignment, plans).program()
@@ -304,26 +313,66 @@ def _pool(mesh: str, threads: int) -> WorkerPool:
         return _POOLS[mesh, threads]
 
 
-def _jitted(fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram) -> jax.stages.Compiled:
-    """The custom call as a compiled function of JAX."""
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """In which order JAX is given the arguments, and gives the results.
+
+    JAX pairs donated arguments with results of their type in the order of both.  So that its pairs are ours,
+    paired arguments and paired results come first, in the same order.
+
+    Attributes:
+        arguments: numbers of the arguments as JAX gets them.
+        results: numbers of the results as JAX gives them.
+        places: where each result, and the token after them if there is one, stands among these.
+    """
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @staticmethod
+    def of(aliases: dict[int, int], fragment: FragmentModule) -> Order:
+        """The order for pairs of arguments and results."""
+        arguments, results = list(aliases), list(aliases.values())
+        arguments += [k for k in range(len(fragment.arguments)) if k not in aliases]
+        paired = set(results)
+        results += [k for k in range(len(fragment.results)) if k not in paired]
+        places = [results.index(k) for k in range(len(results))]
+        if fragment.token:
+            places.append(len(results))
+        return Order(tuple(arguments), tuple(results), tuple(places))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing changes its place."""
+        return list(self.arguments) == sorted(self.arguments) and list(self.results) == sorted(self.results)
+
+
+def _jitted(
+    fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int]
+) -> jax.stages.Compiled:
+    """The custom call as a compiled function of JAX, arguments and results in the order that JAX wants."""
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in array_types(mesh, fragment.results)]
-    aliases = donated_results(fragment)
+    order = Order.of(aliases, fragment)
+    given = [order.arguments.index(k) for k in range(len(order.arguments))]
 
     def run(*arrays: Any) -> Any:
-        made = program(*arrays, results=results, aliases=aliases)
-        return [*made, jax.numpy.int8(0)] if fragment.token else made
+        made = program(*(arrays[k] for k in given), results=results, aliases=aliases)
+        token = [jax.numpy.int8(0)] if fragment.token else []
+        return [*(made[k] for k in order.results), *token]
 
     run.__name__ = run.__qualname__ = fragment.name
     jitted = jax.jit(
         run,
-        donate_argnums=tuple(aliases),
+        donate_argnums=tuple(range(len(aliases))),
         keep_unused=True,
         out_shardings=[
-            *(named_sharding(mesh, r) for r in fragment.results),
+            *(named_sharding(mesh, fragment.results[k]) for k in order.results),
             *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
         ],
     )
+    types = array_types(mesh, fragment.arguments)
     with warnings.catch_warnings():
         # What cannot be donated is freed by the runtime; nothing is lost.
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        return jitted.lower(*array_types(mesh, fragment.arguments)).compile()
+        return jitted.lower(*(types[k] for k in order.arguments)).compile()
