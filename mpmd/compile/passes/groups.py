@@ -18,6 +18,7 @@ from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimp
 from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
+from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
@@ -26,6 +27,7 @@ from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
+from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
@@ -72,6 +74,8 @@ def expansion() -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
         BatchNormExpander(),  # first: it makes reductions and elementwise work
+        RngBitGeneratorExpander(),
+        BitcastConvertExpander(),
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order
         SelectAndScatterExpander(),  # may make maps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
+from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
@@ -15,6 +16,7 @@ from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
+from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
@@ -24,6 +26,7 @@ from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
     BatchNormExpander,
+    BitcastConvertExpander,
     ComparisonExpander,
     ConvolutionExpander,
     ConvolutionToDot,
@@ -36,6 +39,7 @@ PASSES: tuple[type[Pass], ...] = (
     LogisticExpander,
     MapInliner,
     ReduceWindowRewriter,
+    RngBitGeneratorExpander,
     ScatterExpander,
     ScatterSimplifier,
     SelectAndScatterExpander,

@@ -1,0 +1,75 @@
+"""hlo-bitcast-convert-expander."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+
+
+@dataclasses.dataclass(frozen=True)
+class BitcastConvertExpander(ComputationPass):
+    """Joins and splits the bits of elements by shifts, where their width changes.
+
+    bitcast-convert(x: u32[4,2]) to u64[4]  ->  convert(x[:,0]) | convert(x[:,1]) << 32
+
+    Requires: no schedule.
+    Ensures: each bitcast-convert keeps the width of its elements, from 8 bits on.
+    Cost: linear.
+    Source: the least significant part comes first, as XLA has it.
+    """
+
+    name = "hlo-bitcast-convert-expander"
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return Rewriter(computation).run({"bitcast-convert": (_expand,)}, lambda i: not i.shape.dynamic)
+
+
+def _expand(site: Site) -> HloInstruction | None:
+    (x,) = site.operands
+    old, new = x.shape.info, site.shape.info
+    if old.bits == new.bits or min(old.bits, new.bits) < 8 or "complex" in (old.kind, new.kind):
+        return None
+    if "pred" in (old.kind, new.kind):
+        return None
+    build = site.build
+    plain = _bits(build, x, f"u{old.bits}")
+    made = _joined(build, plain, new.bits) if old.bits < new.bits else _split(build, plain, new.bits)
+    return _bits(build, made, site.shape.dtype)
+
+
+def _bits(build: TrackingBuilder, value: HloInstruction, dtype: str) -> HloInstruction:
+    """The same bits as elements of another type of that width."""
+    if value.shape.dtype == dtype:
+        return value
+    return build.add("bitcast-convert", value, shape=value.shape.with_dtype(dtype))
+
+
+def _joined(build: TrackingBuilder, value: HloInstruction, width: int) -> HloInstruction:
+    """Elements of `width` bits from those along the last dim."""
+    narrow, dims = value.shape.info.bits, value.shape.dims
+    wide = build.convert(value, f"u{width}")
+    total: HloInstruction | None = None
+    for i in range(width // narrow):
+        starts, limits = (0,) * (len(dims) - 1), dims[:-1]
+        part = build.reshape(build.slice(wide, (*starts, i), (*limits, i + 1)), dims[:-1])
+        if i:
+            part = build.add("shift-left", part, build.full(i * narrow, f"u{width}", dims[:-1]))
+        total = part if total is None else build.add("or", total, part)
+    assert total is not None
+    return total
+
+
+def _split(build: TrackingBuilder, value: HloInstruction, width: int) -> HloInstruction:
+    """The parts of each element, `width` bits each, along a new last dim."""
+    wide, dims = value.shape.info.bits, value.shape.dims
+    parts = []
+    for i in range(wide // width):
+        by = build.full(i * width, value.shape.dtype, dims)
+        part = build.add("shift-right-logical", value, by) if i else value
+        parts.append(build.reshape(build.convert(part, f"u{width}"), (*dims, 1)))
+    return build.concatenate(parts, len(dims))
