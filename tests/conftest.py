@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices for every test, asked for before anything else uses JAX; Ctrl-C that interrupts."""
+"""Eight virtual CPU devices for every test, asked for before JAX is used; a Ctrl-C that interrupts."""
 
 import signal
 
