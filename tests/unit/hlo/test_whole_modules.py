@@ -117,6 +117,7 @@ def test_a_transformer_step_lowered_by_us(lowered, xla):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_reading_is_fast(lowered):
     text = lowered.compile().as_text()
     module = parse_module(text)

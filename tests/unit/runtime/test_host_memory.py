@@ -12,7 +12,7 @@ from mpmd.runtime.host_memory import keep_freed_memory
 
 def faults():
     start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
+    for _ in range(32):
         np.empty(2**26, np.uint8).fill(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
 
@@ -33,5 +33,4 @@ def test_blocks_that_were_freed_are_used_again_without_page_faults() -> None:
     if kept == "False":
         pytest.skip("this C library has no mallopt")
     _, faults_without = _run("default")
-    assert faults < 100
-    assert faults_without > 1000
+    assert faults < faults_without / 4  # of 4 KiB or of 2 MiB each, as the system likes

@@ -176,6 +176,7 @@ def ticked(table: ScheduleTable) -> dict[Task, int]:
     return starts
 
 
+@pytest.mark.slow
 def test_sixteen_stages_and_128_microbatches_take_well_below_a_second() -> None:
     table = get_schedule("zb_h1").table(16, 16, 128)
     begin = time.process_time()
