@@ -17,7 +17,7 @@ from mpmd.api.lowering import Observer, Partitioned, partition
 from mpmd.api.signature import Arguments, describe
 from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
-from mpmd.compile.compiler import alike, compile_fragments
+from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
@@ -266,9 +266,9 @@ class Compiled:
     def programs(self) -> list[list[str]]:
         """The distinct programs that were compiled: for each the names of the fragments that are it.
 
-        Stages that are alike share their programs, each on its own mesh.
+        Stages that are alike share their programs, each on its own mesh.  What only makes zeros needs none.
         """
-        return alike(self.lowered.fragments, self.lowered.config.topology)
+        return programs(self.lowered.fragments, self.lowered.config.topology)
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """What each fragment takes, by the backend's own count."""

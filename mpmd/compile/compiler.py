@@ -11,6 +11,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.dump import Dump
 from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -133,7 +134,7 @@ def compile_fragments(
 
 
 def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
-    """The distinct programs: for each the names of the fragments that are it, on meshes of one shape."""
+    """Fragments that are one program: the names of those with equal code, on meshes of one shape."""
     found: dict[Hashable, list[str]] = {}
     for name, fragment in fragments.items():
         shape = tuple(meshes[fragment.mesh].shape.items())
@@ -141,11 +142,20 @@ def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) ->
     return list(found.values())
 
 
+def programs(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
+    """The distinct programs that have to be compiled: for each the names of the fragments that are it."""
+    groups = alike(fragments, meshes)
+    firsts = [fragments[names[0]] for names in groups]
+    return [n for n, f in zip(groups, firsts, strict=True) if not makes_only_zeros(f, meshes[f.mesh])]
+
+
 def _compile_alike(
     backend: Backend, fragments: Sequence[FragmentModule], meshes: Mapping[str, Any]
 ) -> list[Executable]:
     """Executables of fragments with one fingerprint, on meshes of one shape."""
     first, *others = fragments
+    if makes_only_zeros(first, meshes[first.mesh]):
+        return [ZerosExecutable(fragment, meshes[fragment.mesh]) for fragment in fragments]
     made = [backend.compile(first, meshes[first.mesh])]
     for fragment in others:
         mesh = meshes[fragment.mesh]
