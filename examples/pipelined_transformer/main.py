@@ -173,7 +173,7 @@ class Run:
             num_stages=config.num_stages,
             num_microbatches=config.num_microbatches,
             devices_per_mesh=config.devices_per_mesh,
-            backend=", ".join(sorted({e.backend for e in self.compiled.executables.values()})),
+            backend=", ".join(sorted({e.backend for e in self.compiled.executables.values()} - {"zeros"})),
             compile_s=self.compile_s,
             seconds=time.perf_counter() - self.started,
         )

@@ -28,7 +28,7 @@ def test_models_train_as_with_jit(name):
     step = training_step(loss, 4, update)
     native = pipelined(step, 2, donate_argnums=0, options={"backend": "native"})
     compiled = native.compiled(init(params), *batch)
-    assert {e.backend for e in compiled.executables.values()} == {"native"}
+    assert {e.backend for e in compiled.executables.values()} <= {"native", "zeros"}
     assert compiled.cost_analysis()["fallbacks"] == 0
     check_training(native, jax.jit(step), init(params), batch, model.tolerance)
     native.clear_cache()
@@ -94,3 +94,9 @@ def test_every_step_of_compilation_can_be_dumped(tmp_path):
         "module.ll",
     }
     assert any(name.endswith("hlo-fusion.txt") for name in found)
+
+
+def test_meshes_know_that_native_fragments_end_before_their_call_returns():
+    """XLA runs a custom call in the thread that starts it: each mesh has to be served by one of its own."""
+    compiled = one_stage(lambda x: x @ x).compiled(np.ones((4, 4), np.float32))
+    assert [e.asynchronous for e in compiled.executables.values()] == [False]
