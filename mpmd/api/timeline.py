@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
@@ -75,7 +77,11 @@ def measured_timeline(
     meshes: Sequence[str],
     workspace: Workspace | None = None,
 ) -> tuple[list[Any], Timeline]:
-    """Runs one step with watchers on it; its flat results and what ran when."""
+    """Runs one step with watchers on it; its flat results and what ran when.
+
+    The step before is waited for: a step that starts in its tail would be charged with it.
+    """
+    jax.block_until_ready(leaves)
     placement.prepare_tokens(executor.program)
     with TraceRecorder(executor.program, placement.token) as recorder:
         results = executor.run(leaves, observers=[recorder])
