@@ -119,12 +119,10 @@ def run_cases(options: argparse.Namespace) -> None:
     jax.clear_caches()
 
 
-def compare(function: Callable[..., Any], arrays: list[Any], threads: int, rounds: int) -> dict[str, Any]:
+def as_fragment(lowered: Any, arrays: list[Any]) -> Any:
+    """What JAX lowered, as a fragment of a mesh of one device."""
     import jax
-    import numpy as np
-    from jax.sharding import Mesh
 
-    from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
     from mpmd.compile.fragment import FragmentModule, ValueSpec
 
     kinds = {"float32": "f32", "bfloat16": "bf16", "int32": "i32"}
@@ -132,9 +130,19 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
     def spec(value: Any) -> ValueSpec:
         return ValueSpec(tuple(value.shape), kinds[str(value.dtype)], ((),) * len(value.shape))
 
-    lowered = jax.jit(function).lower(*arrays)
     results = tuple(spec(r) for r in jax.tree.leaves(lowered.out_info))
-    fragment = FragmentModule("fragment", "mesh", lowered.as_text(), tuple(map(spec, arrays)), results)
+    return FragmentModule("fragment", "mesh", lowered.as_text(), tuple(map(spec, arrays)), results)
+
+
+def compare(function: Callable[..., Any], arrays: list[Any], threads: int, rounds: int) -> dict[str, Any]:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+
+    lowered = jax.jit(function).lower(*arrays)
+    fragment = as_fragment(lowered, arrays)
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     start = time.process_time()
     native = NativeCpuBackend(threads=threads).compile(fragment, mesh)

@@ -59,6 +59,9 @@ class PipelineOptions:
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
         backend: the compile backend.
+        compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
+            compilation cache, if that is set; `off`: no folder.
+        compile_cache_bytes: what that folder may hold.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
@@ -103,6 +106,8 @@ class PipelineOptions:
     fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
     backend: str = "xla"
+    compile_cache_dir: str = ""
+    compile_cache_bytes: int = 1 << 30
     disable_passes: tuple[str, ...] = ()
     verify_each: bool = False
     dump_to: str = ""

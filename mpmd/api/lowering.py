@@ -17,7 +17,9 @@ from mpmd.api.config import Config
 from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_placements, numbered, task_orders
+from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions, current_options
 from mpmd.passes.calls.mirror_stages import SUFFIX
@@ -45,7 +47,7 @@ class Partitioned:
         program: the streams.
         argument_paths: what the user calls each flat argument.
         backend: name of the compile backend that the options ask for.
-        dump: where the options want compilation to write what it makes of the fragments.
+        compile_options: how the options want the fragments to be compiled.
         diagnostics: warnings and notices of all passes.
         seconds: how long each phase took.
         pass_seconds: name of each pass with its options, and how long it took, in order.
@@ -56,7 +58,7 @@ class Partitioned:
     program: Program
     argument_paths: list[str]
     backend: str
-    dump: Dump | None
+    compile_options: CompileOptions
     diagnostics: Diagnostics
     seconds: dict[str, float]
     pass_seconds: list[tuple[str, float]]
@@ -217,11 +219,26 @@ def _partition(
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
-    dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, dump, phases.diagnostics, phases.seconds,
-        phases.timing.seconds,
+        module, graph, program, argument_paths, options.backend, compile_options(options), phases.diagnostics,
+        phases.seconds, phases.timing.seconds,
     )  # fmt: skip
+
+
+def compile_options(options: PipelineOptions) -> CompileOptions:
+    """What the options say about compiling fragments."""
+    dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
+    folder = options.compile_cache_dir or _folder_in_jax_cache()
+    cache = DiskCache(Path(folder), options.compile_cache_bytes) if folder not in ("", "off") else None
+    return CompileOptions(dump=dump, cache=cache)
+
+
+def _folder_in_jax_cache() -> str:
+    """A folder in that of JAX's own compilation cache; "" if JAX keeps nothing, or not on this machine."""
+    folder = jax.config.jax_compilation_cache_dir
+    if not folder or not jax.config.jax_enable_compilation_cache or "://" in folder:
+        return ""
+    return str(Path(folder) / "mpmd")
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:

@@ -167,7 +167,7 @@ class Lowered:
             fragments,
             dict(self.config.topology),
             self.config.backend or self.partitioned.backend,
-            self.partitioned.dump,
+            self.partitioned.compile_options,
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
 

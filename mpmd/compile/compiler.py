@@ -12,9 +12,9 @@ from typing import Any
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
-from mpmd.compile.dump import Dump
 from mpmd.compile.executable import Backend, Executable, MemoryStats
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 
 
@@ -95,8 +95,8 @@ class NativeBackend:
 BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
 
 
-def get_backend(name: str, dump: Dump | None = None) -> Backend:
-    """A backend by its name, writing files if it can and they are asked for.
+def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
+    """A backend by its name, which follows the options as far as it can.
 
     Raises:
         CompileError: there is none of that name.
@@ -106,7 +106,7 @@ def get_backend(name: str, dump: Dump | None = None) -> Backend:
             f"there is no compile backend {name!r}\n  there are {', '.join(map(repr, BACKENDS))}"
         )
     if name == "native":
-        return NativeBackend(NativeCpuBackend(dump=dump))
+        return NativeBackend(NativeCpuBackend(options=options))
     made: Backend = BACKENDS[name]()
     return made
 
@@ -115,7 +115,7 @@ def compile_fragments(
     fragments: Mapping[str, FragmentModule],
     meshes: Mapping[str, Any],
     backend: str,
-    dump: Dump | None = None,
+    options: CompileOptions = DEFAULTS,
 ) -> dict[str, Executable]:
     """Compiles every fragment for its mesh; one that only differs in its mesh from another is loaded from it.
 
@@ -123,12 +123,12 @@ def compile_fragments(
         fragments: by name.
         meshes: by name.
         backend: name of the backend.
-        dump: where to write what compilation makes.
+        options: what the user says about compiling.
 
     Raises:
         CompileError: one cannot be compiled.
     """
-    chosen = get_backend(backend, dump)
+    chosen = get_backend(backend, options)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         groups = pool.map(
             lambda names: _compile_alike(chosen, [fragments[n] for n in names], meshes),

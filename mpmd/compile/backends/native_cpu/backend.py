@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 import warnings
@@ -14,9 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, compile_with_handler, register
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
-from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, native_program
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
@@ -28,6 +30,7 @@ from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.lowering import lower
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
@@ -61,17 +64,45 @@ class Compilation:
         found = self.module.input_output_alias
         return {a.parameter: a.output_index[0] if a.output_index else 0 for a in found}
 
-    def texts(self, target: CpuTarget) -> dict[str, str]:
+    @functools.cached_property
+    def costs(self) -> dict[str, float]:
+        """Our own count of the work."""
+        cost = CostModel().module(self.module)
+        return {
+            "flops": float(cost.flops),
+            "transcendentals": float(cost.transcendentals),
+            "bytes accessed": float(cost.bytes_read + cost.bytes_written),
+        }
+
+    @property
+    def memory(self) -> MemoryStats:
+        """From the assignment of memory."""
+        allocations = self.assignment.allocations
+        sizes = {kind: sum(a.size for a in allocations if a.kind == kind) for kind in ("parameter", "result")}
+        aliased = sum(allocations[d].size for d in self.aliases)
+        temporaries = self.native.arena_bytes - self.assignment.constant_bytes
+        return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, len(self.code.code))
+
+    def texts(self) -> dict[str, str]:
         """File name → text of everything that can be read, by the names of XLA's dumps."""
-        module = Module(target)
-        self.native.program.emit(module)
         return {
             "after_optimizations.txt": print_module(self.module),
             "buffer-assignment.txt": assignment_report(self.assignment),
             "thunk_sequence.txt": listing(self.thunks) + "\n",
             "kernels.txt": kernels_text(self.thunks),
-            "module.ll": module.text(),
         }
+
+    def artefact(self) -> Artefact:
+        """What outlives this process."""
+        return Artefact(
+            self.code,
+            self.native.arena_bytes,
+            self.native.constants,
+            self.aliases,
+            self.costs,
+            self.memory,
+            Texts(self.texts),
+        )
 
 
 _TEXTS = {
@@ -79,23 +110,31 @@ _TEXTS = {
     "buffers": "buffer-assignment.txt",
     "thunks": "thunk_sequence.txt",
     "kernels": "kernels.txt",
-    "llvm": "module.ll",
 }
 
 
 @dataclasses.dataclass
 class NativeExecutable:
-    """A fragment as native code."""
+    """A fragment as native code.
+
+    Attributes:
+        fragment: what was compiled.
+        made: what was made of it.
+        target: for which CPU.
+        compiled: the function of JAX that holds it.
+        kept: whether it was taken from the cache.
+    """
 
     fragment: FragmentModule
-    compilation: Compilation
+    made: Artefact
     target: CpuTarget
     compiled: jax.stages.Compiled
+    kept: bool = False
     backend: str = "native"
 
     def __post_init__(self) -> None:
         self._call = self.compiled
-        order = Order.of(self.compilation.aliases, self.fragment)
+        order = Order.of(self.made.aliases, self.fragment)
         self._order = None if order.is_plain else order
 
     @property
@@ -121,41 +160,35 @@ class NativeExecutable:
         return [made[k] for k in self._order.places]
 
     def as_text(self, what: str = "hlo") -> str:
-        """`"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, or `"llvm"`.
+        """One of its texts.
+
+        Args:
+            what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, `"llvm"`,
+                or `"assembly"` of the CPU.
 
         Raises:
             CompileError: another word.
         """
-        made = self.compilation
         if what == "stablehlo":
             return self.fragment.text
+        if what == "llvm":
+            return self.made.code.llvm
+        if what == "assembly":
+            return assembly_of(self.made.code.llvm, self.target)
         if what not in _TEXTS:
+            words = ["stablehlo", *_TEXTS, "llvm", "assembly"]
             raise CompileError(
-                f"there is no text {what!r} of a native fragment\n"
-                f"  there are 'stablehlo', {', '.join(map(repr, _TEXTS))}"
+                f"there is no text {what!r} of a native fragment\n  there are {', '.join(map(repr, words))}"
             )
-        return made.texts(self.target)[_TEXTS[what]]
+        return self.made.texts[_TEXTS[what]]
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
-        cost = CostModel().module(self.compilation.module)
-        return {
-            "flops": float(cost.flops),
-            "transcendentals": float(cost.transcendentals),
-            "bytes accessed": float(cost.bytes_read + cost.bytes_written),
-            "fallbacks": 0.0,
-        }
+        return {**self.made.costs, "fallbacks": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
         """From the assignment of memory."""
-        made = self.compilation.assignment
-        sizes = {
-            kind: sum(a.size for a in made.allocations if a.kind == kind) for kind in ("parameter", "result")
-        }
-        aliased = sum(made.allocations[d].size for d in self.compilation.aliases)
-        temporaries = self.compilation.native.arena_bytes - made.constant_bytes
-        code = len(self.compilation.code.code)
-        return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, code)
+        return self.made.memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +198,12 @@ class NativeCpuBackend:
     Attributes:
         threads: how many threads run a fragment, at most: small ones run on one.
         target: the CPU; this one if None.
-        dump: where to write what every step of compilation makes; None writes nothing.
+        options: what the user says about compiling.
     """
 
     threads: int = 1
     target: CpuTarget | None = None
-    dump: Dump | None = None
+    options: CompileOptions = DEFAULTS
     name: str = "native"
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
@@ -181,61 +214,81 @@ class NativeCpuBackend:
         """
         _check(fragment, mesh)
         target = self.target or host_target()
-        return self._load(compile_fragment(fragment, target, self.dump), target, fragment, mesh)
+        made, kept = compiled_or_kept(fragment, target, self.options)
+        return self._load(made, target, fragment, mesh, kept)
 
     def relocate(
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.compilation, executable.target, fragment, mesh)
+        return self._load(executable.made, executable.target, fragment, mesh, executable.kept)
 
     def _load(
-        self, made: Compilation, target: CpuTarget, fragment: FragmentModule, mesh: Mesh
+        self, made: Artefact, target: CpuTarget, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
-        threads = self.threads if _is_large(made.module) else 1
+        threads = self.threads if _is_large(made.costs) else 1
         registered = register(
             made.code,
             target,
-            arena_bytes=made.native.arena_bytes,
-            constants=made.native.constants,
+            arena_bytes=made.arena_bytes,
+            constants=made.constants,
             instance=fragment.mesh,
             pools=[_pool(fragment.mesh, threads)] if threads > 1 else [],
+            cache=self.options.cache,
         )
         jitted = _jitted(fragment, mesh, registered, made.aliases)
-        return NativeExecutable(fragment, made, target, jitted)
+        return NativeExecutable(fragment, made, target, jitted, kept)
 
 
-def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | None = None) -> Compilation:
+def compiled_or_kept(
+    fragment: FragmentModule, target: CpuTarget, options: CompileOptions = DEFAULTS
+) -> tuple[Artefact, bool]:
+    """What a fragment becomes: from the cache if it has it, and whether it is from there.
+
+    A dump is of a compilation, so that where one is asked for the cache is not.
+
+    Raises:
+        CompileError: something in it has no native code.
+    """
+    if options.cache is None or options.dump is not None:
+        return compile_fragment(fragment, target, options).artefact(), False
+    kept = KeptArtefacts(options.cache, target, options.key)
+    found = kept.of_fragment(fragment)
+    if found is not None:
+        return found, True
+    module = lower(fragment.text)
+    program = kept.program_key(fragment, module)
+    found = kept.of_program(fragment, program)
+    if found is not None:
+        return found, True
+    made = compile_fragment(fragment, target, options, module).artefact()
+    kept.keep(fragment, program, made)
+    return made, False
+
+
+def compile_fragment(
+    fragment: FragmentModule,
+    target: CpuTarget,
+    options: CompileOptions = DEFAULTS,
+    module: HloModule | None = None,
+) -> Compilation:
     """From StableHLO to machine code.
 
     Args:
         fragment: what to compile.
         target: for which CPU.
-        dump: where to write what every step makes.
+        options: what the user says about compiling.
+        module: the fragment lowered, if that was done; the passes change it.
 
     Raises:
         CompileError: something in it has no native code.
     """
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
-    module = lower(fragment.text)
+    module = module or lower(fragment.text)
     clock("lowering")
     timing = Timing()
-    folder = dump.folder_of(fragment) if dump is not None else None
-    if dump is not None:
-        dump.write(fragment, "before_optimizations.txt", print_module(module))
-    run_pipeline(
-        module,
-        cpu_pipeline(),
-        Watch(
-            verify=verify if dump is not None else _unchecked,
-            text=print_module,
-            dump_to=folder,
-            dump_passes=dump.passes if dump is not None else "",
-            suffix=".txt",
-        ),
-        timing,
-    )
+    run_pipeline(module, cpu_pipeline(), _watch(fragment, module, options.dump), timing)
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("passes")
@@ -257,9 +310,24 @@ def compile_fragment(fragment: FragmentModule, target: CpuTarget, dump: Dump | N
     )
     clock("code")
     made = Compilation(module, assignment, thunks, native, code, seconds)
-    if dump is not None:
-        dump.write_all(fragment, made.texts(target))
+    if options.dump is not None:
+        texts = {**made.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
+        options.dump.write_all(fragment, texts)
     return made
+
+
+def _watch(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:
+    """What is done around each pass: with a dump, files and checks."""
+    if dump is None:
+        return Watch(verify=_unchecked, text=print_module)
+    dump.write(fragment, "before_optimizations.txt", print_module(module))
+    return Watch(
+        verify=verify,
+        text=print_module,
+        dump_to=dump.folder_of(fragment),
+        dump_passes=dump.passes,
+        suffix=".txt",
+    )
 
 
 def _unchecked(module: HloModule) -> None:
@@ -300,10 +368,9 @@ _WORTH_THREADS = 1e-3
 _FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
 
 
-def _is_large(module: HloModule) -> bool:
+def _is_large(costs: dict[str, float]) -> bool:
     """Whether a program has work for several threads."""
-    cost = CostModel().module(module)
-    return cost.flops / _FLOPS + cost.bytes / _BYTES > _WORTH_THREADS
+    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_THREADS
 
 
 _POOLS: dict[tuple[str, int], WorkerPool] = {}

@@ -35,6 +35,7 @@ from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun, WorkerPool
 from mpmd.compile.backends.native_cpu.waiting import BARRIER_BYTES
+from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
 
 API_MAJOR, API_MINOR = 0, 3
@@ -257,6 +258,7 @@ def register(
     instance: str = "",
     slots: int = 1,
     pools: Sequence[WorkerPool] = (),
+    cache: DiskCache | None = None,
 ) -> RegisteredProgram:
     """Make a program callable from JAX; the same program and instance twice is the same target.
 
@@ -268,6 +270,7 @@ def register(
         instance: whose memory and threads these are, for instance a mesh's name.
         slots: how many calls may run at the same time, each with an arena.
         pools: threads of each slot; without one the calling thread works alone.
+        cache: where functions that programs share are kept, if they are.
 
     Raises:
         CompileError: the code does not load, or this jaxlib's interface has another layout.
@@ -277,7 +280,7 @@ def register(
     with _LOCK:
         if name in _REGISTERED:
             return _REGISTERED[name][0]
-        code = compiled.load(target)
+        code = compiled.load(target, cache)
         memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)

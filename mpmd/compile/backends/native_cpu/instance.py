@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, emit_object, load_object
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.recipes import shared_function
@@ -22,6 +23,7 @@ from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.backends.native_cpu.waiting import BARRIER_BYTES
+from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
 
 
@@ -36,6 +38,7 @@ class CompiledProgram:
         code: the object file.
         imports: names of the shared functions that it calls.
         exports: symbols that are looked up in it.
+        listing: the LLVM assembly that it was compiled from, compressed; no part of the code.
     """
 
     name: str
@@ -44,6 +47,12 @@ class CompiledProgram:
     code: bytes
     imports: tuple[str, ...]
     exports: tuple[str, ...]
+    listing: bytes = field(default=b"", compare=False, repr=False)
+
+    @property
+    def llvm(self) -> str:
+        """The LLVM assembly that it was compiled from."""
+        return zlib.decompress(self.listing).decode() if self.listing else ""
 
     @property
     def fingerprint(self) -> str:
@@ -52,14 +61,18 @@ class CompiledProgram:
         digest.update(repr((self.name, self.pointers, self.workspace_bytes, self.imports)).encode())
         return digest.hexdigest()[:16]
 
-    def load(self, target: CpuTarget) -> LoadedCode:
+    def load(self, target: CpuTarget, cache: DiskCache | None = None) -> LoadedCode:
         """Bring the code into this process.
+
+        Args:
+            target: the CPU it was compiled for.
+            cache: where the functions that it calls are kept, if they are.
 
         Raises:
             CompileError: the object file is damaged, or names a function that this version does not have.
         """
         functions = [shared_function(name) for name in self.imports]
-        return load_object(self.code, self.exports, shared_code(functions, target))
+        return load_object(self.code, self.exports, shared_code(functions, target, cache))
 
 
 def compile_program(program: Program, target: CpuTarget, module: Module | None = None) -> CompiledProgram:
@@ -74,13 +87,15 @@ def compile_program(program: Program, target: CpuTarget, module: Module | None =
     further = module.names()
     shared = program.emit(module)
     imports = sorted({s.name for s in shared} | module.imports())
+    text = module.text()
     return CompiledProgram(
         program.name,
         program.pointers,
         program.workspace_bytes,
-        emit_object(module),
+        object_of(text, target),
         tuple(imports),
         (program.name, *further),
+        zlib.compress(text.encode(), 1),
     )
 
 

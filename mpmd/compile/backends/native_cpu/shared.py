@@ -7,12 +7,13 @@ only declares it; whoever loads the fragment's object asks for the functions it 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, emit_object, load_object
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.cache import DiskCache, key_of
 
 
 class SharedFunction(Protocol):
@@ -30,18 +31,42 @@ _LOADED: dict[tuple[CpuTarget, str], LoadedCode] = {}
 _LOCK = threading.Lock()
 
 
-def shared_code(functions: Iterable[SharedFunction], target: CpuTarget) -> dict[str, LoadedCode]:
+def shared_code(
+    functions: Iterable[SharedFunction], target: CpuTarget, cache: DiskCache | None = None
+) -> dict[str, LoadedCode]:
     """Loaded code for each function, by name, as `load_object` wants its imports.
 
-    Functions that this process has not compiled yet are compiled together.
+    Functions that this process has not compiled yet are compiled together, or each taken from the cache.
+
+    Args:
+        functions: what is wanted.
+        target: for which CPU.
+        cache: where their code is kept; None keeps it for this process only.
     """
     wanted = {f.name: f for f in functions}
     with _LOCK:
         missing = [f for name, f in sorted(wanted.items()) if (target, name) not in _LOADED]
-        if missing:
-            module = Module(target)
-            for function in missing:
-                function.emit(module)
-            code = compile_module(module, [f.name for f in missing])
+        if missing and cache is None:
+            code = compile_module(_module_of(missing, target), [f.name for f in missing])
             _LOADED.update({(target, f.name): code for f in missing})
+        elif cache is not None:
+            _LOADED.update({(target, f.name): _kept_code(f, target, cache) for f in missing})
         return {name: _LOADED[target, name] for name in sorted(wanted)}
+
+
+def _module_of(functions: Sequence[SharedFunction], target: CpuTarget) -> Module:
+    module = Module(target)
+    for function in functions:
+        function.emit(module)
+    return module
+
+
+def _kept_code(function: SharedFunction, target: CpuTarget, cache: DiskCache) -> LoadedCode:
+    """One function, compiled once for all processes that share the cache."""
+    key = key_of("function", target.key(), function.name)
+    data = cache.get(key)
+    if data is not None:
+        return load_object(data, [function.name])
+    made = emit_object(_module_of([function], target))
+    cache.put(key, made)
+    return load_object(made, [function.name])

@@ -40,9 +40,8 @@ def _machine(target: CpuTarget, opt: int) -> Any:
     )
 
 
-def _parse(module: Module) -> Any:
-    _initialize(module.target.triple)
-    text = module.text()
+def _parse(text: str, target: CpuTarget) -> Any:
+    _initialize(target.triple)
     try:
         parsed = binding.parse_assembly(text)
         parsed.verify()
@@ -52,23 +51,32 @@ def _parse(module: Module) -> Any:
 
 
 def emit_object(module: Module, *, opt: int = 2) -> bytes:
-    """Machine code of a module as an object file.
+    """Machine code of a module as an object file; see `object_of`."""
+    return object_of(module.text(), module.target, opt=opt)
+
+
+def object_of(text: str, target: CpuTarget, *, opt: int = 2) -> bytes:
+    """Machine code of LLVM assembly as an object file.
 
     Args:
-        module: what to compile.
+        text: what to compile.
+        target: for which CPU.
         opt: effort of LLVM's code generation, 0 to 3.
 
     Raises:
-        CompileError: LLVM does not accept the module.
+        CompileError: LLVM does not accept the text.
     """
-    parsed = _parse(module)
-    return bytes(_machine(module.target, opt).emit_object(parsed))
+    return bytes(_machine(target, opt).emit_object(_parse(text, target)))
 
 
 def emit_assembly(module: Module, *, opt: int = 2) -> str:
     """Machine code of a module as assembly text, for reading and for tests."""
-    parsed = _parse(module)
-    return str(_machine(module.target, opt).emit_assembly(parsed))
+    return assembly_of(module.text(), module.target, opt=opt)
+
+
+def assembly_of(text: str, target: CpuTarget, *, opt: int = 2) -> str:
+    """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
+    return str(_machine(target, opt).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,159 @@
+"""What compilation keeps on disk: bytes by key, checked when they are read.
+
+One file per entry: a magic word, a digest, the key, the content.  An entry is written to a file of its own
+and then given its name, so that several processes may share a folder; one that does not read as it was
+written is removed and made again.  Above the limit the entries that nobody read for longest go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import logging
+import os
+import tempfile
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+log = logging.getLogger("mpmd.compile")
+
+_MAGIC = b"MPMDKEEP"
+_DIGEST = 32
+_SUFFIX = ".kept"
+
+DEFAULT_LIMIT = 1 << 30
+"""Bytes that a folder may hold unless told otherwise."""
+
+
+@lru_cache(maxsize=1)
+def compiler_version() -> str:
+    """Text that differs between any two compilers: a digest of our sources, and the versions beneath them."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    beneath = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxlib", "llvmlite", "numpy")]
+    return " ".join([digest.hexdigest(), *beneath])
+
+
+def key_of(*parts: object) -> str:
+    """A key for what depends on the parts, and on the compiler."""
+    return hashlib.sha256("\0".join([compiler_version(), *map(str, parts)]).encode()).hexdigest()
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of the questions to a cache.
+
+    Attributes:
+        hits: entries found.
+        misses: entries that were not there.
+        damaged: files that were removed because they were not what was written.
+        failed: entries that could not be written.
+        evicted: entries removed to keep the limit.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    failed: int = 0
+    evicted: int = 0
+
+
+class DiskCache:
+    """A folder of entries.
+
+    Args:
+        folder: where they lie; made, for this user alone, if it is not there.  Whoever may write to it
+            decides what code runs.
+        limit: bytes that all entries together may take.
+    """
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+        self.folder = Path(folder)
+        self.limit = limit
+        self.counts = Counts()
+        self._lock = threading.Lock()
+
+    def path_of(self, key: str) -> Path:
+        """The file of an entry."""
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def get(self, key: str) -> bytes | None:
+        """What was put under a key; None if nothing was, or if it is damaged."""
+        path = self.path_of(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            self._count("misses")
+            return None
+        content = _content(data, key)
+        if content is None:
+            self.discard(key, "the digest does not fit")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # it was of use
+        self._count("hits")
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Keep bytes under a key.  Where they cannot be written, they are not kept, which is counted."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_entry(key, content))
+                os.replace(name, self.path_of(key))
+            except OSError:
+                os.unlink(name)
+                raise
+            self._keep_limit()
+        except OSError as error:
+            self._count("failed")
+            log.warning("the compile cache in %s cannot be written: %s", self.folder, error)
+
+    def discard(self, key: str, reason: str) -> None:
+        """Take out an entry that is no use, so that it is made again."""
+        self._count("damaged")
+        log.warning("the entry %s of the compile cache is made again: %s", self.path_of(key), reason)
+        with contextlib.suppress(OSError):
+            self.path_of(key).unlink()
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            setattr(self.counts, what, getattr(self.counts, what) + 1)
+
+    def _keep_limit(self) -> None:
+        """Remove what was not read for longest while there is more than the limit."""
+        entries = []
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                status = path.stat()
+                entries.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self.limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                self._count("evicted")
+            total -= size
+
+
+def _entry(key: str, content: bytes) -> bytes:
+    body = key.encode() + content
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _content(data: bytes, key: str) -> bytes | None:
+    """What an entry's file holds; None if it is no entry, another key's, or damaged."""
+    start = len(_MAGIC) + _DIGEST
+    if data[: len(_MAGIC)] != _MAGIC or data[start : start + len(key)] != key.encode():
+        return None
+    if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
+        return None
+    return data[start + len(key) :]
