@@ -35,6 +35,7 @@ from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
+from mpmd.jax_compat import direct_call
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
 
@@ -133,7 +134,7 @@ class NativeExecutable:
     backend: str = "native"
 
     def __post_init__(self) -> None:
-        self._call = self.compiled
+        self._call = direct_call(self.compiled)
         order = Order.of(self.made.aliases, self.fragment)
         self._order = None if order.is_plain else order
 

@@ -107,7 +107,7 @@ class Workspace:
         chunks = max(1, -(-gemm.k // t.kc))
         sizes = [
             t.mc * t.kc * element if t.pack_a else 0,
-            t.panels * t.width * t.kc * element,
+            (t.panels if t.pack_b else 1) * t.width * t.kc * element,
             t.rows * t.width * sums,
         ]
         plain = stores_plainly(kernel)
@@ -255,7 +255,8 @@ class _Driver:
 
     def _packed_b(self, block: _Block, panel: Index) -> Value:
         f, t = self.f, self.tiling
-        before = f.imul(f.isub(panel, block.panels[0]), self._steps(block.depth))
+        first = block.panels[0] if t.pack_b else self.gemm.n // t.width  # only the strip at the edge is
+        before = f.imul(f.isub(panel, first), self._steps(block.depth))
         return f.offset(self._workspace(self.space.b), f.imul(before, t.width * self.step_bytes))
 
     def _packed_a(self, block: _Block, start: Value, row: Index) -> Value:
@@ -310,15 +311,18 @@ class _Driver:
         a_adjacent, a, a_stride = self._a_tile(block, start, row)
         if t.pack_b or edge:
             b, b_stride = self._packed_b(block, panel), t.width * self.step_bytes
+            b_next = f.imul(self._steps(block.depth), b_stride)
         else:
             at = f.iadd(f.imul(block.k, gemm.b.row_stride), f.imul(panel, t.width))
             b, b_stride = (
                 f.offset(block.b, f.imul(at, BYTES[gemm.b.dtype])),
                 gemm.b.row_stride * self.step_bytes,
             )
+            b_next = t.width * self.step_bytes
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        operands = [a, f.index(a_stride), b, f.index(b_stride), f.index(self._steps(block.depth))]
+        operands = [a, f.index(a_stride), b, f.index(b_stride), f.index(b_next)]
+        operands.append(f.index(self._steps(block.depth)))
 
         if self.plain and not edge:
             at = f.iadd(f.imul(row, gemm.c.row_stride), f.imul(panel, t.width))

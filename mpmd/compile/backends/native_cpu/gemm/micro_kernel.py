@@ -71,6 +71,7 @@ ARGUMENTS = (
     ("a_stride", "i64"),  # bytes
     ("b", "ptr"),
     ("b_stride", "i64"),  # bytes between steps of K
+    ("b_next", "i64"),  # bytes from B to what will be read after it, which is fetched in advance
     ("depth", "i64"),  # steps of K
     ("s", "ptr"),
     ("s_stride", "i64"),  # bytes between rows
@@ -128,6 +129,9 @@ class _Tile:
         b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
         for step in range(count):
             b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]
+            following = f.offset(b, f.arguments["b_next"])
+            for line in range(0, k.vectors * self.vector_bytes, 64):
+                f.prefetch(f.offset(following, line), locality=2)
             for row in range(k.rows):
                 scalar = self._a_element(pointers, row, step)
                 for v in range(k.vectors):

@@ -2,24 +2,33 @@
 
 From the outside in:
 
-for columns by nc:                     packed B, kc · nc, stays in the last cache level
+for columns by nc:
   for k by kc:
     pack B[kc, nc]
-    for rows by mc:                    packed A, mc · kc, stays in L2
+    for rows by mc:                    A[mc, kc] stays in L2
       pack A[mc, kc]
       for each strip of B, for each tile of A: micro-kernel
+
+An operand is packed only if its elements do not lie as micro-kernels read them, or if it is read so often
+that a copy in order pays.  Where A is packed, nc is as large as the last cache level allows, so that A is
+packed once; where it is not, B is packed a strip at a time, right before it is used.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
+from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 # Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
 # then larger than L1 costs nothing that was measurable, as its lines come in order.
 _LONGEST_CHUNK = 4096
+# Beyond so many rows of A a packed copy of B, whose pages are few, is read faster than it costs to make.
+_MOST_ROWS_IN_PLACE = 1536
+_LINE, _PAGE = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Tiling:
         width: columns of it.
         kc: elements of K per chunk, even.
         mc: rows per block, a multiple of `rows`.
-        panels: strips of B that are packed together.
+        panels: strips of B that are done together.
         pack_a, pack_b: whether the operand is copied first; a strip of B at the edge always is.
         split: what threads divide between them: `columns` or `rows`.
     """
@@ -75,20 +84,12 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
     mc = max(rows, min(40, target.l2_bytes // 2 // (kc * element) // rows) * rows)
     columns = -(-gemm.n // width)
-    panels = max(1, min(columns, target.l3_bytes // 4 // (kc * width * element)))
+    pack_a = _packs_a(gemm, step, rows, columns * width, kc * element, target)
+    pack_b = _packs_b(gemm.b, step, gemm.m)
+    room = target.l3_bytes // 4 if pack_a or not pack_b else target.l2_bytes // 8
+    panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
-    return Tiling(
-        step,
-        rows,
-        vectors,
-        width,
-        kc,
-        mc,
-        panels,
-        _packs_a(gemm, step, columns * width),
-        _packs_b(gemm.b, step, gemm.m, rows),
-        split,
-    )
+    return Tiling(step, rows, vectors, width, kc, mc, panels, pack_a, pack_b, split)
 
 
 def _even_chunk(k: int, longest: int) -> int:
@@ -98,17 +99,24 @@ def _even_chunk(k: int, longest: int) -> int:
     return -(-each // 16) * 16
 
 
-def _packs_a(gemm: Gemm, step: str, columns: int) -> bool:
+def _packs_a(gemm: Gemm, step: str, rows: int, columns: int, chunk_bytes: int, target: CpuTarget) -> bool:
     a = gemm.a
     holds_steps = a.dtype == {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]
     if not holds_steps:
         return True
-    if a.row_stride == 1 and step != "bf16x2":
-        return columns > 64
+    if a.row_stride == 1 and step != "bf16x2":  # a tile uses a part of each line
+        return columns > 64 and gemm.m * chunk_bytes > target.l2_bytes // 2
     in_place = a.column_stride == 1 and (step != "bf16x2" or gemm.k % 2 == 0)
-    return not in_place or columns > 96
+    return not in_place or (columns > 96 and _collide(a.row_stride * BYTES[a.dtype], rows, target))
 
 
-def _packs_b(b: Matrix, step: str, m: int, rows: int) -> bool:
+def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
+    """Whether lines at a distance are too many for their sets of L1, which covers a page with each way."""
+    sets = Counter(row * stride // _LINE % (_PAGE // _LINE) for row in range(rows))
+    return max(sets.values()) > max(1, target.l1_bytes // _PAGE - 2)
+
+
+def _packs_b(b: Matrix, step: str, m: int) -> bool:
+    """Strips of a row-major B can be used where they are: the next one is fetched meanwhile."""
     in_place = b.column_stride == 1 and b.dtype == step
-    return not in_place or m > 2 * rows
+    return not in_place or m > _MOST_ROWS_IN_PLACE
