@@ -10,6 +10,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
+from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func
 
 PURE = "mpmd.pure"  # says of a call that what it calls only computes
@@ -118,7 +119,7 @@ def is_constant(op: Op | None) -> bool:
 
 # MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.
 _EFFECTS = frozenset([
-    "mpmd.call", "mpmd.fragment_call", "mpmd.for", "sdy.sharding_group", "stablehlo.infeed",
+    "mpmd.call", "mpmd.fragment_call", "sdy.sharding_group", "stablehlo.infeed",
     "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
     "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter",
     "stablehlo.collective_permute", "stablehlo.collective_broadcast",
@@ -126,7 +127,7 @@ _EFFECTS = frozenset([
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op, and all in it, only computes its results."""
+    """Whether the op, and all in it, only computes its results; of an op that MLIR does not know: no."""
     pure = True
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
@@ -137,11 +138,16 @@ def is_pure(op: Op) -> bool:
             effect = inner.attributes.get("has_side_effect")
             pure = effect is None or not ir.BoolAttr(effect).value
         else:
-            pure = inner.name not in _EFFECTS
+            pure = inner.name not in _EFFECTS and _is_known(inner.name)
         return ir.WalkResult.ADVANCE if pure else ir.WalkResult.INTERRUPT
 
     op.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return pure
+
+
+@functools.cache
+def _is_known(name: str) -> bool:
+    return bool(context().is_registered_operation(name))
 
 
 def read_by(op: Op) -> list[Value]:

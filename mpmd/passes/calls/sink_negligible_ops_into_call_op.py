@@ -25,7 +25,7 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
     Such is an op without operands, with one result and without effects, or a new token.  It must be one
     and the same op for all calls.
 
-    Requires: cse has run.  Ensures: no dead code in functions with calls.  Cost: linear.
+    Requires: cse has run.  Ensures: no dead code in functions whose calls have changed.  Cost: linear.
     Source: openxla/shardy MPMD, `sink_negligible_ops_into_call_op`.
     """
 
@@ -34,15 +34,19 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Looks at each callee with all its calls, then cleans up the callers."""
         symbols = ir.symbol_table(module)
-        callers = [f for f in ir.funcs(module) if ir.walk(f, ir.Call)]
-        for name, calls in calls_by_callee(module).items():
-            if symbols[name].is_mpmd:
-                _sink(symbols[name], calls)
-        for caller in callers:
-            erase_dead_ops(caller.body)
+        calling = {f.symbol: {call.callee_name for call in ir.walk(f, ir.Call)} for f in ir.funcs(module)}
+        changed = {
+            name
+            for name, calls in calls_by_callee(module).items()
+            if symbols[name].is_mpmd and _sink(symbols[name], calls)
+        }
+        for name, callees in calling.items():
+            if callees & changed:
+                erase_dead_ops(symbols[name].body)
 
 
-def _sink(f: ir.Func, calls: list[ir.Call]) -> None:
+def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
+    """Moves what it can into a callee; whether there was anything."""
     sunk = {}
     for i in range(len(f.args)):
         values = {call.operands[i] for call in calls}
@@ -50,13 +54,14 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> None:
         if source is not None and is_negligible(source):
             sunk[i] = source
     if not sunk:
-        return
+        return False
     where = ir.before(f.body.operations[0])
     for i, source in sunk.items():
         ir.replace_uses(f.args[i], ir.clone(source, where).result)
     drop_from_function(f, sunk)
     for call in calls:
         drop_from_call(call, sunk)
+    return True
 
 
 def is_negligible(op: ir.Op) -> bool:

@@ -34,9 +34,9 @@ class UnrollForLoops(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """One loop after the other."""
         loops = ir.ops(f, ir.For)
-        problems = [(problem, loop) for loop in loops if (problem := _problem(loop)) is not None]
-        for problem, loop in problems:
-            diagnostics.error(problem, loop.location)
+        problems = [problem for loop in loops if (problem := _problem(loop)) is not None]
+        for message, where in problems:
+            diagnostics.error(message, where.location)
         if problems:
             return
         offset = 0
@@ -46,22 +46,26 @@ class UnrollForLoops(FunctionPass):
             offset += count
 
 
-def _problem(loop: ir.For) -> str | None:
-    if ir.ops(loop, ir.For):
+def _problem(loop: ir.For) -> tuple[str, ir.For] | None:
+    """What keeps a loop from being unrolled, and which loop is the cause."""
+    inner = next(iter(ir.ops(loop, ir.For)), None)
+    if inner is not None:
         return (
             "Nested fori loops aren't supported: a loop over microbatches stands directly inside of another "
-            "one.  Make them one loop, or write the inner one with jax.lax.scan"
+            "one.  Make them one loop, or write the inner one with jax.lax.scan",
+            inner,
         )
     factor = loop.unroll_factor
     if factor is None or int(factor.value) != loop.trip_count:
         got = "none" if factor is None else int(factor.value)
         return (
             f"a loop of {loop.trip_count} iterations has the unroll factor {got}: loops over microbatches "
-            f"are unrolled completely; give it unroll_factor = {loop.trip_count}"
+            f"are unrolled completely; give it unroll_factor = {loop.trip_count}",
+            loop,
         )
     index = loop.args[-1].type
     if not isinstance(index, ir.RankedTensorType):
-        return f"the index of a loop is a {index}; loops are unrolled before values have meshes"
+        return f"the index of a loop is a {index}; loops are unrolled before values have meshes", loop
     return None
 
 

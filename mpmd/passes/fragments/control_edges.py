@@ -48,18 +48,19 @@ def control_edges_as_operands(f: ir.Func) -> None:
 
     Edges from fragments without results have no such form and are lost.
     """
-    edges: dict[ir.Fragment, list[ir.Fragment]] = {}
+    place = {fragment: i for i, fragment in enumerate(ir.fragments(f))}
+    befores: dict[int, list[int]] = {}
     for before, after in control_edges(f):
-        edges.setdefault(after, []).append(before)
+        befores.setdefault(place[after], []).append(place[before])
     put_control_edges(f, [])
-    now: dict[ir.Fragment, ir.Fragment] = {}
-    for after, befores in edges.items():
-        inputs = list(after.inputs)
-        controls = [now.get(b, b).results[0] for b in befores if b.results]
-        made = ir.rebuild(after, [*inputs, *controls], [r.type for r in after.results])
-        ir.put(made, _START, _i64(len(inputs)))
-        ir.replace(after, list(made.results))
-        now[after] = made
+    now = list(place)
+    for i, earlier in befores.items():
+        old = now[i]
+        inputs = list(old.inputs)
+        controls = [now[k].results[0] for k in earlier if now[k].results]
+        now[i] = ir.rebuild(old, [*inputs, *controls], [r.type for r in old.results])
+        ir.put(now[i], _START, _i64(len(inputs)))
+        ir.replace(old, list(now[i].results))
 
 
 def _i64(value: int) -> ir.Attribute:

@@ -26,7 +26,11 @@ class SimplifyNamedComputations(FunctionPass):
     name: ClassVar[str] = "mpmd-simplify-named-computations"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Simplifies the computations, last first, until none changes any more."""
+        """Simplifies the computations, last first, until none changes any more.
+
+        A dead op still uses what it reads, be it around a computation or in one.
+        """
+        erase_dead_ops(f.body)
         for barrier in ir.walk(f):
             if barrier.operation.name == "stablehlo.optimization_barrier" and _is_in_computation(barrier):
                 _cut_passed_on_lanes(barrier)
@@ -35,6 +39,15 @@ class SimplifyNamedComputations(FunctionPass):
             changed = False
             for op in reversed(ir.walk(f, ir.NamedComputation)):
                 changed |= _simplify(op)
+            if changed:
+                _erase_dead_around(f)
+
+
+def _erase_dead_around(f: ir.Func) -> None:
+    """Erases what only computes, is not used and stands outside of computations."""
+    for op in reversed(ir.ops(f)):
+        if ir.is_unused(op) and ir.is_pure(op):
+            ir.erase(op)
 
 
 def _is_in_computation(op: ir.Op) -> bool:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import block_users, in_block_order
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.fragments.moving import moving
 from mpmd.passes.merge.engine import named
@@ -29,7 +30,8 @@ class AbsorbInferredFragments(FunctionPass):
     A *root* is a fragment that is named, or has no fragment user, or reads no fragment's result.  It
     absorbs each inferred fragment whose first user it is, and each of which it is the last producer;
     transfers that are in the way move first, unused ones of them vanish.  Two named fragments are never
-    merged.  The result has the attributes of the root; constants in it come first.
+    merged.  The result has the attributes of the root; constants in it come first.  What only computes and
+    is not used goes, a fragment or an op in one: it must not keep others apart.
 
     Attributes:
         absorb_on_entry_point_function: absorb in entry points too, not in callees alone.
@@ -47,9 +49,11 @@ class AbsorbInferredFragments(FunctionPass):
         """Rounds over all fragments, until one changes nothing."""
         if f.is_entry and not self.absorb_on_entry_point_function:
             return
+        erase_dead_ops(f.body)
         with moving(f):
             while _round(f):
                 pass
+        erase_dead_ops(f.body)
         if not f.is_entry:
             _tell_what_is_left(f)
 

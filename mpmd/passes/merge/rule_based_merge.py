@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentMergeRule
 from mpmd.passes.fragments.merging import merge
@@ -27,7 +28,8 @@ class RuleBasedMerge(FunctionPass):
 
     All fragments of a mesh whose infos are sources of one rule become one; it has the origins, stage, call
     counter and kind of split of the target, and no other attribute of theirs.  Repeated until no rule
-    finds two fragments.
+    finds two fragments.  What only computes and is not used goes, but for sources that stand above one that
+    is used: they become part of it.
 
     Attributes:
         rules: what to merge.
@@ -61,11 +63,14 @@ class RuleBasedMerge(FunctionPass):
         by_info = {info: rule for rule in self.rules for info in rule.sources}
         found: dict[FragmentMergeRule, None] = {}
         applied: dict[FragmentMergeRule, None] = {}
+        _erase_dead_but_sources(f, by_info)
         while groups := _groups(f, by_info, found):
             for (rule, _), group in groups.items():
                 merged = functools.reduce(_merged_at_first, group)
                 rule.target.put_on(merged)
                 applied[rule] = None
+        for fragment in ir.fragments(f):
+            erase_dead_ops(fragment.body)
         for rule in self.rules:
             if rule not in found:
                 diagnostics.notice(f"@{f.symbol}: no fragment is a source of {rule}", f.location)
@@ -89,6 +94,25 @@ def _problems(rule: FragmentMergeRule) -> list[str]:
         listed = ", ".join(sorted(meshes))
         found.append(f"the merge rule {rule} is about the meshes {listed}: it must keep to one")
     return found
+
+
+def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule]) -> None:
+    """Erases, last first, what only computes and is not used, unless a fragment below takes it in.
+
+    A fragment is used by what an order wants behind it.
+    """
+    taken: set[tuple[FragmentMergeRule, str]] = set()
+    edges = control_edges(f)
+    for op in reversed(ir.ops(f)):
+        rule = by_info.get(FragmentInfo.of(op)) if isinstance(op, ir.Fragment) else None
+        group = None if rule is None else (rule, op.mesh)
+        if group in taken:
+            continue
+        if ir.is_unused(op) and ir.is_pure(op) and all(op != before for before, _ in edges):
+            edges = [edge for edge in edges if op not in edge]
+            ir.erase(op)
+        elif group is not None:
+            taken.add(group)
 
 
 def _groups(

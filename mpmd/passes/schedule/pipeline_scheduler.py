@@ -40,7 +40,8 @@ class PipelineScheduler(FunctionPass):
     Requires: one forward and one backward unit per mesh, microbatch and stage.
     Ensures: the order that the schedule asks for.  Where it contradicts data flow, data flow wins; where
         it contradicts itself, what stands first in the program wins; a notice shows the first such case.
-    Cost: linear, as a schedule is given by neighbours only; where it contradicts data flow, all pairs.
+    Cost: linear, as a schedule is given by neighbours only; all pairs where it contradicts data flow, or
+        where its edges stay.
     Source: openxla/shardy MPMD, `pipeline_schedule`; the schedules name theirs.
     """
 
@@ -63,7 +64,8 @@ class PipelineScheduler(FunctionPass):
         related = [
             (units[name], schedule(Mesh(name, len(names), position))) for position, name in enumerate(names)
         ]
-        apply_edges(f, _edges(f, related), self.remove_control_dependencies)
+        edges = _edges(f, related, all_pairs=not self.remove_control_dependencies)
+        apply_edges(f, edges, self.remove_control_dependencies)
 
     def _is_possible(self, schedule: Schedule, units: dict[str, list[Unit]]) -> bool:
         """Whether the units are such as the schedule is made for; reports what is not."""
@@ -94,8 +96,10 @@ def _forward_only_problems(units: dict[str, list[Unit]]) -> list[tuple[str, Unit
     return problems
 
 
-def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation]]]) -> Edges:
-    """The edges that a schedule adds to data flow.
+def _edges(
+    f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation]]], all_pairs: bool
+) -> Edges:
+    """The edges that a schedule adds to data flow; `all_pairs` as the dialect does, which shows if they stay.
 
     If neighbours in the schedule, together with data flow, make no cycle, then nothing contradicts
     anything, and the order that follows is the one that all pairs would give.  Else all pairs are looked
@@ -107,7 +111,7 @@ def _edges(f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation
         for relation in relations
         for a, b in relation.enough(units)
     ]
-    if not Dependencies(f, enough).stable_order()[1]:
+    if not all_pairs and not Dependencies(f, enough).stable_order()[1]:
         return enough
     wanted: dict[ir.Fragment, dict[ir.Fragment, None]] = {}
     for units, relations in related:

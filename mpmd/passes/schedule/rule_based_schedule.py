@@ -58,9 +58,10 @@ def _fragments_by_info(f: ir.Func) -> dict[FragmentInfo, ir.Fragment] | None:
         if info in known:
             unique = False
             diagnostics.error(
-                f"{info} already exists for another fragment, at {known[info].location}: rules cannot tell "
-                "the two apart. Two named computations share a name; give each a name of its own.",
-                fragment.location,
+                f"Fragment info {info} already exists for another fragment: rules cannot tell the two apart. "
+                "Two named computations share a name; give each a name of its own.\n"
+                f"  one is at {known[info].location}, the other at {fragment.location}",
+                f.location,
             )
         known.setdefault(info, fragment)
     return known if unique else None

@@ -43,7 +43,7 @@ class SchedulingUnitsVerifier(FunctionPass):
                 got = count[mesh, is_forward]
                 if got != expected:
                     diagnostics.warning(
-                        f"Number of {phase} scheduling units in mesh {mesh} does not match the expected "
+                        f"Number of {phase} scheduling units in mesh {mesh} does not match expected "
                         f"number for {expected} microbatches. Got {got}. {_advice(got, expected)}",
                         f.location,
                     )

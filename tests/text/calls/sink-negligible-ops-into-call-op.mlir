@@ -93,3 +93,23 @@ func.func private @body(%p: tensor<4xf32>, %q: tensor<4xf32>) -> tensor<4xf32> a
   %s = stablehlo.add %p, %q : tensor<4xf32>
   return %s : tensor<4xf32>
 }
+
+// -----
+
+// Without anything to sink nothing is cleaned up either.
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-NEXT: %{{.*}} = stablehlo.negate %arg0
+// CHECK-NEXT: %[[V1:.*]] = mpmd.call @body(%arg0)
+// CHECK-NEXT: return %[[V1]]
+func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %unused = stablehlo.negate %a : tensor<4xf32>
+  %x = mpmd.call @body(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  return %x : tensor<4xf32>
+}
+func.func private @body(%p: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %s = stablehlo.add %p, %p : tensor<4xf32>
+  return %s : tensor<4xf32>
+}

@@ -69,7 +69,7 @@ func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology 
 
 func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32>
     attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
-  // expected-error@+1 {{Nested fori loops aren't supported}}
+  // expected-error@+2 {{Nested fori loops aren't supported}}
   %0 = mpmd.for (%a) {iterations = 2 : ui32, unroll_factor = 2 : ui32} (%b: tensor<4xf32>, %i: tensor<ui32>) {
     %1 = mpmd.for (%b) {iterations = 2 : ui32, unroll_factor = 2 : ui32} (%c: tensor<4xf32>, %j: tensor<ui32>) {
       mpmd.return %c : tensor<4xf32>

@@ -1,4 +1,4 @@
-// RUN: mpmd-opt %s -mpmd-fragment-dce -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-fragment-dce -split-input-file -allow-unregistered-dialect | FileCheck %s
 
 // An unused result goes, then the ops and the operand that it needed; a transfer that nothing uses goes first.
 
@@ -76,4 +76,26 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
     mpmd.return %x : tensor<4xf32>
   } : (!m1) -> !m1
   return %f : !m1
+}
+
+// -----
+
+// What an op of an unknown dialect does is not known: it stays.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-NEXT: mpmd.fragment<mesh="m1", origin=["f"]> (%arg0) (%[[ARG1:[^:]*]]: tensor<4xf32>) {
+// CHECK-NEXT:   "field.touch"(%[[ARG1]])
+// CHECK-NEXT:   mpmd.return
+// CHECK-NEXT: }
+// CHECK-NEXT: return %arg0
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%a_: tensor<4xf32>) {
+    %x = "field.touch"(%a_) : (tensor<4xf32>) -> tensor<4xf32>
+    %y = stablehlo.negate %a_ : tensor<4xf32>
+    mpmd.return %y : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %a : !m1
 }

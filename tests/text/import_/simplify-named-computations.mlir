@@ -67,3 +67,28 @@ func.func @nothing_to_do(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> 
   } : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }
+
+// What stands around and is not used does not count as a use: f's first result, and then %arg0, are not needed.
+// CHECK-LABEL: func @dead_around
+func.func @dead_around(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // CHECK-NEXT: %[[F:.*]] = mpmd.named_computation<"f"> (%arg1) (%[[P:.*]]: tensor<4xf32>) {
+  // CHECK-NEXT:   %[[X:.*]] = stablehlo.negate %[[P]]
+  // CHECK-NEXT:   mpmd.return %[[X]]
+  // CHECK-NEXT: }
+  // CHECK-NEXT: %[[H:.*]] = mpmd.named_computation<"h"> (%[[F]])
+  // CHECK-NEXT:   stablehlo.tanh
+  // CHECK-NEXT:   mpmd.return
+  // CHECK-NEXT: }
+  // CHECK-NEXT: return %[[H]]
+  %0:2 = mpmd.named_computation<"f"> (%a, %b) (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %5 = stablehlo.add %p, %p : tensor<4xf32>
+    %6 = stablehlo.negate %q : tensor<4xf32>
+    mpmd.return %5, %6 : tensor<4xf32>, tensor<4xf32>
+  } : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  %1 = stablehlo.add %0#0, %b : tensor<4xf32>
+  %2 = mpmd.named_computation<"h"> (%0#1, %1) (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %7 = stablehlo.tanh %p : tensor<4xf32>
+    mpmd.return %7 : tensor<4xf32>
+  } : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return %2 : tensor<4xf32>
+}

@@ -53,7 +53,6 @@ func.func public @main(%a: !m1, %b: !m1) -> (!m2, !m1) attributes {topology = #t
 // CHECK-NEXT:   %[[V6:.*]] = stablehlo.add %[[V4]], %[[V5]]
 // CHECK-NEXT:   mpmd.return %[[V6]]
 // CHECK-NEXT: }
-// CHECK-NEXT: %[[V1:.*]] = mpmd.transfer %[[V0]] : {{.*}} -> !mpmd.mesh_tensor<"m2"
 // CHECK-NEXT: %[[V2:.*]] = mpmd.fragment<mesh="m2", origin=["g"]> () () {
 // CHECK-NEXT:   %[[CST:.*]] = stablehlo.constant dense<1.000000e+00> : tensor<4xf32>
 // CHECK-NEXT:   mpmd.return %[[CST]]
@@ -187,4 +186,36 @@ func.func public @main(%a: !m1) -> !m2 attributes {topology = #topology} {
     mpmd.return %x : tensor<4xf32>
   } : (!m2) -> !m2
   return %c : !m2
+}
+
+// -----
+
+// What nothing uses keeps none apart: without %dead the first user of %p is %f.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-SAME:  %[[ARG0:[^:]*]]: !mpmd.mesh_tensor<"m1"
+// CHECK-NEXT: %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]> (%[[ARG0]]) (%[[ARG1:[^:]*]]
+// CHECK-NEXT:   %[[X:.*]] = stablehlo.add %[[ARG1]], %[[ARG1]]
+// CHECK-NEXT:   %[[Y:.*]] = stablehlo.negate %[[X]]
+// CHECK-NEXT:   mpmd.return %[[Y]]
+// CHECK-NEXT: }
+// CHECK-NEXT: return %[[F]]
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %p = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["p"]} (%a_: tensor<4xf32>) {
+    %x = stablehlo.add %a_, %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %dead = mpmd.fragment<mesh="m1", origin=["dead"]> (%p) (%p_: tensor<4xf32>) {
+    %x = stablehlo.abs %p_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%p) (%p_: tensor<4xf32>) {
+    %x = stablehlo.negate %p_ : tensor<4xf32>
+    %unused = stablehlo.tanh %p_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
 }

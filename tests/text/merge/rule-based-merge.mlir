@@ -101,3 +101,59 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %g : !m1
 }
+
+// -----
+
+// %f is used by nothing, but stands above a source that is: it becomes part of it, without what it computed.
+// %dead is no source; it goes.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>, <"m3" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-SAME:  %[[ARG0:[^:]*]]: !mpmd.mesh_tensor<"m1"
+// CHECK-NEXT: %[[G:.*]] = mpmd.fragment<mesh="m1", origin=["z", "f"], stage=4> (%[[ARG0]]) {call_counter = 7 : ui32} (%[[ARG1:[^:]*]]
+// CHECK-NEXT:   %[[X:.*]] = stablehlo.negate %[[ARG1]]
+// CHECK-NEXT:   mpmd.return %[[X]]
+// CHECK-NEXT: }
+// CHECK-NEXT: return %[[G]]
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 1 : ui32} (%a_: tensor<4xf32>) {
+    %x = stablehlo.add %a_, %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g", "h"]> (%a) (%a_: tensor<4xf32>) {
+    %x = stablehlo.negate %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %dead = mpmd.fragment<mesh="m1", origin=["k"]> (%g) (%g_: tensor<4xf32>) {
+    %x = stablehlo.abs %g_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %g : !m1
+}
+
+// -----
+
+// A source below which nothing is used is no partner: %f stays as it is.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>, <"m3" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-NEXT: %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]>
+// CHECK-NEXT:   stablehlo.add
+// CHECK-NEXT:   mpmd.return
+// CHECK-NEXT: }
+// CHECK-NEXT: return %[[F]]
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 1 : ui32} (%a_: tensor<4xf32>) {
+    %x = stablehlo.add %a_, %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g", "h"]> (%f) (%f_: tensor<4xf32>) {
+    %x = stablehlo.negate %f_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}

@@ -5,11 +5,11 @@
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 
+// expected-error@+1 {{Fragment info FragmentInfo(origins=["f"],mesh_name="m1") already exists for another fragment}}
 func.func public @main(%a: !m1) -> (!m1, !m1) attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m1) -> !m1
-  // expected-error@+1 {{FragmentInfo(origins=["f"],mesh_name="m1") already exists for another fragment}}
   %g = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m1) -> !m1

@@ -114,8 +114,8 @@ func.func private @init(%a: !m1) -> !m1 attributes {topology = #topology} {
 // CHECK-NEXT:   mpmd.return %[[V4]]
 // CHECK-NEXT: }
 // CHECK-NEXT: return %[[V3]], %[[V1]], %[[V2]]
-// expected-warning@+2 {{Number of forward scheduling units in mesh m1 does not match the expected number for 2 microbatches. Got 3.}}
-// expected-warning@+1 {{Number of backward scheduling units in mesh m1 does not match the expected number for 2 microbatches. Got 1.}}
+// expected-warning@+2 {{Number of forward scheduling units in mesh m1 does not match expected number for 2 microbatches. Got 3.}}
+// expected-warning@+1 {{Number of backward scheduling units in mesh m1 does not match expected number for 2 microbatches. Got 1.}}
 func.func public @main(%a: !m1) -> (!m1, !m1, !m1) attributes {topology = #topology} {
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 0 : ui32} (%a_: tensor<4xf32>) {
     %x = stablehlo.add %a_, %a_ : tensor<4xf32>
