@@ -90,11 +90,14 @@ def test_all_orders_and_edges(target, dtype, out):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_loop_runs_more_than_once(split, dtype):
     """Small blocks, so that chunks of K, row blocks and groups of strips all repeat and end raggedly."""
-    for ta, tb in itertools.product((False, True), (False, True)):
+    orders = itertools.product((False, True), (False, True), (False, True), (False, True))
+    for ta, tb, pack_a, pack_b in orders:
+        if dtype == "bf16" and not (pack_a and pack_b) or tb and not pack_b:
+            continue  # an odd number of pairs, or columns of B apart: only a copy will do
         gemm = row_major(61, 149, 103, dtype, transpose_a=ta, transpose_b=tb)
         tiling = choose_tiling(gemm, host_target())
         tiling = dataclasses.replace(
-            tiling, kc=32, mc=2 * tiling.rows, panels=2, split=split, pack_a=True, pack_b=True
+            tiling, kc=32, mc=2 * tiling.rows, panels=2, split=split, pack_a=pack_a, pack_b=pack_b
         )
         product = GemmKernel("product", gemm, tiling)
         a, b = (
@@ -104,6 +107,32 @@ def test_every_loop_runs_more_than_once(split, dtype):
         c = random((61, 149), dtype)
         Guarded(product, host_target())(a, b, c, cuts=(1, 3))
         check(product, dtype, 103, a.T if ta else a, b.T if tb else b, c)
+
+
+def test_operands_are_packed_only_where_it_pays():
+    target = dataclasses.replace(named_target("avx512"), l1_bytes=32 << 10, l2_bytes=1 << 20)
+
+    def packs(gemm):
+        tiling = choose_tiling(gemm, target)
+        return tiling.pack_a, tiling.pack_b
+
+    assert packs(row_major(256, 512, 768)) == (False, False)
+    assert packs(row_major(256, 512, 1024)) == (True, False)  # rows of A one page apart share their lines
+    assert packs(row_major(256, 32, 1024)) == (False, False)  # too few columns to pay for it
+    assert packs(row_major(256, 512, 768, transpose_b=True)) == (False, True)
+    assert packs(row_major(3072, 768, 1024, transpose_a=True)) == (True, True)
+    assert packs(row_major(64, 64, 64, transpose_a=True)) == (False, False)
+    bf16 = dataclasses.replace(target, bf16_dot=True)
+    assert choose_tiling(row_major(256, 512, 768, "bf16"), bf16).pack_b  # pairs along K must meet
+
+
+def test_what_is_packed_right_before_its_use_needs_little_room():
+    target = named_target("avx512")
+    late = gemm_kernel("late", row_major(1024, 3072, 768, transpose_b=True), target)
+    once = gemm_kernel("once", row_major(1024, 3072, 1024, transpose_b=True), target)
+    assert late.workspace_bytes < 1 << 18 < once.workspace_bytes
+    nothing = gemm_kernel("nothing", row_major(1024, 3072, 768), target)
+    assert nothing.workspace_bytes < late.workspace_bytes + 4096
 
 
 def test_heads_inside_a_fused_projection_need_no_copy():

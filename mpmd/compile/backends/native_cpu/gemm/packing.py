@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
-from mpmd.compile.backends.native_cpu.storage import MEMORY, widen
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 
 ARGUMENTS = (
     ("source", "ptr"),
@@ -105,6 +105,7 @@ class _Strip:
         """One step after the other; a pair takes two steps and interleaves them."""
         f, args = self.f, self.args
         masks: list[Value | None] = []
+        self.ahead = self.pack.width * BYTES[self.pack.dtype]
         for group in range(self.groups):
             left = f.isub(args["valid"] if edge else self.pack.width, group * self.lanes)
             partial = edge or (isinstance(left, int) and left < self.lanes)
@@ -112,6 +113,7 @@ class _Strip:
         if not self.pack.pairs:
             with f.loop(0, args["depth"]) as step:
                 row = f.offset(args["source"], f.imul(step.i, args["step_stride"]))
+                f.prefetch(f.offset(row, self.ahead), locality=2)
                 for group, mask in enumerate(masks):
                     self._put(self._widen(self._row_part(row, group, mask)), step.i, group)
             return
@@ -132,6 +134,8 @@ class _Strip:
         f, args = self.f, self.args
         first_row = f.offset(args["source"], f.imul(f.imul(pair, 2), args["step_stride"]))
         second_row = f.offset(first_row, args["step_stride"])
+        f.prefetch(f.offset(first_row, self.ahead), locality=2)
+        f.prefetch(f.offset(second_row, self.ahead), locality=2)
         for group, mask in enumerate(masks):
             low = self._row_part(first_row, group, mask)
             high = self._row_part(second_row, group, mask) if second else constant(0, low.type)
