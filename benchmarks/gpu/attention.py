@@ -94,9 +94,7 @@ def compile_kernel(which: str, dim: int, blocks: Blocks, arch: str) -> TritonKer
     """One of `forward`, `delta`, `dk_dv`, `dq`."""
     constants = {"BM": blocks.rows, "HD": dim} | ({} if which == "delta" else {"BN": blocks.keys})
     function: Any = getattr(kernels, f"attention_{which}")
-    return compile_triton(
-        function, _TYPES, constants, arch=arch, warps=blocks.warps, stages=blocks.stages
-    )
+    return compile_triton(function, _TYPES, constants, arch=arch, warps=blocks.warps, stages=blocks.stages)
 
 
 def forward_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: Shape) -> Launch:

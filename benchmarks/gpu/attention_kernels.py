@@ -65,7 +65,7 @@ def attention_forward(Q, K, V, O, L, factor, positions, heads, row, image,
 
 @triton.jit
 def attention_delta(O, DO, Delta, positions, heads, row, image, BM: tl.constexpr, HD: tl.constexpr):
-    """delta = rowsum(o · do)."""
+    """Delta = rowsum(o · do)."""
     base = _place(heads, row, image, HD)
     rows, dims = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, HD)
     at = base + rows[:, None] * row + dims[None, :]

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
-from benchmarks.gpu.experiment import Experiment, run_experiment
+from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import COMMAND_BUFFER, Buffer, Handler, Launch, Scalar
 from benchmarks.gpu.kernels import BLOCK, scale_add
@@ -25,11 +26,19 @@ from mpmd.compile.backends.native_cpu.target import host_target
 
 LAUNCHES, COUNT, ALPHA = 60, 1 << 14, 0.5
 GRAPHS = {"xla_gpu_graph_min_graph_size": 1}
+NAMED = {**GRAPHS, "xla_gpu_enable_command_buffer": "CUSTOM_CALL"}
 NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 20}
+
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "loop": (0, {}),
+    "graph": (COMMAND_BUFFER, GRAPHS),
+    "graph_of_custom_calls": (COMMAND_BUFFER, NAMED),
+    "trait_without_graphs": (COMMAND_BUFFER, NO_GRAPHS),
+}
 
 
 def chain() -> list[Launch]:
-    """y -> alpha * x + y, again and again in one result: x, y; out."""
+    """Y -> alpha * x + y, again and again in one result: x, y; out."""
     steps = []
     for number in range(LAUNCHES):
         source = Buffer(1) if number == 0 else Buffer(2)
@@ -47,9 +56,11 @@ def measure(run: Experiment) -> None:
     """Finds it out."""
     with run.part("recorded"):
         record(run)
-    if run.gpu:
-        with run.part("captured"):
+    with run.part("captured"):
+        if run.gpu:
             _on_gpu(run)
+        else:
+            _ahead(run)
 
 
 def record(run: Experiment) -> None:
@@ -61,6 +72,39 @@ def record(run: Experiment) -> None:
     run.check("the trait is answered", traits == COMMAND_BUFFER, str(traits), "recorded")
     launched = frame.run(handler) and len(recorder.calls) == LAUNCHES + 1
     run.check("all launches are made", launched, f"{len(recorder.calls)} calls", "recorded")
+
+
+def plain(x: Any, y: Any) -> Any:
+    """The same chain, each step a kernel of XLA's."""
+    import jax
+    import jax.numpy as jnp
+
+    for _ in range(LAUNCHES):
+        y = jax.lax.optimization_barrier(jnp.float32(ALPHA) * x + y)
+    return y
+
+
+def _ahead(run: Experiment) -> None:
+    """XLA's CUDA platform takes the handlers and the options."""
+    if why := ahead.why_not():
+        run.skip("XLA compiles all variants", why)
+        return
+    import jax
+
+    shape = jax.ShapeDtypeStruct((COUNT,), np.float32)
+    for name, (traits, options) in VARIANTS.items():
+        handler = make_handler(f"chain_ahead_{name}", traits)
+        handler.register()
+        compiled = ahead.compile_program(
+            lambda x, y, handler=handler: handler.call(x, y, results=[shape])[0],
+            shape,
+            shape,
+            options=options,
+        )
+        called = f'custom_call_target="{handler.name}"' in compiled.as_text()
+        run.check(f"{name}: XLA compiles it", called, str(options), COMPILED)
+    kernels = ahead.kernel_count(ahead.compile_program(plain, shape, shape))
+    run.check("XLA's own chain has a kernel per step", kernels == LAUNCHES, f"{kernels} kernels", COMPILED)
 
 
 def _on_gpu(run: Experiment) -> None:
@@ -78,20 +122,13 @@ def _on_gpu(run: Experiment) -> None:
     shape = jax.ShapeDtypeStruct((COUNT,), jnp.float32)
     compiled: dict[str, Any] = {}
     handlers = {}
-    for name, traits, options in (
-        ("loop", 0, {}), ("graph", COMMAND_BUFFER, GRAPHS), ("trait_without_graphs", COMMAND_BUFFER, NO_GRAPHS),
-    ):  # fmt: skip
+    for name, (traits, options) in VARIANTS.items():
         with run.part(f"compile {name}"):
             handler = handlers[name] = make_handler(f"chain_{name}", traits)
             handler.bind(table, kernels, context=context)
             handler.register()
             jitted = jax.jit(lambda x, y, handler=handler: handler.call(x, y, results=[shape])[0])
             compiled[name] = jitted.lower(x, y).compile(compiler_options=options or None)
-
-    def plain(x: Any, y: Any) -> Any:
-        for _ in range(LAUNCHES):
-            y = jax.lax.optimization_barrier(jnp.float32(ALPHA) * x + y)
-        return y
 
     for name, options in (("xla", {}), ("xla_without_graphs", NO_GRAPHS)):
         with run.part(f"compile {name}"):
@@ -109,16 +146,18 @@ def _on_gpu(run: Experiment) -> None:
                 out = compiled[name](x, y)
             jax.block_until_ready(out)
             run.figure(f"handler_calls_in_50_runs.{name}", handler.calls - before)
-    if "graph" in compiled:
-        run.figure("captured", handlers["graph"].calls < 50)
-        _addresses_change(run, compiled["graph"], handlers["graph"], plain)
+            run.figure(f"captured.{name}", handler.calls - before < 50)
+    for name in ("graph", "graph_of_custom_calls"):
+        if name in compiled:
+            with run.part(f"addresses change, {name}"):
+                _addresses_change(run, name, compiled[name], handlers[name])
     times = interleaved({name: (lambda f=f: f(x, y)) for name, f in compiled.items()})
     for name, found in times.items():
         run.figure(f"times.{name}", found.figures())
         run.figure(f"us_per_launch.{name}", 1e6 * found.median / LAUNCHES, "us")
 
 
-def _addresses_change(run: Experiment, call: Any, handler: Handler, plain: Any) -> None:
+def _addresses_change(run: Experiment, name: str, call: Any, handler: Handler) -> None:
     """Runs on other arrays each time, all kept alive, so that no address comes again."""
     import jax
     import jax.numpy as jnp
@@ -129,8 +168,8 @@ def _addresses_change(run: Experiment, call: Any, handler: Handler, plain: Any) 
         out = call(x, y)
         worst = max(worst, float(jnp.abs(out - jax.jit(plain)(x, y)).max()))
         kept.append((x, y, out))
-    run.figure("handler_calls_in_10_runs_with_other_addresses", handler.calls - before)
-    run.check("right after addresses change", worst < 1e-3, f"largest difference {worst:.1e}")
+    run.figure(f"handler_calls_in_10_runs_with_other_addresses.{name}", handler.calls - before)
+    run.check(f"{name}: right after addresses change", worst < 1e-3, f"largest difference {worst:.1e}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.gpu import ahead
 from benchmarks.gpu.cublaslt import WORKSPACE, CublasLt, Problem, Product, make_records
 from benchmarks.gpu.driver import GpuError, load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
@@ -94,6 +95,8 @@ def measure(run: Experiment) -> None:
     with run.part("recorded"):
         record(run)
     if not run.gpu:
+        with run.part("ahead"):
+            _ahead(run)
         return
     import jax
 
@@ -107,7 +110,15 @@ def measure(run: Experiment) -> None:
             label = f"{case.name}_{'x'.join(map(str, shape))}"
             if run.has_time(label, 8):
                 with run.part(label):
-                    _on_gpu(run, f"cublaslt_{number}_{case.name}", label, case, lt, real_table(driver, lt.library), context)
+                    _on_gpu(
+                        run,
+                        f"cublaslt_{number}_{case.name}",
+                        label,
+                        case,
+                        lt,
+                        real_table(driver, lt.library),
+                        context,
+                    )
 
 
 def record(run: Experiment) -> None:
@@ -136,6 +147,27 @@ def record(run: Experiment) -> None:
         operands = tuple(0x1000 * (1 + b.number) for b in (step.b, step.a, step.d, step.workspace) if b)
         right = succeeded and found == wanted and pointers == operands
         run.check(f"{case.name}: the call is right", right, f"{len(calls)} calls", "recorded")
+
+
+def _ahead(run: Experiment) -> None:
+    """What XLA makes of the same mathematics, without a GPU."""
+    if why := ahead.why_not():
+        run.skip("XLA's programs", why)
+        return
+    import jax
+    import jax.numpy as jnp
+
+    for case in cases(*SHAPES[0]):
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in case.inputs]
+        compiled = ahead.compile_program(case.xla, *shapes)
+        count = ahead.kernel_count(compiled)
+        temporaries = compiled.memory_analysis().temp_size_in_bytes
+        run.check(
+            f"{case.name}: XLA compiles it",
+            count > 0,
+            f"{count} kernels, {temporaries} temporary bytes",
+            COMPILED,
+        )
 
 
 def _on_gpu(

@@ -179,7 +179,9 @@ class Driver:
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
         terminated = image + b"\0"  # PTX must end so, and a cubin does not mind
         status = self.function("cuModuleLoadDataEx")(ctypes.byref(module), terminated, 2, options, values)
-        self.check(status, f"loading {', '.join(names)} {log.value.decode(errors='replace').strip()}".rstrip())
+        self.check(
+            status, f"loading {', '.join(names)} {log.value.decode(errors='replace').strip()}".rstrip()
+        )
         self._modules.append((module, terminated))
         found = []
         for number, name in enumerate(names):

@@ -97,7 +97,10 @@ class Experiment:
             yield
         except Exception as error:  # whatever it is, it is a finding, and the other parts must run
             text = "".join(traceback.format_exception(error))
-            self._found["errors"][name] = {"error": f"{type(error).__name__}: {error}"[:2000], "trace": text[-4000:]}
+            self._found["errors"][name] = {
+                "error": f"{type(error).__name__}: {error}"[:2000],
+                "trace": text[-4000:],
+            }
             self.say(f"{name} broke off: {type(error).__name__}: {str(error)[:600]}")
         self._found.setdefault("part_seconds", {})[name] = round(time.monotonic() - start, 2)
         self._write()

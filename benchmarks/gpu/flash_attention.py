@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
@@ -47,6 +48,9 @@ def measure(run: Experiment) -> None:
         record(run, book, attention.Shape(2, 256, 4, 64))
     if run.gpu:
         _on_gpu(run, book)
+        return
+    with run.part("ahead"):
+        _ahead(run, attention.Shape(2, 1024, 16, 64))
 
 
 @dataclasses.dataclass
@@ -134,9 +138,28 @@ def record(run: Experiment, book: KernelBook, shape: Any) -> None:
         recorder = Recorder()
         handler.bind(recorder.table, [0xA0, 0xA1, 0xA2, 0xA3])
         buffers = [0x1000 * (1 + n) for n in range(10)]
-        succeeded = CallFrame(buffers[:arguments], buffers[arguments : 5 if handler is ahead else 10]).run(handler)
+        succeeded = CallFrame(buffers[:arguments], buffers[arguments : 5 if handler is ahead else 10]).run(
+            handler
+        )
         found = [call.arguments[1:4] for call in recorder.calls[1:]]
         run.check(f"{handler.name} launches", succeeded and found == grids, str(found), "recorded")
+
+
+def _ahead(run: Experiment, shape: Any) -> None:
+    """The baselines, compiled for a described GPU."""
+    if why := ahead.why_not():
+        run.skip("the baselines", why)
+        return
+    import jax
+    import jax.numpy as jnp
+
+    array = jax.ShapeDtypeStruct(shape.array, jnp.bfloat16)
+    for which in ("xla", "cudnn"):
+        with run.part(f"{which} ahead"):
+            compiled = ahead.compile_program(_with_gradients(_library(which)), *[array] * 4)
+            temporaries = compiled.memory_analysis().temp_size_in_bytes
+            note = f"{ahead.kernel_count(compiled)} kernels, {temporaries} temporary bytes"
+            run.check(f"{which}: forward and backward compile", True, note, COMPILED)
 
 
 def _on_gpu(run: Experiment, book: KernelBook) -> None:
@@ -155,7 +178,9 @@ def _on_gpu(run: Experiment, book: KernelBook) -> None:
     chosen: dict[int, tuple[Any, Any, Any]] = {}
     for dim in (64, 128):
         with run.part(f"blocks for heads of {dim}"):
-            chosen[dim] = _choose(run, book, Shape(TOKENS // TUNED_AT, TUNED_AT, FEATURES // dim, dim), table, context)
+            chosen[dim] = _choose(
+                run, book, Shape(TOKENS // TUNED_AT, TUNED_AT, FEATURES // dim, dim), table, context
+            )
     for dim, positions in SIZES:
         label = f"dim{dim}_T{positions}"
         if dim in chosen and run.has_time(label, 10):
@@ -168,7 +193,9 @@ def _inputs(shape: Any) -> list[Any]:
     import jax
     import jax.numpy as jnp
 
-    return [jax.random.normal(key, shape.array, jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4)]
+    return [
+        jax.random.normal(key, shape.array, jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4)
+    ]
 
 
 def _functions(
@@ -261,7 +288,9 @@ def _compare(
             run.figure(f"{label}.{phase}.{name}_tflops", work / found.median / 1e12, "TFLOP/s")
         for other in ("xla", "cudnn"):
             if other in times and "ours" in times:
-                run.figure(f"{label}.{phase}.speed_against_{other}", times[other].median / times["ours"].median)
+                run.figure(
+                    f"{label}.{phase}.speed_against_{other}", times[other].median / times["ours"].median
+                )
 
 
 def _library(which: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
@@ -50,10 +51,15 @@ def measure(run: Experiment) -> None:
         if code.cubin is None:
             run.skip("PTX becomes a cubin", "no ptxas: the driver compiles the PTX")
         else:
-            run.check("PTX becomes a cubin", code.cubin[:4] == b"\x7fELF", f"{len(code.cubin)} bytes", COMPILED)
+            run.check(
+                "PTX becomes a cubin", code.cubin[:4] == b"\x7fELF", f"{len(code.cubin)} bytes", COMPILED
+            )
     with run.part("recorded"):
         record(run)
-    if run.gpu and code is not None:
+    if not run.gpu:
+        with run.part("ahead"):
+            _ahead(run)
+    elif code is not None:
         _on_gpu(run, code)
 
 
@@ -68,7 +74,9 @@ def record(run: Experiment) -> None:
     run.check("the handler answers with its API version", answered[:2] == (0, 3), str(answered), "recorded")
     succeeded = frame.run(handler)
     names = [call.name for call in recorder.calls]
-    run.check("it launches once", succeeded and names == ["cuCtxSetCurrent", "cuLaunchKernel"], "", "recorded")
+    run.check(
+        "it launches once", succeeded and names == ["cuCtxSetCurrent", "cuLaunchKernel"], "", "recorded"
+    )
     called = recorder.calls[-1]
     shape = called.arguments[:8] + called.arguments[8:9]
     right = shape == (0xA0, 1, 1, 1, BLOCK, 1, 1, 0, 0x77)
@@ -79,6 +87,21 @@ def record(run: Experiment) -> None:
     handler.bind(broken.table, [0xA0], context=0xCC)
     failed = not frame.run(handler) and handler.failure == (0, 701)
     run.check("a launch that fails is an error", failed, "; ".join(frame.errors), "recorded")
+
+
+def _ahead(run: Experiment) -> None:
+    """XLA's CUDA platform takes the handler, and compiles a program that calls it."""
+    if why := ahead.why_not():
+        run.skip("XLA compiles a program with the call", why)
+        return
+    import jax
+
+    handler = make_handler("launch_ahead", 1 << 10)
+    handler.register()
+    shape = jax.ShapeDtypeStruct((1 << 10,), np.float32)
+    compiled = ahead.compile_program(_call(handler, 1 << 10), shape, shape)
+    called = compiled.as_text().count('custom_call_target="launch_ahead"')
+    run.check("XLA compiles a program with the call", called == 1, "for a described H200", COMPILED)
 
 
 def _on_gpu(run: Experiment, code: Compiled) -> None:
@@ -156,7 +179,9 @@ def _correct(run: Experiment, handler: Handler, count: int) -> None:
     wanted = np.asarray(jnp.float32(ALPHA) * x + y)
     pointer = x.unsafe_buffer_pointer()
     out = in_place(x, y)
-    same = out.unsafe_buffer_pointer() == pointer and bool(np.allclose(np.asarray(out), wanted, rtol=1e-6, atol=1e-6))
+    same = out.unsafe_buffer_pointer() == pointer and bool(
+        np.allclose(np.asarray(out), wanted, rtol=1e-6, atol=1e-6)
+    )
     run.check("a donated argument is updated in place", same)
 
 

@@ -74,7 +74,9 @@ def _waiting(run: Experiment) -> None:
         jax.block_until_ready(copied)
         whole = time.perf_counter() - begin
         run.figure(f"copy_of_a_pending_array.{name}.issue_us", 1e6 * issued, "us")
-        run.check(f"a copy to {name} does not wait for its source", early, f"all of it took {1e3 * whole:.1f} ms")
+        run.check(
+            f"a copy to {name} does not wait for its source", early, f"all of it took {1e3 * whole:.1f} ms"
+        )
 
 
 def _training(run: Experiment) -> None:
@@ -116,7 +118,11 @@ def _training(run: Experiment) -> None:
         float(np.abs(np.asarray(a) - np.asarray(b)).max())
         for a, b in zip(jax.tree.leaves((found, value)), jax.tree.leaves((wanted, expected)))
     )
-    run.check("two meshes on one device train as jax.jit does", distance < 1e-5, f"largest difference {distance:.1e}")
+    run.check(
+        "two meshes on one device train as jax.jit does",
+        distance < 1e-5,
+        f"largest difference {distance:.1e}",
+    )
 
 
 if __name__ == "__main__":

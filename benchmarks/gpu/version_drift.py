@@ -23,7 +23,13 @@ from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.kernels import scale_add
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITES = ("tests/unit/native_cpu", "tests/unit/runtime", "tests/unit/api", "tests/unit/gpu", "tests/unit/compile")
+SUITES = (
+    "tests/unit/native_cpu",
+    "tests/unit/runtime",
+    "tests/unit/api",
+    "tests/unit/gpu",
+    "tests/unit/compile",
+)
 TESTED = {"jax": "0.10.2, 0.11.2", "llvmlite": "0.50.0", "triton": "3.6.0"}
 
 
