@@ -1,8 +1,8 @@
 """XLA's programs for a GPU, compiled on a machine without one.
 
-JAX's CUDA plugin compiles for a GPU that is only described.  So without a GPU every program of these experiments,
-custom calls included, can be compiled to the end: options are checked, handlers are registered with XLA's
-CUDA platform, and the memory that a program takes is known.  What autotuning would choose is not.
+JAX's CUDA plugin compiles for a GPU that is only described.  So without a GPU every program of these
+experiments, custom calls included, can be compiled to the end: options are checked, handlers are registered
+with XLA's CUDA platform, and the memory that a program takes is known.  What autotuning would choose is not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.gpu.driver import GpuError
 
 _FACTS = {
-    "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048, "core_count": 132,
-    "fpus_per_core": 128, "shared_memory_per_block": 48 << 10, "shared_memory_per_core": 228 << 10,
+    "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
+    "core_count": 132, "fpus_per_core": 128, "shared_memory_per_block": 48 << 10, "shared_memory_per_core": 228 << 10,
     "shared_memory_per_block_optin": 227 << 10, "registers_per_core_limit": 65536,
     "registers_per_block_limit": 65536, "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535,
     "block_dim_limit_z": 65535, "l2_cache_size": 60 << 20, "device_memory_size": 141 * 10**9,
@@ -23,7 +23,8 @@ _FACTS = {
 }  # fmt: skip
 # A GpuTargetConfigProto of an H200; the figures are the vendor's.
 H200 = (
-    f"gpu_device_info {{ {' '.join(f'{k}: {v}' for k, v in _FACTS.items())} cuda_compute_capability {{ major: 9 }} }}"
+    f"gpu_device_info {{ {' '.join(f'{k}: {v}' for k, v in _FACTS.items())}"
+    " cuda_compute_capability { major: 9 } }"
     ' platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"'
 )
 
@@ -77,7 +78,9 @@ def compile_program(function: Any, *shapes: Any, options: dict[str, Any] | None 
 
 
 def kernel_count(compiled: Any) -> int:
-    """About how many kernels a compiled program launches: fusions, calls and copies in its entry computation."""
+    """About how many kernels a compiled program launches: fusions, calls and copies in its entry
+    computation.
+    """
     text = compiled.as_text()
     entry = text[text.rindex("\nENTRY ") :]
     words = (

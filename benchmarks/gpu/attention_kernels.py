@@ -1,9 +1,10 @@
 """Causal attention, forward and backward, as Triton kernels.
 
-Arrays are [batch, position, head, head_dim]; `row` and `image` are the strides of position and batch in elements, and
-the stride of a head is `HD`.  The forward pass keeps of the scores only the logarithm (base 2) of each row's sum,
-[batch, head, position].  The backward pass makes the scores again: one kernel per block of keys for dK and dV, one
-per block of queries for dQ, after one that makes delta = rowsum(o · do).  Positions are a multiple of the blocks.
+Arrays are [batch, position, head, head_dim]; `row` and `image` are the strides of position and batch in
+elements, and the stride of a head is `HD`.  The forward pass keeps of the scores only the logarithm (base 2)
+of each row's sum, [batch, head, position].  The backward pass makes the scores again: one kernel per block of
+keys for dK and dV, one per block of queries for dQ, after one that makes delta = rowsum(o · do).  Positions
+are a multiple of the blocks.
 """
 
 from __future__ import annotations

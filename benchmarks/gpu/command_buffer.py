@@ -1,12 +1,13 @@
 """Does XLA capture our call in a CUDA graph, and what is that worth against a native loop of launches?
 
-Method: one custom call that launches 60 small kernels, registered without and with the trait that allows capture, the
-latter compiled with a least graph size of 1; XLA's own program for the same chain, with and without graphs.  The
-handler counts its calls: a replayed graph does not call it.  Then the addresses change between runs.
+Method: one custom call that launches 60 small kernels, registered without and with the trait that allows
+capture, the latter compiled with a least graph size of 1; XLA's own program for the same chain, with and
+without graphs.  The handler counts its calls: a replayed graph does not call it.  Then the addresses change
+between runs.
 
-What the answer means: `captured` says whether XLA replays our launches; `us_per_launch` of each variant, less the kernel's
-own time, is the cost of a launch; `right after addresses change` must hold, or the trait must not be set.
-Without a GPU the 60 launches are recorded.
+What the answer means: `captured` says whether XLA replays our launches; `us_per_launch` of each variant, less
+the kernel's own time, is the cost of a launch; `right after addresses change` must hold, or the trait must
+not be set. Without a GPU the 60 launches are recorded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Matrix products of cuBLASLt, by ctypes.
 
-Descriptors, layouts and epilogues are objects of the host and can be made without a GPU.  Only a handle and the
-choice of an algorithm need one.  The library is column-major: a row-major a · b is its b · a with all matrices
-transposed, which costs nothing but care.
+Descriptors, layouts and epilogues are objects of the host and can be made without a GPU.  Only a handle and
+the choice of an algorithm need one.  The library is column-major: a row-major a · b is its b · a with all
+matrices transposed, which costs nothing but care.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class Product:
         layout = ctypes.c_void_p()
         self._lt.call(
             "cublasLtMatrixLayoutCreate",
-            ctypes.byref(layout), dtype, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows),
+            ctypes.byref(layout), dtype, ctypes.c_uint64(rows), ctypes.c_uint64(columns),
+            ctypes.c_int64(rows),
         )  # fmt: skip
         return layout
 
@@ -157,7 +158,8 @@ class Product:
         b, a, d = self._layouts
         self._lt.call(
             "cublasLtMatmulAlgoGetHeuristic",
-            self._lt.handle, self.descriptor, b, a, d, d, self._preference, most, self._found, ctypes.byref(count),
+            self._lt.handle, self.descriptor, b, a, d, d, self._preference, most, self._found,
+            ctypes.byref(count),
         )  # fmt: skip
         self.algorithms = sum(self._found[i].state == 0 for i in range(count.value))
         if not self.algorithms:

@@ -1,13 +1,13 @@
 """Do cuBLASLt's training epilogues work from the handler, and are they faster than what XLA makes?
 
-Method: four products of a transformer's MLP in bf16, each as one call of cuBLASLt from an FFI handler: a plain one, one
-with bias and gelu that keeps gelu's input, the backward one that applies gelu's derivative and sums the bias
-gradient, and a weight gradient that sums the bias gradient on the way.  Each against XLA's program for the same
-mathematics, and both against f32.
+Method: four products of a transformer's MLP in bf16, each as one call of cuBLASLt from an FFI handler: a
+plain one, one with bias and gelu that keeps gelu's input, the backward one that applies gelu's derivative and
+sums the bias gradient, and a weight gradient that sums the bias gradient on the way.  Each against XLA's
+program for the same mathematics, and both against f32.
 
-What the answer means: `speed` above 1 says that our thunk beats XLA's fusion choice for that product; `first_choice`
-is the time of the library's first proposal over the best of its proposals (how much measuring them would gain).
-Without a GPU descriptors are made and the calls recorded.
+What the answer means: `speed` above 1 says that our thunk beats XLA's fusion choice for that product;
+`first_choice` is the time of the library's first proposal over the best of its proposals (how much measuring
+them would gain). Without a GPU descriptors are made and the calls recorded.
 """
 
 from __future__ import annotations

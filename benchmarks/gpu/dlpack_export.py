@@ -1,10 +1,12 @@
 """Does handing an array out by DLPack wait for it to be computed?
 
-Method: about 0.3 s of work is started; while it runs the array is handed out, in each of the ways there are, and
-taken in by JAX again (and by PyTorch where it is installed).  Each is timed, and the array asked whether it is ready.
+Method: about 0.3 s of work is started; while it runs the array is handed out, in each of the ways there are,
+and taken in by JAX again (and by PyTorch where it is installed).  Each is timed, and the array asked whether
+it is ready.
 
-What the answer means: a way that `waited` cannot be used in a running program without stopping it; one that did not
-needs its consumer to order itself after the producer's stream.  Without a GPU the same is tried on CPU.
+What the answer means: a way that `waited` cannot be used in a running program without stopping it; one that
+did not needs its consumer to order itself after the producer's stream.  Without a GPU the same is tried on
+CPU.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ class Driver:
             shared: bytes of dynamic shared memory of each; 0 for all if left out.
 
         Raises:
-            GpuError: the driver refuses the code (made for another architecture, perhaps), or a name is not in it.
+            GpuError: the driver refuses the code (made for another architecture, perhaps), or a name is not
+            in it.
         """
         self.context()
         log, module = ctypes.create_string_buffer(8192), ctypes.c_void_p()

@@ -1,19 +1,22 @@
 """What machine is this, and what are its ceilings?
 
-Method: versions of everything that the other experiments use; the driver's own words about the GPU; a large copy
-and a large bf16 matrix product by XLA, on random data.
+Method: versions of everything that the other experiments use; the driver's own words about the GPU; a large
+copy and a large bf16 matrix product by XLA, on random data.
 
-What the answer means: `copy_bytes_per_s` and `bf16_flops_per_s` are what a memory-bound and an arithmetic-bound
-kernel can reach here; the other figures say which versions the findings belong to.
+What the answer means: `copy_bytes_per_s` and `bf16_flops_per_s` are what a memory-bound and an
+arithmetic-bound kernel can reach here; the other figures say which versions the findings belong to.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.gpu.cublaslt import CublasLt
@@ -64,6 +67,23 @@ def measure(run: Experiment) -> None:
         run.figure("memory_stats", device.memory_stats())
     with run.part("ceilings"):
         _ceilings(run)
+    if run.has_time("target", 15):
+        with run.part("target"):
+            _target(run)
+
+
+def _target(run: Experiment) -> None:
+    """XLA's own description of this GPU, with which a machine without one can compile for it: see `ahead`."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
+        program = "import jax; jax.jit(lambda x: x + 1)(jax.numpy.ones(8)).block_until_ready()"
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "XLA_FLAGS": flags}, check=True, timeout=60,
+            capture_output=True,
+        )  # fmt: skip
+        found = sorted(Path(folder).glob("*gpu_target_config.pbtxt"))
+        run.check("XLA describes this GPU", bool(found))
+        run.figure("gpu_target_config", found[0].read_text() if found else None)
 
 
 def _ceilings(run: Experiment) -> None:

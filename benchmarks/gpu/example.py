@@ -1,12 +1,13 @@
 """How long is a step of the pipelined transformer on meshes that share one GPU, against `jax.jit`?
 
-Method: the example's own step, every mesh on the one device, fragments compiled by XLA, and the same mathematics as
-one `jax.jit`; both take three steps from one state, which must agree, and then steps in turn for time.  `small` is the
-example as it is, in full f32 precision; `wide` has the widths of GPT-2 small and computes in bf16.
+Method: the example's own step, every mesh on the one device, fragments compiled by XLA, and the same
+mathematics as one `jax.jit`; both take three steps from one state, which must agree, and then steps in turn
+for time.  `small` is the example as it is, in full f32 precision; `wide` has the widths of GPT-2 small and
+computes in bf16.
 
-What the answer means: on one device nothing can overlap, so `step_ratio` (pipelined over plain) is what the pipeline's
-calls, copies and lost fusion cost; `issue_us_per_instruction` is the host's share of it.  The ratio should come near
-1 as the model grows.
+What the answer means: on one device nothing can overlap, so `step_ratio` (pipelined over plain) is what the
+pipeline's calls, copies and lost fusion cost; `issue_us_per_instruction` is the host's share of it.  The
+ratio should come near 1 as the model grows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 
 SMALL = {"num_stages": 4, "backend": "xla"}
 WIDE = {
-    **SMALL, "layers": 8, "d_model": 768, "heads": 12, "seq_len": 512, "batch_size": 32, "num_microbatches": 8,
-    "vocab_size": 8192, "dtype": "bfloat16",
+    **SMALL, "layers": 8, "d_model": 768, "heads": 12, "seq_len": 512, "batch_size": 32,
+    "num_microbatches": 8, "vocab_size": 8192, "dtype": "bfloat16",
 }  # fmt: skip
 TINY = {
     **SMALL,
@@ -172,7 +173,8 @@ def _equal(run: Experiment, name: str, config: Any, ours: _Runner, jit: _Runner,
     )
     run.figure(f"{name}.largest_difference_of_parameters", distance)
     if exact:
-        # Adam divides by the root of a tiny second moment: where a gradient is rounding noise, so is the step.
+        # Adam divides by the root of a tiny second moment: where a gradient is rounding noise, so is the
+        # step.
         close = distance < 3 * config.learning_rate
         run.check(f"{name}: three steps give the parameters of jax.jit", close, f"{distance:.1e}")
 

@@ -1,11 +1,13 @@
 """How fast is our flash attention, forward and backward, against XLA's plain attention and cuDNN's?
 
-Method: causal self-attention in bf16, 16,384 tokens of 2,048 features in heads of 64 or 128, sequences of 512 to 4,096.
-Ours are Triton kernels launched by an FFI handler, with block sizes chosen by measuring; XLA's and cuDNN's are
-`jax.nn.dot_product_attention`.  Forward alone, and forward with backward.  Errors against f32 on one image.
+Method: causal self-attention in bf16, 16,384 tokens of 2,048 features in heads of 64 or 128, sequences of 512
+to 4,096. Ours are Triton kernels launched by an FFI handler, with block sizes chosen by measuring; XLA's and
+cuDNN's are `jax.nn.dot_product_attention`.  Forward alone, and forward with backward.  Errors against f32 on
+one image.
 
-What the answer means: the ratio to XLA is what stitching attention into one kernel would gain, the ratio to cuDNN what a
-call of cuDNN would gain over it.  Without a GPU all kernels are compiled and the launches recorded.
+What the answer means: the ratio to XLA is what stitching attention into one kernel would gain, the ratio to
+cuDNN what a call of cuDNN would gain over it.  Without a GPU all kernels are compiled and the launches
+recorded.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def handlers(
 
     delta = a.Blocks(a.DELTA_ROWS, 0, 4, 2)
     jobs = [
-        ("forward", shape.dim, forward), ("delta", shape.dim, delta), ("dk_dv", shape.dim, dk_dv), ("dq", shape.dim, dq),
+        ("forward", shape.dim, forward), ("delta", shape.dim, delta), ("dk_dv", shape.dim, dk_dv),
+        ("dq", shape.dim, dq),
     ]  # fmt: skip
     kernels = [book.compiled[job] for job in jobs]
     ahead: list[Launch] = [a.forward_step(0, kernels[0], forward, shape)]
@@ -237,7 +240,7 @@ def _choose(run: Experiment, book: KernelBook, shape: Any, table: Any, context: 
             if which == "forward":
                 variants[blocks] = lambda ahead=ahead: ahead(q, k, v)
             else:
-                variants[blocks] = lambda back=back: back(q, k, v, o, sums, do)
+                variants[blocks] = lambda back=back, o=o, sums=sums: back(q, k, v, o, sums, do)
         times = interleaved({str(b): start for b, start in variants.items()}, rounds=3, seconds=0.02)
         for blocks in variants:
             run.figure(f"blocks.dim{shape.dim}.{which}.{blocks}_us", 1e6 * times[str(blocks)].median, "us")

@@ -1,13 +1,13 @@
 """Can a handler written in LLVM IR launch a kernel on XLA's stream, in order with XLA's own work?
 
-Method: `out = alpha * x + y` as a kernel from LLVM IR (NVPTX), its launch in an XLA FFI handler from LLVM IR, called
-from jitted programs: alone, between XLA's operations, in place on a donated argument, with PTX that the driver
-compiles, and with a launch that must fail.  Then its time against XLA's own kernel, small (what the boundary costs)
-and large (whether the kernel reaches the memory's speed).
+Method: `out = alpha * x + y` as a kernel from LLVM IR (NVPTX), its launch in an XLA FFI handler from LLVM IR,
+called from jitted programs: alone, between XLA's operations, in place on a donated argument, with PTX that
+the driver compiles, and with a launch that must fail.  Then its time against XLA's own kernel, small (what
+the boundary costs) and large (whether the kernel reaches the memory's speed).
 
-What the answer means: if all holds, a fragment can be one custom call on GPU as it is on CPU.  `boundary_us` is the
-time of a program that is one small call, less that of XLA's own.  Without a GPU the kernel is compiled and the
-handler is called with a table that records.
+What the answer means: if all holds, a fragment can be one custom call on GPU as it is on CPU.  `boundary_us`
+is the time of a program that is one small call, less that of XLA's own.  Without a GPU the kernel is compiled
+and the handler is called with a table that records.
 """
 
 from __future__ import annotations

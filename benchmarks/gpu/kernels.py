@@ -1,7 +1,7 @@
 """Kernels written as LLVM IR, and the way from LLVM IR to PTX to a cubin.
 
-llvmlite has LLVM's NVPTX target.  `ptxas`, which turns PTX into a cubin, comes with Triton, with NVIDIA's wheels or
-with CUDA; without any the driver of the GPU compiles the PTX when it is loaded.
+llvmlite has LLVM's NVPTX target.  `ptxas`, which turns PTX into a cubin, comes with Triton, with NVIDIA's
+wheels or with CUDA; without any the driver of the GPU compiles the PTX when it is loaded.
 """
 
 from __future__ import annotations

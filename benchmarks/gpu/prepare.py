@@ -1,8 +1,8 @@
 """What the experiments need of Python packages, and the quick way to get what is missing.
 
     python benchmarks/gpu/prepare.py                                   says what is there
-    python benchmarks/gpu/prepare.py --wheels DIR --target SITE        installs what is missing from wheels in DIR
-    python benchmarks/gpu/prepare.py --network --target SITE           installs it from the package index
+    python benchmarks/gpu/prepare.py --wheels DIR --target SITE        installs what is missing from wheels in
+    DIR python benchmarks/gpu/prepare.py --network --target SITE           installs it from the package index
 
 Then SITE goes to the front of PYTHONPATH.  Installing unpacks wheels and nothing else: no dependencies are
 resolved, nothing is compiled to bytecode.  `run.py --wheels DIR` does all of this itself.
@@ -120,9 +120,8 @@ def report(gpu: bool = True) -> None:
     gone = missing(gpu)
     if gone:
         names = " ".join(f"{p.name}=={p.wanted}" for p in gone)
-        print(
-            f"\nwith a network, fetch wheels for Python 3.12:\n  python3 -m pip download --no-deps -d DIR {names}"
-        )
+        print("\nwith a network, fetch wheels for Python 3.12:")
+        print(f"  python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d DIR {names}")
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/run.py --out DIR [--budget 460] [--only a,b] [--wheels DIR] [--no_gpu]
 
-Runs each experiment in a process of its own with a time limit, so that a failure or a crash of one hides none of
-the others, and writes DIR/gpu.json after each one and DIR/gpu.log as it goes.  Without a GPU everything up to
-the launch is done.  The README beside this says what the figures mean.
+Runs each experiment in a process of its own with a time limit, so that a failure or a crash of one hides none
+of the others, and writes DIR/gpu.json after each one and DIR/gpu.log as it goes.  Without a GPU everything up
+to the launch is done.  The README beside this says what the figures mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Do meshes that share one GPU keep their arrays apart, and move them without waiting?
 
-Method: an array is copied to the device it is on, and to host memory and back, as a program's `send` and `copy` do;
-once while what it holds is still being computed.  Then a training step over two meshes on the one device, with a
-weight that both use and that the caller gives away, against `jax.jit`.
+Method: an array is copied to the device it is on, and to host memory and back, as a program's `send` and
+`copy` do; once while what it holds is still being computed.  Then a training step over two meshes on the one
+device, with a weight that both use and that the caller gives away, against `jax.jit`.
 
 What the answer means: a copy that shares memory, or one that waits for its source, makes pipelines on shared
 devices wrong or serial; without a GPU the same is tried on one CPU device.

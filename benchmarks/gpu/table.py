@@ -78,7 +78,9 @@ class Recorder:
         fail_at: int | None = None,
         status: int = 700,
     ) -> None:
-        """Takes for each kernel the ctypes of its parameters, and which call (from 1) fails with what status."""
+        """Takes for each kernel the ctypes of its parameters, and which call (from 1) fails with what
+        status.
+        """
         self.calls: list[Call] = []
         self._parameters = dict(parameters or {})
         self._fail_at, self._status = fail_at, status

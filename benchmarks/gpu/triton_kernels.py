@@ -50,7 +50,8 @@ def compile_triton(
 
     Args:
         function: decorated with `triton.jit`.
-        types: of the parameters that are not constants: `*bf16`, `*fp32`, `i32`, `fp32`.  Pointers and strides are
+        types: of the parameters that are not constants: `*bf16`, `*fp32`, `i32`, `fp32`.  Pointers and
+        strides are
             taken to be multiples of 16.
         constants: values of the others.
         arch: such as `sm_90`.

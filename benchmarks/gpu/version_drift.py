@@ -1,8 +1,8 @@
 """Does what was built against other versions of JAX and llvmlite hold with those that are here?
 
-Method, all on CPU: the layout of XLA's FFI structs against jaxlib's header; a fragment compiled by the native backend
-against XLA; the NVPTX target of llvmlite; then the project's own tests of code generation and of the runtime, in
-processes of their own.
+Method, all on CPU: the layout of XLA's FFI structs against jaxlib's header; a fragment compiled by the native
+backend against XLA; the NVPTX target of llvmlite; then the project's own tests of code generation and of the
+runtime, in processes of their own.
 
 What the answer means: names of tests that fail here and pass elsewhere are what a new version changed.
 """
@@ -97,8 +97,8 @@ def _tests(run: Experiment, suite: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [
-            sys.executable, "-m", "pytest", suite, "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}",
-            *parallel,
+            sys.executable, "-m", "pytest", suite, "-m", "not slow", "-p", "no:cacheprovider",
+            f"--junitxml={report}", *parallel,
         ]  # fmt: skip
         try:
             done = subprocess.run(
