@@ -42,12 +42,14 @@ class Entry:
         seconds: its time limit.
         needs: packages besides the base.
         beside: on the CPU only; runs beside the others where there are cores for it.
+        package: that its module is in.
     """
 
     name: str
     seconds: float
     needs: tuple[str, ...] = ()
     beside: bool = False
+    package: str = "benchmarks.gpu"
 
 
 # The most useful first: the budget may end before the list does.
@@ -88,7 +90,7 @@ class Child:
         self.result, self._begin = folder / f"{entry.name}.json", time.monotonic()
         self._last: collections.deque[str] = collections.deque(maxlen=60)
         command = [
-            sys.executable, "-m", f"benchmarks.gpu.{entry.name}", "--result", str(self.result),
+            sys.executable, "-m", f"{entry.package}.{entry.name}", "--result", str(self.result),
             "--seconds", str(seconds), *([] if gpu else ["--no_gpu"]),
         ]  # fmt: skip
         self._process = subprocess.Popen(
