@@ -48,6 +48,23 @@ def test_each_mesh_runs_the_shared_program_on_its_devices(
     has_clients = topology["m0"].devices.flat[0].client is not topology["m1"].devices.flat[0].client
     assert sorted(compilations) == (["f"] if has_clients else ["f", "g"])
     assert has_clients == (pinning == "auto")
+    _check_sums(executables, fragments, topology)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_meshes_of_the_same_devices_run_the_same_program(devices: int, compilations: list[str]) -> None:
+    shared = jax.devices()[:devices]
+    with pytest.warns(UserWarning, match="share"):
+        topology = mpmd.make_topology({"m0": shared, "m1": shared})
+    fragments = {name: _fragment(name, mesh, devices) for name, mesh in (("f", "m0"), ("g", "m1"))}
+    executables = compile_fragments(fragments, topology, "xla")
+    assert compilations == ["f"]
+    assert executables["f"].compiled is executables["g"].compiled
+    assert executables["g"].fragment.mesh == "m1"
+    _check_sums(executables, fragments, topology)
+
+
+def _check_sums(executables, fragments, topology) -> None:
     for name, executable in executables.items():
         mesh = topology[fragments[name].mesh]
         left, right = (
@@ -60,7 +77,7 @@ def test_each_mesh_runs_the_shared_program_on_its_devices(
         assert on == {id(device) for device in mesh.devices.flat}
         assert left.is_deleted() and not right.is_deleted()
         assert executable.name == name
-        assert executable.memory_analysis().aliased == 128 // devices
+        assert executable.memory_analysis().aliased == 128 // mesh.devices.size
 
 
 def test_what_differs_is_not_shared(compilations: list[str]) -> None:

@@ -175,8 +175,10 @@ class XlaBackend:
     def relocate(
         self, executable: XlaExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> XlaExecutable | None:
-        """Loads it onto the devices of `mesh`; on CPU, as other platforms have devices that differ."""
+        """Loads it onto the devices of `mesh`, if they are the same ones, or on CPU, where all are alike."""
         devices = tuple(mesh.devices.flat)
+        if devices == executable.devices:
+            return XlaExecutable(fragment, executable.compiled, devices)
         if devices[0].platform != "cpu":
             return None
         loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
