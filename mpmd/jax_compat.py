@@ -21,6 +21,7 @@ __all__ = [
     "compiled_for",
     "direct_call",
     "func_dialect",
+    "hlo_to_stablehlo",
     "host_callbacks",
     "make_cpu_client",
     "mpmd_dialect",
@@ -123,6 +124,23 @@ def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
     if arguments is None or "host_callbacks" not in arguments:
         return None
     return tuple(arguments["host_callbacks"])
+
+
+def hlo_to_stablehlo(text: str) -> str | None:
+    """HLO text as StableHLO text; None where jaxlib does not translate.
+
+    Raises:
+        RuntimeError, ValueError: XLA refuses the text.
+    """
+    try:
+        from jaxlib import _hlo, _jax
+    except ImportError:
+        return None
+    read, computation = getattr(_hlo, "hlo_module_from_text", None), getattr(_hlo, "XlaComputation", None)
+    translate = getattr(getattr(_jax, "mlir", None), "xla_computation_to_mlir_module", None)
+    if read is None or computation is None or translate is None:
+        return None
+    return str(translate(computation(read(text).as_serialized_hlo_module_proto())))
 
 
 def default_platform() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
@@ -24,11 +25,13 @@ class FallbackExecutable:
 
     Attributes:
         inner: what runs.
-        reason: why.
+        reasons: why.
+        quiet: whether all fragments of its mesh are such, which is no news.
     """
 
     inner: XlaExecutable
-    reason: str
+    reasons: tuple[str, ...]
+    quiet: bool = False
     backend: str = "xla"
 
     def __post_init__(self) -> None:
@@ -45,6 +48,11 @@ class FallbackExecutable:
         return self.inner.has_token
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done."""
+        return self.inner.asynchronous
+
+    @property
     def name(self) -> str:
         """Its name."""
         return self.fragment.name
@@ -54,7 +62,9 @@ class FallbackExecutable:
         return self.inner(*arrays)
 
     def as_text(self, what: str = "hlo") -> str:
-        """As XLA compiled it."""
+        """As XLA compiled it, or `"clusters"`: why."""
+        if what == "clusters":
+            return "\n".join(["cluster 0: XLA, the whole fragment", *(f"  {r}" for r in self.reasons)]) + "\n"
         return self.inner.as_text(what)
 
     def cost_analysis(self) -> dict[str, float]:
@@ -75,21 +85,32 @@ class NativeBackend:
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
         """Compiles for the devices of a mesh; see `Backend`."""
+        unfit = self.native.unfit(fragment, mesh)
+        if unfit:
+            return self._by_xla(fragment, mesh, (unfit,), quiet=True)
         try:
             return self.native.compile(fragment, mesh)
         except CompileError as error:
-            reason = str(error).partition("\n")[0]
-            warnings.warn(
-                f"fragment {fragment.name} on {fragment.mesh} is compiled by XLA: {reason}", stacklevel=2
-            )
-            return FallbackExecutable(XlaBackend().compile(fragment, mesh), reason)
+            refused = error
+        try:
+            return MixedBackend(self.native).compile(fragment, mesh)
+        except CompileError as error:
+            reasons = str(error).splitlines() or str(refused).splitlines()[:1]
+            return self._by_xla(fragment, mesh, tuple(reasons))
+
+    def _by_xla(
+        self, fragment: FragmentModule, mesh: Any, reasons: tuple[str, ...], quiet: bool = False
+    ) -> FallbackExecutable:
+        return FallbackExecutable(XlaBackend().compile(fragment, mesh), reasons, quiet)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
         """Loads native or XLA's code onto another mesh; see `Backend`."""
+        if isinstance(executable, MixedExecutable):
+            return MixedBackend(self.native).relocate(executable, fragment, mesh)
         if not isinstance(executable, FallbackExecutable):
             return self.native.relocate(executable, fragment, mesh)
         inner = XlaBackend().relocate(executable.inner, fragment, mesh)
-        return None if inner is None else FallbackExecutable(inner, executable.reason)
+        return None if inner is None else dataclasses.replace(executable, inner=inner)
 
 
 BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
@@ -135,7 +156,22 @@ def compile_fragments(
             alike(fragments, meshes),
         )
         made = {executable.name: executable for group in groups for executable in group}
-    return {name: made[name] for name in fragments}
+    executables = {name: made[name] for name in fragments}
+    _warn_of_fallbacks(executables)
+    return executables
+
+
+def _warn_of_fallbacks(executables: Mapping[str, Executable]) -> None:
+    """Says once for all fragments what native code was refused for, and why."""
+    lines = []
+    for name, executable in executables.items():
+        reasons = getattr(executable, "reasons", ())
+        if reasons and not getattr(executable, "quiet", False):
+            part = "in part" if isinstance(executable, MixedExecutable) else "as a whole"
+            lines.append(f"fragment {name} on {executable.fragment.mesh} is compiled by XLA {part}:")
+            lines += [f"  {reason}" for reason in reasons]
+    if lines:
+        warnings.warn("\n".join(lines), stacklevel=3)
 
 
 def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:

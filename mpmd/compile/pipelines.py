@@ -14,13 +14,20 @@ from mpmd.support.passes import Pass
 def cpu_pipeline() -> list[Pass]:
     """What runs before memory is assigned, on a CPU.  Layouts stay row-major: kernels read any order."""
     return [
+        *cpu_preparation(),  # before this each instruction stands alone, after it they are kernels
+        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        Fusion(),  # last change of the graph
+        DepthFirstSchedule(),  # memory is assigned for one order
+    ]
+
+
+def cpu_preparation() -> list[Pass]:
+    """What makes of any program one of instructions that kernels can compute, each by itself."""
+    return [
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *groups.products(),  # products as the kernels like them
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
         FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
-        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        Fusion(),  # last change of the graph
-        DepthFirstSchedule(),  # memory is assigned for one order
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -67,17 +68,59 @@ def test_what_native_code_cannot_do_is_compiled_by_xla_with_a_warning():
         return jnp.abs(jnp.fft.fft(x))
 
     x = np.ones((4, 8), np.float32)
-    with pytest.warns(UserWarning, match=r"on m0 is compiled by XLA: kernels have no"):
+    with pytest.warns(
+        UserWarning, match=r"on m0 is compiled by XLA as a whole:\n  .*: kernels have no"
+    ) as said:
         compiled = one_stage(fourier).compiled(x)
+    assert len(said) == 1 and str(said[0].message).count("\n") == 3
     assert compiled.cost_analysis()["fallbacks"] == 1
+    assert "cluster 0: XLA, the whole fragment\n  convert" in compiled.as_text("clusters")
     np.testing.assert_allclose(compiled(x), fourier(x), rtol=1e-6)
 
 
-def test_meshes_of_several_devices_are_compiled_by_xla_with_a_warning():
+def test_the_rest_of_a_fragment_stays_native():
+    def spectrum(x, w):
+        values = jnp.abs(jnp.fft.fft(jnp.tanh(x @ w)))
+        return jax.nn.softmax(values @ w), jnp.argmax(values, axis=-1)
+
+    x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    with pytest.warns(UserWarning, match="on m0 is compiled by XLA in part:") as said:
+        compiled = one_stage(spectrum).compiled(x, x)
+    assert len(said) == 1 and ".fft" not in str(said[0].message) and "fft." in str(said[0].message)
+    costs = compiled.cost_analysis()
+    assert costs["fallbacks"] == 1 and costs["flops"] >= 2 * 2 * 8**3
+    kinds = [line.split()[2] for line in compiled.as_text("clusters").splitlines() if "cluster" in line]
+    assert kinds == ["native,", "XLA,", "native,"]
+    assert compiled.as_text("thunks").count("matmul") == 2
+    assert "fft" in compiled.as_text("hlo")
+    with pytest.raises(CompileError, match="there is no text 'poem'"):
+        compiled.as_text("poem")
+    (memory,) = compiled.fragment_memory().values()
+    assert memory.code > 0 and memory.temporaries > 0
+    for got, wanted in zip(compiled(x, x), spectrum(x, x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5)
+
+
+def test_meshes_of_several_devices_are_compiled_by_xla_and_counted():
     x = np.ones((4, 8), np.float32)
-    with pytest.warns(UserWarning, match="native fragments run on meshes of one device"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         compiled = one_stage(jnp.tanh, mesh=2).compiled(x)
+    assert compiled.cost_analysis()["fallbacks"] == 1
+    assert "native fragments run on meshes of one device" in compiled.as_text("clusters")
     np.testing.assert_allclose(compiled(x), np.tanh(x), rtol=1e-6)
+
+
+def test_whoever_calls_does_not_wait_for_large_fragments():
+    """XLA runs programs with fewer than a thousand operations in the thread that calls them."""
+
+    def counted(size):
+        x = np.ones((size, size), np.float32)
+        (made,) = one_stage(lambda x: x @ x).compiled(x).executables.values()
+        np.testing.assert_array_equal(made(x)[0], np.full((size, size), size, np.float32))
+        return made.compiled.cost_analysis()["flops"]
+
+    assert counted(256) >= 1000 > counted(4)
 
 
 def test_every_step_of_compilation_can_be_dumped(tmp_path):

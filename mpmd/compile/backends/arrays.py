@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compile.fragment import ValueSpec
+from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
 
 _BITS = (2, 4, 8, 16, 32, 64)
@@ -36,6 +37,20 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
     if element_type not in _NUMPY:
         raise CompileError(f"no array has elements of type {element_type}")
     return jax.numpy.dtype(_NUMPY[element_type])
+
+
+_MLIR = {
+    "pred": "i1",
+    "c64": "complex<f32>",
+    "c128": "complex<f64>",
+    **{f"{sign}{bits}": f"{'u' if sign == 'u' else ''}i{bits}" for sign in "su" for bits in _BITS},
+    **{f"f8{kind.lower()}": f"f8{kind}" for kind in _FLOATS8},
+}
+
+
+def value_spec(shape: Shape) -> ValueSpec:
+    """An array of an HLO program as a value on one device."""
+    return ValueSpec(shape.dims, _MLIR.get(shape.dtype, shape.dtype), ((),) * shape.rank)
 
 
 def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:

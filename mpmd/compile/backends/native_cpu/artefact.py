@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
+from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.executable import MemoryStats
@@ -25,6 +26,12 @@ from mpmd.compile.hlo import HloModule, fingerprint
 from mpmd.errors import CompileError
 
 _FORMAT = 1
+_TEXTS = {
+    "hlo": "after_optimizations.txt",
+    "buffers": "buffer-assignment.txt",
+    "thunks": "thunk_sequence.txt",
+    "kernels": "kernels.txt",
+}
 _SIZES = struct.Struct("<5Q")
 
 
@@ -73,6 +80,27 @@ class Artefact:
     costs: dict[str, float]
     memory: MemoryStats
     texts: Mapping[str, str]
+
+    def text(self, what: str, target: CpuTarget) -> str:
+        """One of its texts.
+
+        Args:
+            what: `"hlo"`, `"buffers"`, `"thunks"`, `"kernels"`, `"llvm"` or `"assembly"`.
+            target: the CPU that it was compiled for.
+
+        Raises:
+            CompileError: another word.
+        """
+        if what == "llvm":
+            return self.code.llvm
+        if what == "assembly":
+            return assembly_of(self.code.llvm, target)
+        if what not in _TEXTS:
+            words = ["stablehlo", *_TEXTS, "llvm", "assembly", "clusters"]
+            raise CompileError(
+                f"there is no text {what!r} of a native fragment\n  there are {', '.join(map(repr, words))}"
+            )
+        return self.texts[_TEXTS[what]]
 
     def to_bytes(self) -> bytes:
         """The artefact as bytes; equal ones give equal bytes."""

@@ -106,14 +106,6 @@ class Compilation:
         )
 
 
-_TEXTS = {
-    "hlo": "after_optimizations.txt",
-    "buffers": "buffer-assignment.txt",
-    "thunks": "thunk_sequence.txt",
-    "kernels": "kernels.txt",
-}
-
-
 @dataclasses.dataclass
 class NativeExecutable:
     """A fragment as native code.
@@ -165,23 +157,14 @@ class NativeExecutable:
 
         Args:
             what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, `"llvm"`,
-                or `"assembly"` of the CPU.
+                `"assembly"` of the CPU, or `"clusters"`: what of it is native.
 
         Raises:
             CompileError: another word.
         """
-        if what == "stablehlo":
-            return self.fragment.text
-        if what == "llvm":
-            return self.made.code.llvm
-        if what == "assembly":
-            return assembly_of(self.made.code.llvm, self.target)
-        if what not in _TEXTS:
-            words = ["stablehlo", *_TEXTS, "llvm", "assembly"]
-            raise CompileError(
-                f"there is no text {what!r} of a native fragment\n  there are {', '.join(map(repr, words))}"
-            )
-        return self.made.texts[_TEXTS[what]]
+        if what == "clusters":
+            return "cluster 0: native, the whole fragment\n"
+        return self.fragment.text if what == "stablehlo" else self.made.text(what, self.target)
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
@@ -213,10 +196,16 @@ class NativeCpuBackend:
         Raises:
             CompileError: it needs something that native code does not have.
         """
-        _check(fragment, mesh)
+        unfit = self.unfit(fragment, mesh)
+        if unfit:
+            raise CompileError(unfit)
         target = self.target or host_target()
         made, kept = compiled_or_kept(fragment, target, self.options)
         return self._load(made, target, fragment, mesh, kept)
+
+    def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
+        """Why native code does not do for a mesh or a border of values; "" if it does."""
+        return _unfit(fragment, mesh)
 
     def relocate(
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
@@ -227,37 +216,54 @@ class NativeCpuBackend:
     def _load(
         self, made: Artefact, target: CpuTarget, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
+        program = self.register(made, fragment.mesh)
+        jitted = _jitted(fragment, mesh, program, made.aliases, is_work(made.costs))
+        return NativeExecutable(fragment, made, target, jitted, kept)
+
+    def register(self, made: Artefact, mesh: str) -> RegisteredProgram:
+        """Machine code with the memory and threads of a mesh, as JAX calls it.
+
+        Raises:
+            CompileError: the code does not load.
+        """
         threads = self.threads if _is_large(made.costs) else 1
-        registered = register(
+        return register(
             made.code,
-            target,
+            self.target or host_target(),
             arena_bytes=made.arena_bytes,
             constants=made.constants,
-            instance=fragment.mesh,
-            pools=[_pool(fragment.mesh, threads)] if threads > 1 else [],
+            instance=mesh,
+            pools=[_pool(mesh, threads)] if threads > 1 else [],
             cache=self.options.cache,
         )
-        jitted = _jitted(fragment, mesh, registered, made.aliases)
-        return NativeExecutable(fragment, made, target, jitted, kept)
 
 
 def compiled_or_kept(
-    fragment: FragmentModule, target: CpuTarget, options: CompileOptions = DEFAULTS
+    fragment: FragmentModule,
+    target: CpuTarget,
+    options: CompileOptions = DEFAULTS,
+    module: HloModule | None = None,
 ) -> tuple[Artefact, bool]:
     """What a fragment becomes: from the cache if it has it, and whether it is from there.
 
     A dump is of a compilation, so that where one is asked for the cache is not.
 
+    Args:
+        fragment: what to compile.
+        target: for which CPU.
+        options: what the user says about compiling.
+        module: the fragment as HLO, if its text is no StableHLO; the passes change it.
+
     Raises:
         CompileError: something in it has no native code.
     """
     if options.cache is None or options.dump is not None:
-        return compile_fragment(fragment, target, options).artefact(), False
+        return compile_fragment(fragment, target, options, module).artefact(), False
     kept = KeptArtefacts(options.cache, target, options.key)
     found = kept.of_fragment(fragment)
     if found is not None:
         return found, True
-    module = lower(fragment.text)
+    module = module or lower(fragment.text)
     program = kept.program_key(fragment, module)
     found = kept.of_program(fragment, program)
     if found is not None:
@@ -348,30 +354,31 @@ class _Clock:
         self.last = now
 
 
-def _check(fragment: FragmentModule, mesh: Mesh) -> None:
-    """Refuse what native code does not have.
-
-    Raises:
-        CompileError: it is that.
-    """
+def _unfit(fragment: FragmentModule, mesh: Mesh) -> str:
+    """Why native code runs on none of a mesh's fragments, or not on this one whatever it computes; or ""."""
     if mesh.devices.flat[0].platform != "cpu":
-        raise CompileError("native code for CPUs does not run on other devices")
+        return "native code for CPUs does not run on other devices"
     if mesh.size != 1:
-        raise CompileError("native fragments run on meshes of one device")
+        return "native fragments run on meshes of one device"
     if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
-        raise CompileError("native fragments do not name memories")
-    if not fragment.results:
-        raise CompileError("a fragment without results")
+        return "native fragments do not name memories"
+    return "" if fragment.results else "a fragment without results"
 
 
 # Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
 _WORTH_THREADS = 1e-3
+_WORTH_HANDING_OVER = 2e-5
 _FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
 
 
 def _is_large(costs: dict[str, float]) -> bool:
     """Whether a program has work for several threads."""
     return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_THREADS
+
+
+def is_work(costs: dict[str, float]) -> bool:
+    """Whether a program takes longer than it takes to hand it to another thread."""
+    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_HANDING_OVER
 
 
 _POOLS: dict[tuple[str, int], WorkerPool] = {}
@@ -422,7 +429,7 @@ class Order:
 
 
 def _jitted(
-    fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int]
+    fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int], large: bool
 ) -> jax.stages.Compiled:
     """The custom call as a compiled function of JAX, arguments and results in the order that JAX wants."""
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in array_types(mesh, fragment.results)]
@@ -430,7 +437,7 @@ def _jitted(
     given = [order.arguments.index(k) for k in range(len(order.arguments))]
 
     def run(*arrays: Any) -> Any:
-        made = program(*(arrays[k] for k in given), results=results, aliases=aliases)
+        made = program(*(arrays[k] for k in given), results=results, aliases=aliases, large=large)
         token = [jax.numpy.int8(0)] if fragment.token else []
         return [*(made[k] for k in order.results), *token]
 

@@ -1,0 +1,280 @@
+"""A fragment of which XLA compiles what native code does not have, in one function of JAX.
+
+XLA runs the whole: native clusters are custom calls, its own clusters are inlined between them, and what
+crosses a border lies in its memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd import jax_compat
+from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype, value_spec
+from mpmd.compile.backends.inlined import module_p
+from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
+from mpmd.compile.backends.native_cpu.artefact import Artefact
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compiled_or_kept, is_work
+from mpmd.compile.backends.native_cpu.coverage import refusals
+from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.hlo import HloModule, print_module
+from mpmd.compile.lowering import lower
+from mpmd.compile.pipelines import cpu_preparation
+from mpmd.errors import CompileError
+from mpmd.support.pipeline import Watch, run_pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A cluster, compiled as far as it can be without a mesh.
+
+    Attributes:
+        native: its machine code; None if it is XLA's.
+        stablehlo: its text if it is XLA's.
+        results: what it gives.
+        fragment: the cluster as a fragment.
+    """
+
+    native: Artefact | None
+    stablehlo: str
+    results: tuple[ValueSpec, ...]
+    fragment: FragmentModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """A fragment in clusters.
+
+    Attributes:
+        clusters: what stands where.
+        parts: each cluster, compiled.
+    """
+
+    clusters: Clusters
+    parts: tuple[Part, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why not all of it is native, for each instruction that is not."""
+        return tuple(
+            f"{name}: {reason}" for part in self.clusters.parts for name, reason in part.reasons.items()
+        )
+
+    @property
+    def native_parts(self) -> list[Artefact]:
+        """The clusters of machine code."""
+        return [part.native for part in self.parts if part.native is not None]
+
+
+@dataclasses.dataclass
+class MixedExecutable:
+    """A fragment as native code and XLA's.
+
+    Attributes:
+        fragment: what was compiled.
+        mixture: its clusters.
+        compiled: the function of JAX that holds them.
+    """
+
+    fragment: FragmentModule
+    mixture: Mixture
+    compiled: jax.stages.Compiled
+    backend: str = "native"
+
+    def __post_init__(self) -> None:
+        self._call = self.compiled
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why not all of it is native."""
+        return self.mixture.reasons
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it; see `Executable`."""
+        return self._call(*arrays)
+
+    def as_text(self, what: str = "hlo") -> str:
+        """`"stablehlo"` as given, `"clusters"`, or any text of native fragments, cluster by cluster.
+
+        Raises:
+            CompileError: another word.
+        """
+        if what == "stablehlo":
+            return self.fragment.text
+        if what == "clusters":
+            return self.mixture.clusters.text()
+        texts = []
+        for number, (cluster, part) in enumerate(
+            zip(self.mixture.clusters.parts, self.mixture.parts, strict=True)
+        ):
+            kind = "native" if part.native is not None else "XLA"
+            if part.native is not None:
+                text = part.native.text(what, host_target())
+            elif what == "hlo":
+                text = print_module(cluster.module)
+            else:
+                continue
+            texts.append(f"// cluster {number}: {kind}\n{text}")
+        return "\n".join(texts)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Our count of the native clusters, XLA's of the rest; a fallback is a cluster that XLA compiles."""
+        total = {"flops": 0.0, "transcendentals": 0.0, "bytes accessed": 0.0}
+        xla = self.compiled.cost_analysis() or {}
+        for costs in (xla, *(part.costs for part in self.mixture.native_parts)):
+            for key in total:
+                total[key] += float(costs.get(key, 0.0))
+        return {**total, "fallbacks": float(sum(not c.native for c in self.mixture.clusters.parts))}
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's count, and the memory of the native clusters."""
+        stats = self.compiled.memory_analysis()
+        native = [part.memory for part in self.mixture.native_parts]
+        return MemoryStats(
+            arguments=stats.argument_size_in_bytes,
+            results=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes + sum(m.temporaries for m in native),
+            code=stats.generated_code_size_in_bytes + sum(m.code for m in native),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedBackend:
+    """Compiles what it can as native code, and lets XLA compile what stands between.
+
+    Attributes:
+        native: how native clusters are compiled.
+    """
+
+    native: NativeCpuBackend
+    name: str = "native"
+
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
+        """Compiles for the one device of `mesh`; see `Backend`.
+
+        Raises:
+            CompileError: no part of it can be native code worth a call; says all reasons.
+        """
+        module = prepared(fragment)
+        refused = refusals(module.entry)
+        found = split(module, refused)
+        if not any(part.native for part in found.parts):
+            reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items()]
+            raise CompileError("\n".join(reasons) or "nothing in it is worth a native program")
+        parts = tuple(self._part(fragment, part) for part in found.parts)
+        return self._load(Mixture(found, parts), fragment, mesh)
+
+    def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
+        """The same machine code with memory of another mesh; XLA's part is compiled again."""
+        return self._load(executable.mixture, fragment, mesh)
+
+    def _part(self, fragment: FragmentModule, cluster: Cluster) -> Part:
+        """A cluster as a fragment of its own, compiled."""
+        module = cluster.module
+        alone = FragmentModule(
+            name=fragment.name,
+            mesh=fragment.mesh,
+            text=print_module(module),
+            arguments=tuple(value_spec(p.shape) for p in module.entry.parameters),
+            results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
+        )
+        if cluster.native:
+            target = self.native.target or host_target()
+            made, _ = compiled_or_kept(alone, target, self.native.options, module.clone())
+            return Part(made, "", alone.results, alone)
+        return Part(None, _stablehlo(alone.text), alone.results, alone)
+
+    def _load(self, mixture: Mixture, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
+        programs = [
+            None if part.native is None else self.native.register(part.native, fragment.mesh)
+            for part in mixture.parts
+        ]
+        return MixedExecutable(fragment, mixture, _jitted(fragment, mesh, mixture, programs))
+
+
+def _stablehlo(text: str) -> str:
+    """HLO text as StableHLO.
+
+    Raises:
+        CompileError: XLA does not accept it, or this jaxlib does not translate.
+    """
+    try:
+        found = jax_compat.hlo_to_stablehlo(text)
+    except (RuntimeError, ValueError) as error:
+        raise CompileError(f"XLA does not take a part of it: {error}") from error
+    if found is None:
+        raise CompileError("this jaxlib does not translate parts of a fragment")
+    return found
+
+
+def _jitted(
+    fragment: FragmentModule,
+    mesh: Mesh,
+    mixture: Mixture,
+    programs: Sequence[RegisteredProgram | None],
+) -> jax.stages.Compiled:
+    """All clusters as a compiled function of JAX."""
+
+    def run(*arrays: Any) -> Any:
+        arrays_at: dict[Position, Any] = {}
+
+        def at(position: Position) -> Any:
+            made, _ = position
+            if made.opcode == "parameter":
+                return arrays[made.parameter_number]
+            return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
+
+        for cluster, part, program in zip(mixture.clusters.parts, mixture.parts, programs, strict=True):
+            given = [at(position) for position in cluster.inputs]
+            if program is None or part.native is None:
+                made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
+            else:
+                types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
+                made = program(*given, results=types, large=is_work(part.native.costs))
+            arrays_at.update(zip(cluster.outputs, made, strict=True))
+        token = [jax.numpy.int8(0)] if fragment.token else []
+        return [*(at(position) for position in mixture.clusters.results), *token]
+
+    run.__name__ = run.__qualname__ = fragment.name
+    jitted = jax.jit(
+        run,
+        donate_argnums=fragment.donated,
+        keep_unused=True,
+        out_shardings=[
+            *(named_sharding(mesh, r) for r in fragment.results),
+            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+        ],
+    )
+    try:
+        with warnings.catch_warnings():
+            # What cannot be donated is freed by the runtime; nothing is lost.
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return jitted.lower(*array_types(mesh, fragment.arguments)).compile()
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise CompileError(f"XLA cannot compile its part of fragment {fragment.name!r}: {error}") from error
+
+
+def prepared(fragment: FragmentModule) -> HloModule:
+    """The fragment as instructions that are native code, or not, each by itself."""
+    module = lower(fragment.text)
+    run_pipeline(module, cpu_preparation(), Watch(verify=lambda _: None, text=print_module))
+    return module

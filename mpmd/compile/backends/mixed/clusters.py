@@ -1,0 +1,264 @@
+"""A prepared program as clusters: parts that are native code and parts that are XLA's, one after the other.
+
+    native 0 ──▶ XLA 1 ──▶ native 2 ──▶ ...
+
+An instruction stands in the first cluster of its kind behind all that it needs, so that clusters never wait
+for each other in a circle, and there are as few as can be.  Constants, and what is made of them alone, are
+copied to where they are used.
+
+Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
+    without circles, not too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.analysis.dataflow import FORWARDING
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
+
+SMALLEST = 4
+"""Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
+
+_CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpose"))
+_WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
+
+_PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
+
+Position = tuple[HloInstruction, ShapeIndex]
+"""An array: an instruction, and where in its value."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A part of a program.
+
+    Attributes:
+        native: whether it is native code.
+        members: its instructions, in an order in which they can run.
+        inputs: arrays that it reads.
+        outputs: arrays of its own that others read.
+        module: the part as a program of its own: parameters are the inputs, the result the outputs.
+        reasons: why native code was refused, for each of its instructions for which it was.
+    """
+
+    native: bool
+    members: tuple[HloInstruction, ...]
+    inputs: tuple[Position, ...]
+    outputs: tuple[Position, ...]
+    module: HloModule
+    reasons: Mapping[str, str]
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it does more than to give its outputs."""
+        return any(m.has_side_effect for m in self.members)
+
+    def text(self, number: int) -> str:
+        """A line, and one for each refused instruction."""
+        kind = "native" if self.native else "XLA"
+        lines = [
+            f"cluster {number}: {kind}, {len(working(self.members))} instructions, "
+            f"{len(self.inputs)} inputs, {len(self.outputs)} outputs"
+        ]
+        lines += [f"  {name}: {reason}" for name, reason in self.reasons.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A program in parts.
+
+    Attributes:
+        parts: in the order in which they run.
+        results: where the arrays of the program's result are: outputs of parts, parameters, constants.
+    """
+
+    parts: tuple[Cluster, ...]
+    results: tuple[Position, ...]
+
+    def text(self) -> str:
+        """One line per cluster, and under it one for each refused instruction."""
+        return "\n".join(part.text(number) for number, part in enumerate(self.parts)) + "\n"
+
+
+def working(members: Sequence[HloInstruction]) -> list[HloInstruction]:
+    """Those that do something when the program runs."""
+    return [m for m in members if m.opcode not in FORWARDING]
+
+
+def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
+    """The clusters of a program.
+
+    Args:
+        module: after `pipelines.cpu_preparation`; it stays as it is.
+        refused: instructions of its entry that have no native code → why.
+    """
+    results = tuple(_arrays(module.entry.root))
+    free = _free(module.entry.post_order(), results)
+    order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in free]
+    reads = {i: [at for o in i.operands for at in _arrays(o)] for i in order}
+    native = {i: i not in refused for i in order}
+    for instruction in order:  # what hands on a value stands with what made it
+        sources = [made for made, _ in reads[instruction] if made in native]
+        if instruction.opcode in FORWARDING and sources:
+            native[instruction] = native[sources[0]]
+    _move_fringe(order, reads, native)
+    groups = _grouped(order, reads, native)
+    while small := [level for level, members in groups.items() if level % 2 == 0 and not _is_worth(members)]:
+        for level in small:
+            native.update(dict.fromkeys(groups[level], False))
+        groups = _grouped(order, reads, native)
+    parts = [
+        _cluster(module, groups[level], level % 2 == 0, reads, results, refused) for level in sorted(groups)
+    ]
+    return Clusters(tuple(part for part in parts if part.outputs or part.has_effect), results)
+
+
+def _free(order: Sequence[HloInstruction], results: Sequence[Position]) -> set[HloInstruction]:
+    """What costs nothing to make again: constants, counts, and arrays filled with a constant."""
+    wanted = {made for made, _ in results}
+    found: set[HloInstruction] = set()
+    for instruction in order:
+        filled = instruction.opcode == "broadcast" and instruction.operands[0] in found
+        if instruction.opcode == "constant" or (
+            (filled or instruction.opcode == "iota") and instruction not in wanted
+        ):
+            found.add(instruction)
+    return found
+
+
+def _arrays(value: HloInstruction) -> list[Position]:
+    """The arrays of a value, where they are made: not in tuples that hold them."""
+    return [_made_at(value, index) for index, _ in value.shape.leaves()]
+
+
+def _made_at(value: HloInstruction, index: ShapeIndex) -> Position:
+    while True:
+        if value.opcode == "get-tuple-element":
+            value, index = value.operands[0], (value.tuple_index, *index)
+        elif value.opcode == "tuple":
+            value, index = value.operands[index[0]], index[1:]
+        else:
+            return value, index
+
+
+def _move_fringe(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    native: dict[HloInstruction, bool],
+) -> None:
+    """Cheap work that only XLA reads is XLA's: it would cross the border enlarged."""
+    users: dict[HloInstruction, list[HloInstruction]] = {}
+    for instruction in order:
+        for made, _ in reads[instruction]:
+            users.setdefault(made, []).append(instruction)
+    for instruction in reversed(order):
+        readers = users.get(instruction, [])
+        if instruction.opcode in _CHEAP and readers and not any(native[u] for u in readers):
+            native[instruction] = False
+
+
+def _grouped(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    native: Mapping[HloInstruction, bool],
+) -> dict[int, list[HloInstruction]]:
+    """Instructions by level: native ones on even, others on odd, none before what it needs."""
+    levels: dict[HloInstruction, int] = {}
+    found: dict[int, list[HloInstruction]] = {}
+    for instruction in order:
+        level = 0 if native[instruction] else 1
+        for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
+            if before in levels:
+                level = max(level, levels[before] + (native[before] != native[instruction]))
+        levels[instruction] = level
+        found.setdefault(level, []).append(instruction)
+    return found
+
+
+def _is_worth(members: Sequence[HloInstruction]) -> bool:
+    doing = working(members)
+    return len(doing) >= SMALLEST or any(m.opcode in _WORTHY for m in doing)
+
+
+def _cluster(
+    module: HloModule,
+    members: Sequence[HloInstruction],
+    native: bool,
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Sequence[Position],
+    refused: Mapping[HloInstruction, str],
+) -> Cluster:
+    """Members with their border."""
+    inside = set(members)
+    inputs = dict.fromkeys(
+        at
+        for m in members
+        for at in reads[m]
+        if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
+    )
+    elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions} | set(results)
+    outputs = [(m, index) for m in members for index, _ in m.shape.leaves() if (m, index) in elsewhere]
+    part = _Part(module, inputs).program(members, outputs)
+    reasons = {m.name: refused[m] for m in members if m in refused}
+    return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), part, reasons)
+
+
+class _Part:
+    """A cluster as a program, in the making.
+
+    Args:
+        module: the whole program.
+        inputs: arrays that become parameters.
+    """
+
+    def __init__(self, module: HloModule, inputs: Iterable[Position]) -> None:
+        self.module = module.clone()
+        self.module.input_output_alias, self.module.buffer_donor = (), ()
+        self.module.parameter_layouts = self.module.result_layout = None
+        self.twins = {i.uid: i for i in self.module.entry}
+        self.body = self.module.create_computation("cluster")
+        self.copies: dict[HloInstruction, HloInstruction] = {}
+        self.given: dict[Position, HloInstruction] = {}
+        for number, (made, index) in enumerate(inputs):
+            self.given[made, index] = self.body.add(
+                HloInstruction("parameter", made.subshape(index), (), {"parameter_number": number})
+            )
+
+    def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
+        """The program whose result are the outputs, in order."""
+        for member in members:
+            operands = [self._value(operand, ()) for operand in member.operands]
+            self.copies[member] = self.body.add(self.twins[member.uid].clone(operands))
+        results = [self._array(position) for position in outputs]
+        shape = tuple_of([r.shape for r in results])
+        self.body.set_root(self.body.add(HloInstruction("tuple", shape, results)))
+        self.module.set_entry(self.body)
+        self.module.remove_unreached()
+        return self.module
+
+    def _value(self, original: HloInstruction, index: ShapeIndex) -> HloInstruction:
+        """A value, put together of its arrays."""
+        shape = original.subshape(index)
+        if not shape.is_tuple:
+            return self._array(_made_at(original, index))
+        parts = [self._value(original, (*index, k)) for k in range(len(shape.elements))]
+        return self.body.add(HloInstruction("tuple", shape, parts))
+
+    def _array(self, position: Position) -> HloInstruction:
+        """An array: a parameter, a constant, or a part of what a member makes."""
+        if position in self.given:
+            return self.given[position]
+        value, index = position
+        if value not in self.copies:
+            operands = [self._array((operand, ())) for operand in value.operands]
+            self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))
+        made = self.copies[value]
+        for number in index:
+            shape = made.shape.subshape((number,))
+            made = self.body.add(HloInstruction("get-tuple-element", shape, [made], {"index": number}))
+        return made
