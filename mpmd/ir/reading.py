@@ -30,13 +30,13 @@ def parse(text: str | bytes, verify: bool = True) -> ir.Module:
 
 def _require_known_callees(text: str) -> None:
     """The dialect's verifier crashes the process on a call of an unknown function."""
-    if "mpmd.call" not in text and "mpmd.fragment_call" not in text:
+    if "mpmd.call" not in text:
         return
     text = re.sub(r"(?m)^\s*//.*$", "", text)
     name = r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)'
     known = set(re.findall(r"func\.func(?:\s+(?:public|private|nested))?\s+" + name, text))
-    called = re.findall(r"mpmd\.(?:call|fragment_call<[^@]*>)\s+" + name, text)
-    called += re.findall(r'"mpmd\.(?:fragment_)?call"\(.*\bcallee = ' + name, text)
+    called = re.findall(r"mpmd\.call\s+" + name, text)
+    called += re.findall(r'"mpmd\.call"\(.*\bcallee = ' + name, text)
     for callee in dict.fromkeys(c for c in called if c not in known):
         raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
 

@@ -25,7 +25,7 @@ from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.opt import name_and_value
+from mpmd.tools.opt_arguments import name_and_value
 
 USAGE = """\
 usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...

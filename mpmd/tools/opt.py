@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 import re
 import sys
@@ -22,75 +21,19 @@ from typing import Any, TextIO
 from jax.extend.mlir import ir as mlir
 
 from mpmd import ir, pipeline
-from mpmd.errors import ConfigError, MpmdError, PassError
-from mpmd.passes import PASSES, make_pass
-from mpmd.passes.bases import MlirPass, mlir_pass
+from mpmd.errors import MpmdError, PassError
+from mpmd.passes import PASSES
 from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
-from mpmd.support.passes import Pass, split_options, split_outside_brackets
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.support.passes import Pass
+from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import location_of
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.explorer import Planned, Recorder
+from mpmd.tools.explorer import Recorder
+from mpmd.tools.opt_arguments import USAGE, Command, read_command
 
-USAGE = """\
-usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
-
-  FILE                        MLIR text; "-" or nothing: standard input
-  -o FILE                     where the module goes (default: standard output)
-  -pass-pipeline=TEXT         builtin.module(PASS{OPTION=VALUE ...},PASS,...)
-  -split-input-file           take each part between lines of "// -----" for a file of its own
-  -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments
-  -allow-unregistered-dialect accept ops of unknown dialects
-  -verify-each=false          verify only the last module
-  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
-  -mlir-print-ir-after-all    print the module after each pass, to standard error
-  -mlir-print-ir-after-change likewise, but only after passes that changed it
-  -mlir-print-debuginfo       print locations
-  -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
-  -timing                     print the seconds of each pass, to standard error
-  -list-passes                print the names of all passes and pipelines
-  -help                       print this
-"""
-_SWITCHES = {
-    "split-input-file": "split",
-    "verify-diagnostics": "verify_diagnostics",
-    "allow-unregistered-dialect": "allow_unregistered",
-    "verify-each": "verify_each",
-    "check-changed": "check_changed",
-    "mlir-print-ir-after-all": "print_after_all",
-    "mlir-print-ir-after-change": "print_after_change",
-    "mlir-print-debuginfo": "locations",
-    "timing": "timing",
-    "mlir-timing": "timing",
-    "list-passes": "list_passes",
-    "help": "help",
-    "h": "help",
-}
-_TRUE = {"", "true", "1"}
 _SEPARATOR = "// -----"
-
-
-@dataclasses.dataclass
-class Command:
-    """A command line, read."""
-
-    file: str = "-"
-    output: str = "-"
-    html: str = ""
-    steps: list[Planned] = dataclasses.field(default_factory=list)
-    split: bool = False
-    verify_diagnostics: bool = False
-    allow_unregistered: bool = False
-    verify_each: bool = True
-    check_changed: bool = False
-    print_after_all: bool = False
-    print_after_change: bool = False
-    locations: bool = False
-    timing: bool = False
-    list_passes: bool = False
-    help: bool = False
 
 
 def run() -> None:
@@ -144,82 +87,6 @@ def _log_to_stderr() -> Iterator[None]:
         log.setLevel(level)
 
 
-def read_command(argv: Sequence[str]) -> Command:
-    """What the arguments ask for.
-
-    Raises:
-        ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
-    """
-    command = Command()
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "-" or not argument.startswith("-"):
-            command.file = argument
-            continue
-        name, value = name_and_value(argument)
-        if name == "o":
-            command.output = value or next(arguments, "-")
-        elif name == "html":
-            command.html = value or next(arguments, "")
-        elif name in _SWITCHES:
-            setattr(command, _SWITCHES[name], value.lower() in _TRUE)
-        elif name == "pass-pipeline":
-            command.steps += steps_of_pipeline(value)
-        else:
-            command.steps += steps_named(name, value)
-    return command
-
-
-def name_and_value(argument: str) -> tuple[str, str]:
-    """`--name=value`, `-name{value}` or `-name` as name and value."""
-    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
-    if found is None:
-        raise ConfigError(f"cannot read the argument {argument!r}")
-    return found[1], _unwrapped(found[2] or found[3] or "")
-
-
-def _unwrapped(value: str) -> str:
-    """A value without the braces, or the quotes, around all of it."""
-    value = value.strip()
-    for first, last in ("{}", "''", '""'):
-        if len(value) > 1 and value[0] == first and value[-1] == last:
-            return value[1:-1]
-    return value
-
-
-def steps_named(name: str, options: str) -> list[Planned]:
-    """The passes that a flag stands for.
-
-    Raises:
-        ConfigError: no such pass, pipeline or option.
-    """
-    if name in pipeline.PIPELINES:
-        steps = pipeline.steps_of(name, split_options(options))
-        return [Planned(step.pass_, name, step.why) for step in steps]
-    if name in PASSES:
-        return [Planned(make_pass(name, options))]
-    if name == "inline":
-        return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
-    if name.startswith("mpmd-"):
-        close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return [Planned(mlir_pass(name, options))]
-
-
-def steps_of_pipeline(text: str) -> list[Planned]:
-    """The passes of `builtin.module(a{x=1 y=2},func.func(b),c)`."""
-    inner = re.fullmatch(r"\s*(?:builtin\.module|any)\s*\((.*)\)\s*", text, re.DOTALL)
-    steps: list[Planned] = []
-    for part in split_outside_brackets(inner[1] if inner else text, ","):
-        part = part.strip()
-        if "(" in part.partition("{")[0]:
-            steps.append(Planned(MlirPass(part)))
-        else:
-            name, _, options = part.partition("{")
-            steps += steps_named(name.strip(), options.removesuffix("}"))
-    return steps
-
-
 def _run_pieces(command: Command, text: str, recorder: Recorder | None) -> tuple[bool, str, list[str]]:
     """Whether all pieces of the text went well, what is to be printed, and what was said."""
     pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
@@ -262,7 +129,7 @@ def run_text(text: str, command: Command, timing: Timing, recorder: Recorder | N
     if failure is not None and not isinstance(failure, PassError):
         findings += _findings_of(failure)
     if command.verify_diagnostics:
-        wrong = list(mismatches(expectations(text), findings))
+        wrong = list(mismatches(expectations(text), findings, command.only_expected))
         return Result(not wrong, printed, wrong)
     return Result(printed is not None, printed, findings)
 
@@ -277,11 +144,12 @@ def _run_passes(
         return None, e
     watch = Watch(
         verify=_verify,
-        text=lambda m: ir.to_text(m, command.locations),
+        text=lambda m: _printed(m, command),
         verify_each=command.verify_each,
         check_changed=command.check_changed,
         after=_after(command, sys.stderr, timing, recorder),
     )
+    _show_before(command, 0, module, sys.stderr)
     if recorder is not None:
         recorder.start(module, command.steps)
     try:
@@ -300,7 +168,18 @@ def _text(module: mlir.Module, command: Command) -> str:
     for f in ir.funcs(module):
         if control_edges(f):
             control_edges_as_operands(f)
-    return ir.to_text(module, command.locations)
+    return _printed(module, command)
+
+
+def _printed(module: mlir.Module, command: Command) -> str:
+    """The module's text in the form that was asked for."""
+    text: str = module.operation.get_asm(
+        enable_debug_info=command.locations,
+        print_generic_op_form=command.generic,
+        use_local_scope=command.local_scope,
+        large_elements_limit=command.elements_limit,
+    )
+    return text
 
 
 def _verify(module: mlir.Module) -> None:
@@ -312,17 +191,30 @@ def _after(
     command: Command, to: TextIO, timing: Timing, recorder: Recorder | None
 ) -> Callable[[Pass, Any, bool], None] | None:
     """What is done after each pass; None if nothing."""
-    if not (command.print_after_all or command.print_after_change or recorder):
+    shows = (command.print_after_all, command.print_after_change, command.print_after)
+    if not (any(shows) or command.print_before_all or command.print_before or recorder):
         return None
+    number = 0
 
     def after(pass_: Pass, module: mlir.Module, changed: bool) -> None:
-        if command.print_after_all or (command.print_after_change and changed):
-            text = ir.to_text(module, command.locations)
-            to.write(f"// -----// IR Dump After {pass_} //----- //\n{text}\n")
+        nonlocal number
+        number += 1
+        asked = command.print_after_all or name_of(pass_) in command.print_after
+        if asked or (command.print_after_change and changed):
+            to.write(f"// -----// IR Dump After {pass_} //----- //\n{_printed(module, command)}\n")
         if recorder is not None:
             recorder.after(pass_, module, changed, timing.seconds[-1][1])
+        _show_before(command, number, module, to)
 
     return after
+
+
+def _show_before(command: Command, number: int, module: mlir.Module, to: TextIO) -> None:
+    """Prints the module before the pass of that number, if that was asked for."""
+    if number < len(command.steps):
+        pass_ = command.steps[number].pass_
+        if command.print_before_all or name_of(pass_) in command.print_before:
+            to.write(f"// -----// IR Dump Before {pass_} //----- //\n{_printed(module, command)}\n")
 
 
 @contextlib.contextmanager

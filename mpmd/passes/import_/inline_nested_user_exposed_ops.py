@@ -20,8 +20,8 @@ class InlineNestedUserExposedOps(FunctionPass):
         comp "f" (a) { x = comp "g" (a) { y = neg a; ret y }; z = name x "t"; ret z }
         -->  comp "f" (a) { y = neg a; ret y }
 
-    Requires: inner names are unassigned or assigned where the outermost is.  Ensures: no name, broadcast or
-    reduce inside of a named computation.  Cost: linear.
+    Requires: inner names are unassigned or assigned where what is around them is.  Ensures: no name, no
+    broadcast and no reduce inside of a named computation.  Cost: linear.
     Source: openxla/shardy MPMD, `inline_nested_user_exposed_ops`.
     """
 
@@ -29,43 +29,57 @@ class InlineNestedUserExposedOps(FunctionPass):
     assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Empties each outermost computation of names."""
+        """Inlines one name after the other, inner ones first."""
         places = self.assignment.places
-        inside: dict[ir.NamedComputation, list[ir.Op]] = {}
-        seen: set[ir.Op] = set()
-        for outer in ir.walk(f, ir.NamedComputation):
-            if outer not in seen:
-                inside[outer] = ir.walk(outer, (ir.NamedComputation, *_UNARY))[1:]
-                seen.update(inside[outer])
-        for outer, inner in inside.items():
-            if not _inline(inner, outer, places):
-                return
+        for op in _inner_first(f.body):
+            parent = op.operation.parent.opview
+            if not isinstance(parent, ir.NamedComputation) or not isinstance(
+                op, (ir.NamedComputation, *_UNARY)
+            ):
+                continue
+            if isinstance(op, (ir.NamedComputation, ir.NamedTensor)):
+                assigned = _assigned_around(op, places)
+                if assigned is None:
+                    _report_unassigned(parent, places)
+                    return
+                _check(op, assigned, places)
+            if isinstance(op, ir.NamedComputation):
+                ir.replace(op, ir.move_body(op, list(op.operands), op))
+            else:
+                ir.replace(op, [op.operands[0]])
 
 
-def _inline(inner: list[ir.Op], outer: ir.NamedComputation, places: dict[str, Place]) -> bool:
-    """Inlines names of one computation, innermost first; False if the computation itself has no place."""
-    names = [op for op in inner if not isinstance(op, (ir.Broadcast, ir.Reduce))]
-    if names and outer.named.name not in places:
-        diagnostics.error(
-            f"Parent NamedComputation '{outer.named.name}' is not assigned to a mesh in the user-defined "
-            f"name-to-mesh assignment.\n  assigned: {', '.join(places) or 'nothing'}\n"
-            f"  Add '{outer.named.name}' to the assignment.",
-            outer.location,
-        )
-        return False
-    for op in names:
-        _check(op, outer, places)
-    for op in reversed(inner):
-        if isinstance(op, ir.NamedComputation):
-            ir.replace(op, ir.move_body(op, list(op.operands), op))
-        else:
-            ir.replace(op, [op.operands[0]])
-    return True
+def _inner_first(block: ir.Block) -> list[ir.Op]:
+    """All ops of a block, however deep, in program order, but each behind those in it."""
+    found: list[ir.Op] = []
+    for op in ir.ops(block):
+        for region in op.operation.regions:
+            for inner in region:
+                found += _inner_first(inner)
+        found.append(op)
+    return found
 
 
-def _check(op: ir.Op, outer: ir.NamedComputation, places: dict[str, Place]) -> None:
+def _assigned_around(op: ir.Op, places: dict[str, Place]) -> ir.NamedComputation | None:
+    """The nearest computation around an op that is assigned; None if all that there are have no place."""
+    around = op.operation.parent.opview
+    while isinstance(around, ir.NamedComputation) and around.named.name not in places:
+        around = around.operation.parent.opview
+    return around if isinstance(around, ir.NamedComputation) else None
+
+
+def _report_unassigned(parent: ir.NamedComputation, places: dict[str, Place]) -> None:
+    name = parent.named.name
+    diagnostics.error(
+        f"Parent NamedComputation '{name}' is not assigned to a mesh in the user-defined name-to-mesh "
+        f"assignment.\n  assigned: {', '.join(places) or 'nothing'}\n  Add '{name}' to the assignment.",
+        parent.location,
+    )
+
+
+def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, Place]) -> None:
     """Reports a name whose place is another one than that of the computation around it."""
-    parent, around = outer.named.name, places[outer.named.name]
+    parent, around = around_it.named.name, places[around_it.named.name]
     if isinstance(op, ir.NamedComputation):
         name, what, matter = op.named.name, "NamedComputation", "mesh or stage"
     else:

@@ -19,7 +19,9 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
 
     Otherwise what uses the constant would be tied to the mesh of the computation.  A constant that the
     function returns keeps the mesh that its name gives it.
-    Requires: nothing.  Ensures: the computation is unchanged; results may be unused.  Cost: linear.
+    Computations in computations come first.
+    Requires: nothing.  Ensures: the computation is unchanged; results, and clones, may be unused.
+    Cost: linear.
     Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.
     """
 
@@ -28,13 +30,11 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at what each computation returns."""
         terminator = f.terminator
-        for computation in ir.ops(f, ir.NamedComputation):
+        for computation in reversed(ir.walk(f, ir.NamedComputation)):
             where = ir.after(computation)
             for result, returned in zip(computation.results, computation.returned):
                 source = ir.producer(returned)
                 if source is None or not is_negligible(source):
-                    continue
-                if ir.is_unused(result):
                     continue
                 copy = ir.clone(source, where)
                 used = [(use.owner, use.operand_number) for use in result.uses if use.owner != terminator]

@@ -55,8 +55,9 @@ def _can_be_mapped(op: ir.NamedComputation, places: dict[str, Place], meshes: li
     name = op.named.name
     if name not in places:
         diagnostics.error(
-            f"Top-level NamedComputation '{name}' is not assigned to a mesh in the user-defined name-to-mesh "
-            f"assignment.\n  assigned: {', '.join(places) or 'nothing'}\n  Add '{name}' to the assignment.",
+            f"Top-level NamedComputation '{name}' is not assigned to a mesh in the user-defined "
+            f"named-to-mesh assignment.\n  assigned: {', '.join(places) or 'nothing'}\n"
+            f"  Add '{name}' to the assignment.",
             op.location,
         )
         return False

@@ -43,7 +43,7 @@ func.func @caller(%a: !m1, %b: !m2) -> (tensor<4xf32>, tensor<4xf32>) attributes
   return %0, %1 : tensor<4xf32>, tensor<4xf32>
 }
 
-// expected-error@+1 {{Mesh assignment is not possible for arg0 of mpmd.call "f" as its calls give it values on conflicting meshes}}
+// expected-error@+1 {{Mesh assignment is not possible for arg0 of mpmd.call "f" as its caller operands are on conflicting meshes}}
 func.func private @f(%p: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
   return %p : tensor<4xf32>
 }

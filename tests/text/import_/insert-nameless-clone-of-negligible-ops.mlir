@@ -33,3 +33,27 @@ func.func @effects_are_not_repeated(%a: tensor<4xf32>) -> tensor<4xf32> attribut
   %2 = stablehlo.add %a, %0 : tensor<4xf32>
   return %2 : tensor<4xf32>
 }
+
+// From the inside out: what a computation returns of one in it is seen through.
+// CHECK-LABEL: func @computation_in_computation
+func.func @computation_in_computation(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // CHECK-NEXT: mpmd.named_computation<"f"> () () {
+  // CHECK-NEXT:   mpmd.named_computation<"g"> () () {
+  // CHECK-NEXT:     stablehlo.iota
+  // CHECK-NEXT:     mpmd.return
+  // CHECK-NEXT:   }
+  // CHECK-NEXT:   %[[INNER:.*]] = stablehlo.iota
+  // CHECK-NEXT:   mpmd.return %[[INNER]]
+  // CHECK-NEXT: }
+  // CHECK-NEXT: %[[OUTER:.*]] = stablehlo.iota
+  // CHECK-NEXT: stablehlo.add %arg0, %[[OUTER]]
+  %0 = mpmd.named_computation<"f"> () () {
+    %1 = mpmd.named_computation<"g"> () () {
+      %2 = stablehlo.iota dim = 0 : tensor<4xf32>
+      mpmd.return %2 : tensor<4xf32>
+    } : () -> tensor<4xf32>
+    mpmd.return %1 : tensor<4xf32>
+  } : () -> tensor<4xf32>
+  %3 = stablehlo.add %a, %0 : tensor<4xf32>
+  return %3 : tensor<4xf32>
+}

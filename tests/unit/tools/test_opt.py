@@ -48,6 +48,54 @@ def test_a_pipeline_as_text(run) -> None:
     assert err.count("IR Dump After") == 1 and "mpmd-fragment-dce" in err
 
 
+def test_pipelines_stand_in_pipelines(run) -> None:
+    imported = "any(mpmd-import-pipeline{name-to-mesh-assignment=f@m1})"
+    text = f"builtin.module(func.func(cse,mpmd-fragment-dce{{}}),{imported})"
+    code, out, err = run(PLAIN, f"-pass-pipeline={text}", "-mlir-print-ir-after-all")
+    assert code == 0 and out.count("negate") == 1
+    assert "IR Dump After func.func(cse)" in err and "mpmd-infer-mesh-finalize" in err
+    code, _, err = run(PLAIN, "-pass-pipeline=builtin.module(func.func(cse),")
+    assert code == 1 and "cannot read 'func.func(cse' as a pass" in err
+
+
+def test_forms_of_printing(run) -> None:
+    assert '"stablehlo.negate"(%arg0)' in run(PLAIN, "-mlir-print-op-generic")[1]
+    with_alias = (
+        '#t = #mpmd.topology<<"m1" : <["x"=2]>>>\nfunc.func @g() attributes {topology = #t} { return }'
+    )
+    assert "#topology = " not in run(with_alias, "-mlir-print-local-scope")[1]
+    constant = "func.func @g() { %0 = stablehlo.constant dense<[1, 2, 3]> : tensor<3xi32> return }"
+    assert "elided" in run(constant, "-mlir-elide-elementsattrs-if-larger=2")[1]
+    assert "elided" not in run(constant, "-mlir-elide-elementsattrs-if-larger=3")[1]
+    assert run(constant, "-mlir-elide-elementsattrs-if-larger=few")[0] == 1
+
+
+def test_dumps_of_some_passes(run) -> None:
+    _, _, err = run(
+        PLAIN, "-cse", "-canonicalize", "-mlir-print-ir-after=cse", "-mlir-print-ir-before=canonicalize"
+    )
+    assert [line for line in err.splitlines() if "IR Dump" in line] == [
+        "// -----// IR Dump After cse //----- //",
+        "// -----// IR Dump Before canonicalize //----- //",
+    ]
+    assert run(PLAIN, "-cse", "-canonicalize", "-mlir-print-ir-before-all")[2].count("IR Dump Before") == 2
+
+
+def test_a_pass_that_jaxlib_lacks_is_stood_in_for(run) -> None:
+    text = PLAIN.replace("%2 = stablehlo.add %0, %1", "%2 = stablehlo.reshape %0").replace(
+        "(tensor<4xf32>) -> tensor<4xf32>\n  return", "tensor<4xf32>\n  return"
+    )
+    text = text.replace("%2 = stablehlo.reshape %0 :", "%2 = stablehlo.reshape %0 : (tensor<4xf32>) ->")
+    code, out, _ = run(text, "-stablehlo-target-independent-optimization=fold-op-element-limit=0")
+    assert code == 0 and "reshape" not in out
+
+
+def test_findings_that_nobody_asked_for_may_be_allowed(run) -> None:
+    assert run(WRONG, "-verify-diagnostics")[0] == 1
+    assert run(WRONG, "-verify-diagnostics=all")[0] == 1
+    assert run(WRONG, "-verify-diagnostics=only-expected")[0] == 0
+
+
 def test_pieces_are_printed_apart_and_lines_count_from_the_begin(run) -> None:
     code, out, err = run(f"{PLAIN}// -----\n{WRONG}// -----\n{PLAIN}", "-split-input-file")
     assert code == 1

@@ -77,8 +77,8 @@ class _Check:
         if any(self._is_nowhere(value) for value in given):
             return
         first = (
-            f"Mesh assignment is not possible for arg{index} of {explain.callee(f)} as its calls give it "
-            "values on conflicting meshes."
+            f"Mesh assignment is not possible for arg{index} of {explain.callee(f)} as its caller "
+            "operands are on conflicting meshes."
         )
         needed = sets.arg_use_set(f, index)
         where = f"It is needed on {braces(needed.names)}, by" if needed else "It is used by"

@@ -1,0 +1,219 @@
+"""The command line of `mpmd-opt`, read: which file, which passes, which switches."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from mpmd import ir, pipeline
+from mpmd.errors import ConfigError
+from mpmd.passes import PASSES, make_pass
+from mpmd.passes.bases import MlirPass, mlir_pass
+from mpmd.support.passes import split_options, split_outside_brackets
+from mpmd.tools.explorer import Planned
+
+USAGE = """\
+usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
+
+  FILE                        MLIR text; "-" or nothing: standard input
+  -o FILE                     where the module goes (default: standard output)
+  -pass-pipeline=TEXT         builtin.module(PASS{OPTION=VALUE ...},func.func(PASS,...),...)
+  -split-input-file           take each part between lines of "// -----" for a file of its own
+  -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments;
+                              "=only-expected": allow findings that no comment asks for
+  -allow-unregistered-dialect accept ops of unknown dialects
+  -verify-each=false          verify only the last module
+  -check-changed              fail if a pass changes the text and says that it did not, or the other way round
+  -mlir-print-ir-after-all    print the module after each pass, to standard error
+  -mlir-print-ir-after-change likewise, but only after passes that changed it
+  -mlir-print-ir-after=NAMES  likewise, but only after these passes; names stand between commas
+  -mlir-print-ir-before-all   likewise, before each pass; -mlir-print-ir-before=NAMES: before these
+  -mlir-print-debuginfo       print locations
+  -mlir-print-op-generic      print ops in their generic form
+  -mlir-print-local-scope     print types and attributes where they are used, without aliases
+  -mlir-elide-elementsattrs-if-larger=N   leave out constants of more than N elements
+  -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
+  -timing                     print the seconds of each pass, to standard error
+  -list-passes                print the names of all passes and pipelines
+  -help                       print this
+"""
+_SWITCHES = {
+    "split-input-file": "split",
+    "verify-diagnostics": "verify_diagnostics",
+    "allow-unregistered-dialect": "allow_unregistered",
+    "verify-each": "verify_each",
+    "check-changed": "check_changed",
+    "mlir-print-ir-after-all": "print_after_all",
+    "mlir-print-ir-before-all": "print_before_all",
+    "mlir-print-ir-after-change": "print_after_change",
+    "mlir-print-debuginfo": "locations",
+    "mlir-print-op-generic": "generic",
+    "mlir-print-local-scope": "local_scope",
+    "timing": "timing",
+    "mlir-timing": "timing",
+    "list-passes": "list_passes",
+    "help": "help",
+    "h": "help",
+}
+_WITHOUT_EFFECT = {  # of mlir-opt: what they ask for is so here, or does not exist
+    "mlir-disable-threading",
+    "mlir-pretty-debuginfo",
+    "mlir-print-ir-module-scope",
+    "mlir-print-op-on-diagnostic",
+    "mlir-print-stacktrace-on-diagnostic",
+    "no-implicit-module",
+}
+_STANDS_FOR = {  # passes of StableHLO that jaxlib does not have, and ours that does what programs here need
+    "stablehlo-aggressive-simplification": "mpmd-simplify-stablehlo",
+    "stablehlo-target-independent-optimization": "mpmd-simplify-stablehlo",
+}
+_TRUE = {"", "true", "1"}
+
+
+@dataclasses.dataclass
+class Command:
+    """A command line, read."""
+
+    file: str = "-"
+    output: str = "-"
+    html: str = ""
+    steps: list[Planned] = dataclasses.field(default_factory=list)
+    split: bool = False
+    verify_diagnostics: bool = False
+    only_expected: bool = False
+    allow_unregistered: bool = False
+    verify_each: bool = True
+    check_changed: bool = False
+    print_after_all: bool = False
+    print_after_change: bool = False
+    print_before_all: bool = False
+    print_after: frozenset[str] = frozenset()
+    print_before: frozenset[str] = frozenset()
+    locations: bool = False
+    generic: bool = False
+    local_scope: bool = False
+    elements_limit: int | None = None
+    timing: bool = False
+    list_passes: bool = False
+    help: bool = False
+
+
+def read_command(argv: Sequence[str]) -> Command:
+    """What the arguments ask for.
+
+    Raises:
+        ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
+    """
+    command = Command()
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "-" or not argument.startswith("-"):
+            command.file = argument
+            continue
+        name, value = name_and_value(argument)
+        if name == "o":
+            command.output = value or next(arguments, "-")
+        elif name == "html":
+            command.html = value or next(arguments, "")
+        elif name in ("pass-pipeline", "p"):
+            command.steps += steps_of_pipeline(value or next(arguments, ""))
+        elif not _read_switch(command, name, value):
+            command.steps += steps_named(name, value)
+    return command
+
+
+def _read_switch(command: Command, name: str, value: str) -> bool:
+    """Notes a switch; False if there is none of this name."""
+    if name == "verify-diagnostics" and value in ("all", "only-expected"):
+        command.verify_diagnostics, command.only_expected = True, value == "only-expected"
+    elif name in _SWITCHES:
+        setattr(command, _SWITCHES[name], value.lower() in _TRUE)
+    elif name == "mlir-print-ir-after":
+        command.print_after |= set(value.split(","))
+    elif name == "mlir-print-ir-before":
+        command.print_before |= set(value.split(","))
+    elif name == "mlir-elide-elementsattrs-if-larger":
+        if not value.isdigit():
+            raise ConfigError(f"-{name}: {value!r} is no number of elements")
+        command.elements_limit = int(value)
+    else:
+        return name in _WITHOUT_EFFECT
+    return True
+
+
+def name_and_value(argument: str) -> tuple[str, str]:
+    """`--name=value`, `-name{value}` or `-name` as name and value."""
+    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
+    if found is None:
+        raise ConfigError(f"cannot read the argument {argument!r}")
+    return found[1], _unwrapped(found[2] or found[3] or "")
+
+
+def _unwrapped(value: str) -> str:
+    """A value without the braces, or the quotes, around all of it."""
+    value = value.strip()
+    for first, last in ("{}", "''", '""'):
+        if len(value) > 1 and value[0] == first and value[-1] == last:
+            return value[1:-1]
+    return value
+
+
+def steps_named(name: str, options: str) -> list[Planned]:
+    """The passes that a flag stands for.
+
+    Raises:
+        ConfigError: no such pass, pipeline or option.
+    """
+    if name in pipeline.PIPELINES:
+        steps = pipeline.steps_of(name, split_options(options))
+        return [Planned(step.pass_, name, step.why) for step in steps]
+    if name in PASSES:
+        return [Planned(make_pass(name, options))]
+    if name in _STANDS_FOR:
+        return [Planned(make_pass(_STANDS_FOR[name]))]
+    if name == "inline":
+        return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
+    if name.startswith("mpmd-"):
+        close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
+        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    return [Planned(mlir_pass(name, options))]
+
+
+def steps_of_pipeline(text: str) -> list[Planned]:
+    """The passes of `builtin.module(a{x=1 y=2},func.func(b,c),d)`.
+
+    Raises:
+        ConfigError: no such pass, pipeline or option; or brackets that do not close.
+    """
+    return list(_steps_in(text, on_functions=False))
+
+
+_NESTED = re.compile(r"(builtin\.module|func\.func|any)\s*\((.*)\)", re.DOTALL)
+
+
+def _steps_in(text: str, on_functions: bool) -> Iterator[Planned]:
+    """The passes of one level of a pipeline: of the module's, or of the functions'."""
+    for part in map(str.strip, split_outside_brackets(text, ",")):
+        inner = _NESTED.fullmatch(part)
+        if inner is not None:
+            yield from _steps_in(inner[2], inner[1] == "func.func")
+            continue
+        name, _, options = part.partition("{")
+        name, options = name.strip(), options.removesuffix("}")
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"cannot read {part!r} as a pass of a pipeline")
+        for step in steps_named(name, options):
+            yield _on_functions(step) if on_functions else step
+
+
+def _on_functions(step: Planned) -> Planned:
+    """A pass of MLIR as it runs on one function after the other; ours look for their functions themselves."""
+    pass_ = step.pass_
+    if not isinstance(pass_, MlirPass) or pass_.pipeline.startswith("func.func("):
+        return step
+    pipeline_text = f"func.func({pass_.pipeline})"
+    if ir.mlir_problem(pipeline_text):
+        raise ConfigError(f"the pass {pass_.pipeline!r} does not run on functions")
+    return dataclasses.replace(step, pass_=MlirPass(pipeline_text))
