@@ -175,7 +175,14 @@ class BiasAndDouble:
     def __init__(self, columns):
         self.columns = columns
 
-    def emit(self, f, sums, at):
+    def vectors_at_once(self, target):
+        return 4
+
+    def emit(self, f, parts):
+        for sums, at in parts:
+            self.emit_one(f, sums, at)
+
+    def emit_one(self, f, sums, at):
         load = f.load if at.mask is None else lambda p, t, i: f.masked_load(p, t, at.mask, i)
         value = f.add(sums, load(f.arguments["bias"], sums.type, at.column))
         index = f.iadd(f.imul(at.row, self.columns), at.column)

@@ -89,16 +89,16 @@ def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
         return f.compare("ne", raw, constant(0, raw.type))
     if dtype == "bf16":
         bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)
-        return f.from_bits(bits, "float")
+        return f.remember_narrow(f.from_bits(bits, "float"), raw)
     return f.cast("fpext", raw, with_element(raw.type, "float")) if dtype == "f16" else raw
 
 
 def narrow(f: FunctionBuilder, value: Value, dtype: str) -> Value:
-    """Register values as elements to be stored."""
+    """Register values as elements to be stored; what was widened from such elements is those again."""
     if dtype == "pred":
         return f.cast("zext", value, with_element(value.type, "i8"))
     if dtype == "bf16":
-        return _bf16_bits(f, value)
+        return f.narrow_of(value) or _bf16_bits(f, value)
     return f.cast("fptrunc", value, with_element(value.type, "half")) if dtype == "f16" else value
 
 
@@ -121,6 +121,11 @@ def _bf16_bits(f: FunctionBuilder, value: Value) -> Value:
 
 def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
     """A register value rounded to what `dtype` can hold, still in the register type."""
+    if dtype == "bf16" and f.target.bf16_dot and lanes_of(value.type) == f.target.lanes():
+        raw, lanes = narrow(f, value, dtype), lanes_of(value.type)
+        order = [lanes + half // 2 if half % 2 else 0 for half in range(2 * lanes)]
+        pairs = f.shuffle(constant(0, raw.type), raw, order)  # one instruction for widening and shifting
+        return f.remember_narrow(f.cast("bitcast", pairs, value.type), raw)
     if dtype in ("bf16", "f16") and element_of(value.type) == "float":
         return widen(f, narrow(f, value, dtype), dtype)
     return value

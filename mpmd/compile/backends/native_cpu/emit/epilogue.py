@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.emit.loop import store_all
+from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
+from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.plan import KernelPlan, Load
 from mpmd.errors import CompileError
@@ -54,14 +57,20 @@ class PlanEpilogue:
                 f"they are {gemm.accumulator}"
             )
 
-    def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
-        """Write the plan's code for one vector of sums."""
-        plan = self.plan
+    def vectors_at_once(self, target: CpuTarget) -> int:
+        """How many vectors of sums are best given to `emit` together."""
+        return vectors_at_once(self.plan, target, stored_nodes(self.plan.stores))
+
+    def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
+        """Write the plan's code for some vectors of sums."""
+        plan, scopes = self.plan, []
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}
-        dims = dict(enumerate((*at.batch, at.row)))
-        lanes = Lanes(plan.rank - 1, at.column, lanes_of(sums.type), at.mask)
-        scope = Scope(f, plan, pointers, dims=dims, lanes=lanes)
-        for number, node in enumerate(plan.nodes):
-            if isinstance(node, Load) and node.operand == self.sums:
-                scope.define(number, sums)
-        store_all(scope)
+        for sums, at in parts:
+            dims = dict(enumerate((*at.batch, at.row)))
+            lanes = Lanes(plan.rank - 1, at.column, lanes_of(sums.type), at.mask)
+            scope = Scope(f, plan, pointers, dims=dims, lanes=lanes)
+            for number, node in enumerate(plan.nodes):
+                if isinstance(node, Load) and node.operand == self.sums:
+                    scope.define(number, sums)
+            scopes.append(scope)
+        store_all(scopes)

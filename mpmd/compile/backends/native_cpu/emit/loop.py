@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import Apply, KernelPlan
+from mpmd.compile.kernels.plan import KernelPlan, Store, store_arguments
 
 # Enough units for load balance among many threads, each long enough that starting it costs nothing.
 _WANTED_UNITS = 64
@@ -66,10 +68,11 @@ class LoopKernel:
             return min(self.plan.size, 1)
         return self._outer * self._pieces
 
-    @property
+    @cached_property
     def _unroll(self) -> int:
-        operations = sum(isinstance(n, Apply) for n in self.plan.nodes)
-        return 4 if operations <= 4 else 2 if operations <= 24 else 1
+        if meets_itself(self.plan):
+            return 1
+        return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -95,7 +98,7 @@ class LoopKernel:
         start.hoist(range(len(plan.nodes)), lanes)
         with f.loop(begin, end) as unit:
             if not plan.rank:
-                store_all(start.inside())
+                store_all([start.inside()])
                 return
             last, outer_dims = plan.rank - 1, range(plan.rank - 1)
             flat = f.idiv(unit.i, self._pieces)
@@ -105,19 +108,24 @@ class LoopKernel:
             high = f.imin(f.iadd(low, self._piece), plan.extents[last])
 
             def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-                for part in parts:
-                    store_all(scope.inside(lanes=part))
+                store_all([scope.inside(lanes=part) for part in parts])
                 return values
 
             vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
 
 
-def store_all(scope: Scope) -> None:
-    """Everything that the plan stores at a point, all values before the first store."""
-    for item in scope.plan.stores:
-        scope.value(item.node)
-    for item in scope.plan.stores:
-        scope.store(item)
+def stored_nodes(stores: Sequence[Store]) -> list[int]:
+    """Numbers of all nodes that stores use."""
+    return [number for item in stores for number in store_arguments(item)]
+
+
+def store_all(scopes: Sequence[Scope]) -> None:
+    """Everything that the plan stores at some points, all values before the first store."""
+    stores = scopes[0].plan.stores
+    evaluate(scopes, stored_nodes(stores))
+    for scope in scopes:
+        for item in stores:
+            scope.store(item)
 
 
 def meets_itself(plan: KernelPlan) -> bool:

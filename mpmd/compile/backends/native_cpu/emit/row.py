@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import Accumulators, identity, reduce_node, sum_dtype
+from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import nested, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -19,7 +21,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import ELEMENT, ROW, Apply, KernelPlan, store_arguments, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, store_arguments, store_level
 
 _SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 
@@ -167,6 +169,10 @@ class _Rows:
             def body(parts: list[Lanes], carried: list[Value]) -> list[Value]:
                 scopes = [(part, scope.inside(lanes=part)) for part in parts]
                 for part, inner in scopes:
+                    self._read(inner, part, item, start)
+                # all values before any store: a result may lie over an operand
+                evaluate([inner for _, inner in scopes], self._roots(item))
+                for part, inner in scopes:
                     self._point(inner, part, item, start, unit)
                 return sums.add(scopes, carried)
 
@@ -191,17 +197,20 @@ class _Rows:
             total = f.iadd(f.imul(total, self.plan.extents[dim]), index)
         return total
 
-    def _point(self, scope: Scope, part: Lanes, item: Pass, start: Position, unit: Value | None) -> None:
-        """Everything but the row sums for one vector of a row."""
-        f, plan = self.f, self.plan
+    def _roots(self, item: Pass) -> list[int]:
+        """Numbers of the nodes that a pass is about."""
+        reduced = [reduce_node(self.plan, n).arg for n in (*item.row_sums, *item.column_sums)]
+        return [*stored_nodes(item.stores), *reduced, *item.keeps]
+
+    def _read(self, scope: Scope, part: Lanes, item: Pass, start: Position) -> None:
+        """What earlier passes kept for one vector of a row."""
         for number in item.reads:
-            dtype = sum_dtype(plan.nodes[number].dtype)
-            scope.define(number, load(f, self._scratch(number), dtype, part.count, f.iadd(start, part.start)))
-        for store_ in item.stores:
-            for number in store_arguments(store_):
-                scope.value(number)
-        for number in item.row_sums:  # before any store: a result may lie over an operand
-            scope.value(reduce_node(plan, number).arg)
+            dtype, at = sum_dtype(self.plan.nodes[number].dtype), self.f.iadd(start, part.start)
+            scope.define(number, load(self.f, self._scratch(number), dtype, part.count, at))
+
+    def _point(self, scope: Scope, part: Lanes, item: Pass, start: Position, unit: Value | None) -> None:
+        """What is written for one vector of a row."""
+        f, plan = self.f, self.plan
         for number in item.keeps:
             dtype = sum_dtype(plan.nodes[number].dtype)
             store(f, scope.wide(number), self._scratch(number), dtype, f.iadd(start, part.start))
@@ -222,8 +231,5 @@ class _Rows:
 
     def _unroll(self, item: Pass) -> int:
         """Vectors per round: enough to hide the latency of sums, few enough for the registers."""
-        extent, operations = self.plan.extents[-1], sum(isinstance(n, Apply) for n in self.plan.nodes)
-        if extent < 2 * self.lanes:
-            return 1
-        light = operations <= 8 and len(item.row_sums) <= 2
-        return min(4 if light and extent >= 4 * self.lanes else 2, extent // self.lanes)
+        fitting = vectors_at_once(self.plan, self.kernel.target, self._roots(item), len(item.row_sums))
+        return max(1, min(fitting, self.plan.extents[-1] // self.lanes))

@@ -36,6 +36,8 @@ from mpmd.compile.kernels.plan import (
     arguments,
 )
 
+_WIDEST_STEP = 4  # elements from lane to lane up to which whole vectors are loaded, and not each lane alone
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -275,7 +277,29 @@ class Scope:
             turned = f.shuffle(mask, mask, backwards) if mask else None
             value = load(f, pointer, node.dtype, count, low, turned)
             return f.shuffle(value, value, backwards)
+        if step is not None and 1 < step <= _WIDEST_STEP and mask is None:
+            return self._load_every(node, step)
         return self._gather(node, mask)
+
+    def _load_every(self, node: Load, step: int) -> Value:
+        """Every second, third ... element: whole vectors, from which the wanted lanes are picked."""
+        assert self.lanes is not None
+        f, count, first = self.f, self.lanes.count, self._first(node.index)
+        type_, pointer = vector(MEMORY[node.dtype], count), self.pointers[node.operand]
+        picked, have = constant(0, type_), 0
+        for number in range(step):
+            at = f.iadd(first, number * count)
+            if number < step - 1:
+                part = f.load(pointer, type_, at)
+            else:  # not one element beyond the last one that is wanted
+                inside = vector_constant([int(lane <= count - step) for lane in range(count)], "i1")
+                part = f.masked_load(pointer, type_, inside, at)
+            end = -(-(number + 1) * count // step)  # of the result's lanes that lie up to here
+            lanes = list(range(count))
+            for lane in range(have, end):
+                lanes[lane] = count + lane * step - number * count
+            picked, have = f.shuffle(picked, part, lanes), end
+        return widen(f, picked, node.dtype)
 
     def _load_scalar(self, node: Load, guard: Value | None) -> Value:
         f, pointer = self.f, self.pointers[node.operand]

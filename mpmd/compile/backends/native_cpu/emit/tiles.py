@@ -149,4 +149,4 @@ class TileKernel:
         inner = scope.inside(lanes=Lanes(last, column, lanes, mask))
         for number, stack in stacks.items():
             inner.define(number, load(f, stack, plan.nodes[number].dtype, lanes, f.imul(row, lanes)))
-        store_all(inner)
+        store_all([inner])

@@ -6,12 +6,15 @@ rows, so the epilogue's code is written once per register of a row and not once 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of, vector, vector_constant, with_element
 from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
+from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 
 class StoreSums:
@@ -22,8 +25,16 @@ class StoreSums:
     def __init__(self, gemm: Gemm) -> None:
         self.gemm = gemm
 
-    def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
-        """Store one vector of sums into C."""
+    def vectors_at_once(self, target: CpuTarget) -> int:
+        """Stores wait for nothing."""
+        return 1
+
+    def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
+        """Store vectors of sums into C."""
+        for sums, at in parts:
+            self._store(f, sums, at)
+
+    def _store(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
         c = self.gemm.c
         offset: Index = f.imul(at.row, c.row_stride)
         offset = f.iadd(offset, f.imul(at.column, c.column_stride))
@@ -72,17 +83,34 @@ class FinishTile:
         arguments += [(p, "ptr") for p in self.epilogue.pointers]
         with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
             batch = self._batch_indices(f, f.arguments["batch"])
-            with f.loop(0, f.arguments["rows"]) as r:
-                row = f.index(f.iadd(f.arguments["row"], r.i))
-                for first in range(0, columns, lanes):
-                    at = f.iadd(f.imul(r.i, t.width), first)
-                    sums = f.load(f.arguments["tile"], vector(element, lanes), at)
-                    column = f.index(f.iadd(f.arguments["column"], first))
-                    left = columns - first
-                    mask = None
-                    if left < lanes:
-                        mask = vector_constant([int(lane < left) for lane in range(lanes)], "i1")
-                    self.epilogue.emit(f, sums, Position(batch, row, column, mask))
+            at_once = max(1, self.epilogue.vectors_at_once(module.target) // -(-columns // lanes))
+            rows, whole = f.arguments["rows"], f.index(0)
+            if at_once > 1:
+                whole = f.index(f.floor_to(rows, at_once))
+                with f.loop(0, whole, at_once) as group:
+                    self._rows(f, batch, group.i, at_once, columns)
+            with f.loop(whole, rows) as rest:
+                self._rows(f, batch, rest.i, 1, columns)
+
+    def _rows(
+        self, f: FunctionBuilder, batch: tuple[Index, ...], first: Value, count: int, columns: int
+    ) -> None:
+        """Some rows of the tile, from left to right."""
+        t, element = self.tiling, "double" if self.gemm.accumulator == "f64" else "float"
+        lanes = f.target.lanes(element)
+        parts = []
+        for r in range(count):
+            number = f.iadd(first, r)
+            row = f.index(f.iadd(f.arguments["row"], number))
+            for start in range(0, columns, lanes):
+                at = f.iadd(f.imul(number, t.width), start)
+                sums = f.load(f.arguments["tile"], vector(element, lanes), at)
+                left, mask = columns - start, None
+                if left < lanes:
+                    mask = vector_constant([int(lane < left) for lane in range(lanes)], "i1")
+                column = f.index(f.iadd(f.arguments["column"], start))
+                parts.append((sums, Position(batch, row, column, mask)))
+        self.epilogue.emit(f, parts)
 
     def _batch_indices(self, f: FunctionBuilder, batch: Value) -> tuple[Index, ...]:
         indices: list[Index] = []

@@ -9,11 +9,13 @@ copies.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.errors import CompileError
 
 DTYPES = ("f32", "bf16", "f16", "f64")
@@ -158,5 +160,8 @@ class Epilogue(Protocol):
     def pointers(self) -> tuple[str, ...]:
         """Names of the pointer arguments after those of A and B."""
 
-    def emit(self, f: FunctionBuilder, sums: Value, at: Position) -> None:
-        """Write code that consumes one vector of sums; `f.arguments` has the pointers."""
+    def vectors_at_once(self, target: CpuTarget) -> int:
+        """How many vectors of sums are best given to `emit` together."""
+
+    def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
+        """Write code that consumes some vectors of sums; `f.arguments` has the pointers."""

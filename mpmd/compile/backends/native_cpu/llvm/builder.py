@@ -63,6 +63,7 @@ class FunctionBuilder(Arithmetic):
         self.arguments = {arg: Value(f"%{arg}", type_) for arg, type_ in arguments}
         self._lines: list[str] = []
         self._entry: list[str] = []
+        self._narrow: dict[str, Value] = {}
         self._block = ".entry"  # a name that no argument has
         self._count = 0
 
@@ -166,6 +167,15 @@ class FunctionBuilder(Arithmetic):
         if isinstance(index, int) and index == 0:
             return pointer
         return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}", "ptr")
+
+    def remember_narrow(self, wide: Value, narrow: Value) -> Value:
+        """Note that a value was widened from a narrower one without loss; returns it."""
+        self._narrow[wide.text] = narrow
+        return wide
+
+    def narrow_of(self, wide: Value) -> Value | None:
+        """The value that this one was widened from, if that was noted."""
+        return self._narrow.get(wide.text)
 
     def load(self, pointer: Value, type_: str, index: Index = 0, *, align: int = 0) -> Value:
         """Load a scalar or vector whose first element is element `index` of the array at `pointer`."""
