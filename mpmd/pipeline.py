@@ -34,7 +34,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("chlo-legalize-to-stablehlo", "one dialect less for all that follows"),
         _step("mpmd-inline", "ordinary calls vanish: names in them come to the top"),
         _step("symbol-dce", "the functions that were called are not needed any more"),
-        _step("canonicalize", "what inlining left unused would else be what the next step keeps of equal ops"),
+        _step("canonicalize", "what inlining left unused would else be what is kept of equal ops"),
         _step("cse", "equal constants become one, which sinking into callees looks for"),
         _step("canonicalize", "constants fold, nested concatenates flatten: inference expects that"),
         _step("mpmd-copy-topology-from-main", "callees become MPMD functions"),

@@ -48,11 +48,6 @@ class FallbackExecutable:
         return self.inner.has_token
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether a call returns before the work is done."""
-        return self.inner.asynchronous
-
-    @property
     def name(self) -> str:
         """Its name."""
         return self.fragment.name
