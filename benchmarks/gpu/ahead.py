@@ -19,7 +19,8 @@ _FACTS = {
     "shared_memory_per_core": 228 << 10, "shared_memory_per_block_optin": 227 << 10,
     "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
     "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 65535, "block_dim_limit_z": 65535, "l2_cache_size": 60 << 20, "device_memory_size": 141 * 10**9,
+    "block_dim_limit_y": 65535, "block_dim_limit_z": 65535, "l2_cache_size": 60 << 20,
+    "device_memory_size": 141 * 10**9,
     "memory_bandwidth": 48 * 10**11, "clock_rate_ghz": 1.98,
 }  # fmt: skip
 # A GpuTargetConfigProto of an H200; the figures are the vendor's.
