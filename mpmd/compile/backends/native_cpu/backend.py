@@ -131,11 +131,6 @@ class NativeExecutable:
         self._order = None if order.is_plain else order
 
     @property
-    def asynchronous(self) -> bool:
-        """False: XLA counts no work in a custom call and runs the fragment in the thread that calls it."""
-        return False
-
-    @property
     def has_token(self) -> bool:
         """Whether a token stands behind the results."""
         return self.fragment.token
