@@ -131,11 +131,12 @@ class _Lowering:
         if isinstance(thunk, MatmulThunk):
             return [self._matmul(thunk)], False
         assert isinstance(thunk, KernelThunk)
-        key = thunk.plan.text()
+        in_place = _in_place(thunk)
+        key = f"{thunk.plan.text()} {in_place}"
         sequence = self._kernels.get(key)
         if sequence is None:
             plan = replace(thunk.plan, name=f"kernel{len(self._kernels)}")
-            sequence = self._kernels[key] = plan_kernels(plan, self.target)
+            sequence = self._kernels[key] = plan_kernels(plan, self.target, in_place)
         temporaries, offset = [], self.scratch
         for temporary in sequence.temporaries:
             temporaries.append(Address(self.arena, offset))
@@ -168,6 +169,12 @@ class _Lowering:
         epilogue = PlanEpilogue(replace(plan.epilogue, name=f"{name}_epilogue"), plan.sums)
         epilogue.check(gemm)
         return gemm_kernel(name, gemm, self.target, epilogue)
+
+
+def _in_place(kernel: KernelThunk) -> tuple[int, ...]:
+    """Numbers of the results that lie over something that the kernel reads."""
+    read = [s for number, s in enumerate(kernel.operands) if number not in kernel.plan.results]
+    return tuple(k for k in kernel.plan.results if any(kernel.operands[k].overlaps(s) for s in read))
 
 
 def _copy_kernel(copy: CopyThunk) -> KernelThunk:

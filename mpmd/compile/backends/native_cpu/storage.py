@@ -73,12 +73,19 @@ def load(
 
 
 def store(
-    f: FunctionBuilder, value: Value, pointer: Value, dtype: str, index: Index = 0, mask: Value | None = None
+    f: FunctionBuilder,
+    value: Value,
+    pointer: Value,
+    dtype: str,
+    index: Index = 0,
+    mask: Value | None = None,
+    *,
+    streams: bool = False,
 ) -> None:
-    """Store register values as adjacent elements; see `load`."""
+    """Store register values as adjacent elements; see `load`, and `FunctionBuilder.store` for `streams`."""
     raw = narrow(f, value, dtype)
     if mask is None:
-        f.store(raw, pointer, index)
+        f.store(raw, pointer, index, streams=streams)
     else:
         f.masked_store(raw, pointer, mask, index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
@@ -9,6 +10,7 @@ from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
+from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
@@ -49,8 +51,13 @@ class KernelSequence:
     temporaries: tuple[Temporary, ...] = ()
 
 
-def plan_kernels(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
+def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] = ()) -> KernelSequence:
     """The kernels for a plan.
+
+    Args:
+        plan: the plan.
+        target: the CPU.
+        in_place: numbers of the operands that are results and lie over something that the plan reads.
 
     Raises:
         CompileError: the plan has a dtype that the CPU backend lacks.
@@ -58,13 +65,14 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
     for operand in plan.operands:
         check_dtype(operand.dtype)
     plan = normalise(plan)
+    streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
         crossing = crossing_dim(plan)
         if crossing is not None:
             return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
-        return KernelSequence(plan, (LoopKernel(plan.name, plan, target),))
+        return KernelSequence(plan, (LoopKernel(plan.name, plan, target, streamed),))
     if plan.kind == "row":
-        return KernelSequence(plan, (RowKernel(plan.name, plan, target),))
+        return KernelSequence(plan, (RowKernel(plan.name, plan, target, streamed=streamed),))
     if plan.kind == "column" and _only_elements(plan) and plan.size:
         strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
         strips *= product(plan.extents, range(plan.batch_dims)) * product(plan.extents, list(plan.row)[:-1])
@@ -75,7 +83,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
         return _two_steps(plan, column, parts)
     batch = product(plan.extents, range(plan.batch_dims))
     parts = Partials(plan, target, _groups(plan, batch))
-    return _two_steps(plan, RowKernel(plan.name, plan, target, parts), parts)
+    return _two_steps(plan, RowKernel(plan.name, plan, target, parts, streamed), parts)
 
 
 def _two_steps(plan: KernelPlan, first: CpuKernel, parts: Partials) -> KernelSequence:

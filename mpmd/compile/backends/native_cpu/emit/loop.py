@@ -8,6 +8,7 @@ from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -26,11 +27,18 @@ class LoopKernel:
     """A kernel over a plan of kind `loop`.
 
     A unit is one index of all dims but the last, or a piece of the last one.
+
+    Attributes:
+        name: its symbol.
+        plan: what it computes.
+        target: the CPU.
+        streamed: numbers of the results that go past the caches.
     """
 
     name: str
     plan: KernelPlan
     target: CpuTarget
+    streamed: frozenset[int] = frozenset()
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -81,17 +89,18 @@ class LoopKernel:
             begin, end = f.arguments["begin"], f.arguments["end"]
             if self.plan.size and meets_itself(self.plan):  # one unit that does everything, in order
                 begin, end = f.index(f.imul(begin, self._all)), f.index(f.imul(end, self._all))
-            self._emit(f, begin, end)
+            pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
+            emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, begin, end, streams))
         return ()
 
     @property
     def _all(self) -> int:
         return self._outer * self._pieces
 
-    def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
+    def _emit(self, f: FunctionBuilder, begin: Value, end: Value, streams: bool) -> None:
         plan = self.plan
         pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
-        start = Scope(f, plan, pointers)
+        start = Scope(f, plan, pointers, streamed=self.streamed if streams else frozenset())
         if not plan.size:
             return
         lanes = self.target.lanes() if plan.rank else 1

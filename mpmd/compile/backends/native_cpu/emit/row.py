@@ -13,6 +13,7 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
@@ -31,12 +32,20 @@ class RowKernel:
     """A kernel over a plan of kind `row` or `mixed`, or of kind `column` where row values are summed.
 
     A unit is a row, or, where the plan has column reductions, a group of rows with one line of partial sums.
+
+    Attributes:
+        name: its symbol.
+        plan: what it computes.
+        target: the CPU.
+        partials: where the column reductions' partial sums are kept.
+        streamed: numbers of the results that go past the caches.
     """
 
     name: str
     plan: KernelPlan
     target: CpuTarget
     partials: Partials | None = None
+    streamed: frozenset[int] = frozenset()
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -84,7 +93,8 @@ class RowKernel:
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:
-                _Rows(self, f).emit()
+                rows = _Rows(self, f)
+                emit_streaming(f, rows.pointers, self.streamed, rows.emit)
         return ()
 
 
@@ -99,9 +109,9 @@ class _Rows:
         self.pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
         self.kept = kernel._kept
 
-    def emit(self) -> None:
+    def emit(self, streams: bool) -> None:
         f, plan, kernel = self.f, self.plan, self.kernel
-        start = Scope(f, plan, self.pointers)
+        start = Scope(f, plan, self.pointers, streamed=kernel.streamed if streams else frozenset())
         start.hoist(range(len(plan.nodes)), self.lanes)
         outside = range(plan.rank - plan.row_dims)
         with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:

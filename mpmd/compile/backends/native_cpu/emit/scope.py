@@ -66,6 +66,7 @@ class Scope:
         dims: index of each known dim.
         lanes: the vector dim, if it is known here.
         parent: the enclosing scope.
+        streamed: numbers of the operands whose vectors are stored past the caches.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Scope:
         dims: Mapping[int, Position] | None = None,
         lanes: Lanes | None = None,
         parent: Scope | None = None,
+        streamed: frozenset[int] = frozenset(),
     ) -> None:
         self.f = f
         self.plan = plan
@@ -84,6 +86,7 @@ class Scope:
         self.dims: dict[int, Position] = {**(parent.dims if parent else {}), **(dims or {})}
         self.lanes = lanes
         self.parent = parent
+        self.streamed: frozenset[int] = parent.streamed if parent else streamed
         self._known: dict[int, Value] = {}
         self._splats: dict[tuple[int, int], Value] = {}
 
@@ -364,7 +367,8 @@ class Scope:
         if item.combine:
             old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
             value = emit_combine(f, item.combine, old, value, dtype)
-        store(f, value, pointer, dtype, at, mask)
+        streams = item.operand in self.streamed and lanes_of(value.type) == f.target.lanes()
+        store(f, value, pointer, dtype, at, mask, streams=streams)
 
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""

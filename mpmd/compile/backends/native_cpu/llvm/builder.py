@@ -183,11 +183,26 @@ class FunctionBuilder(Arithmetic):
         at = self.offset(pointer, index, element)
         return self.op(f"load {type_}, ptr {at}, align {align or natural_align(element)}", type_)
 
-    def store(self, value: Value, pointer: Value, index: Index = 0, *, align: int = 0) -> None:
-        """Store a scalar or vector at element `index` of the array at `pointer`."""
+    def store(
+        self, value: Value, pointer: Value, index: Index = 0, *, align: int = 0, streams: bool = False
+    ) -> None:
+        """Store a scalar or vector at element `index` of the array at `pointer`.
+
+        With `streams` it goes past the caches; the address is then a multiple of the vector's size, up to a
+        line, and `finish_streams` must follow before anybody else may read it.
+        """
         element = element_of(value.type)
         at = self.offset(pointer, index, element)
-        self.emit(f"store {value.typed}, ptr {at}, align {align or natural_align(element)}")
+        align = align or natural_align(element)
+        if streams:
+            align = min(64, natural_align(element) * lanes_of(value.type))
+        hint = f", !nontemporal {self.module.streaming_hint()}" if streams else ""
+        self.emit(f"store {value.typed}, ptr {at}, align {align}{hint}")
+
+    def finish_streams(self) -> None:
+        """Wait until everything that went past the caches can be read by all."""
+        self.module.declare("llvm.x86.sse.sfence", "void", ())
+        self.emit("call void @llvm.x86.sse.sfence()")
 
     def masked_load(self, pointer: Value, type_: str, mask: Value, index: Index = 0) -> Value:
         """Load the lanes where `mask` is set, zero in the others; memory of the others is not touched."""

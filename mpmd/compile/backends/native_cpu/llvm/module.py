@@ -22,6 +22,7 @@ class Module:
         self._functions: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._declarations: dict[str, str] = {}
+        self._streams = False
 
     def declare(self, name: str, result: str, arguments: tuple[str, ...]) -> None:
         """Make an intrinsic or outside function callable; repeating a declaration is free."""
@@ -52,6 +53,11 @@ class Module:
         if self._globals.setdefault(name, definition) != definition:
             raise AssertionError(f"global @{name} is defined twice with different contents")
 
+    def streaming_hint(self) -> str:
+        """The metadata that marks a store which goes past the caches."""
+        self._streams = True
+        return "!0"
+
     def text(self) -> str:
         """The module as LLVM assembly; the same functions in the same order give the same text."""
         attributes = _ATTRIBUTES.format(
@@ -63,5 +69,6 @@ class Module:
             *(text for _, text in sorted(self._declarations.items())),
             *self._functions.values(),
             attributes,
+            *(["!0 = !{i32 1}"] if self._streams else []),
         ]
         return "\n\n".join(parts) + "\n"

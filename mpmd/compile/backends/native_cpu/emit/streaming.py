@@ -1,0 +1,76 @@
+"""Results that go past the caches: stores that do not first read what they overwrite.
+
+A store brings its line into the cache, though a vector will overwrite all of it.  A kernel that moves more
+than the last cache level holds has no use for these lines: by the time that somebody reads its results,
+their beginning is gone.  Stores past the caches save the reading, a third of the traffic of a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, Store, store_level
+
+
+def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] = ()) -> frozenset[int]:
+    """Numbers of the results that go past the caches.
+
+    Args:
+        plan: the plan, normalised.
+        target: the CPU.
+        in_place: numbers of results that lie over something that the kernel reads: their lines are there.
+    """
+    if not target.is_x86 or sum(o.bytes for o in plan.operands) < target.l3_bytes:
+        return frozenset()
+    read = {n.operand for n in plan.nodes if isinstance(n, Load)}.union(in_place)
+    by_operand: dict[int, list[Store]] = {}
+    for store in plan.stores:
+        by_operand.setdefault(store.operand, []).append(store)
+    return frozenset(
+        number
+        for number, stores in by_operand.items()
+        if number not in read and all(_fills_lines(plan, store, target) for store in stores)
+    )
+
+
+def _fills_lines(plan: KernelPlan, store: Store, target: CpuTarget) -> bool:
+    """Whether every vector is written whole, at a multiple of its size."""
+    if store.combine or store.where >= 0 or store.index.values() or not plan.rank:
+        return False
+    if store_level(plan, store) != ELEMENT and plan.kind != "loop":
+        return False
+    lanes, last, dtype = target.lanes(), plan.rank - 1, plan.operands[store.operand].dtype
+    if BYTES[dtype] * lanes < 32:  # two of them fill a line
+        return False
+    if dtype == "bf16" and target.bf16_dot:  # LLVM has no such store of what the instruction for it rounds
+        return False
+    others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
+    steps = store.index.is_linear_in(last) and store.index.factor(last) == 1
+    whole = not any(factor % lanes for factor in (*others, store.index.constant))
+    return steps and whole
+
+
+def emit_streaming(
+    f: FunctionBuilder, pointers: dict[int, Value], streamed: Collection[int], body: Callable[[bool], None]
+) -> None:
+    """Write a kernel's code twice, streaming for results that start at a line, and plainly for others.
+
+    Args:
+        f: the kernel's function.
+        pointers: address of each operand.
+        streamed: numbers of the results in question; without any the code is written once.
+        body: writes the code, told whether it may stream.
+    """
+    if streamed:
+        together = constant(0, "i64")
+        for number in sorted(streamed):
+            together = f.or_(together, f.op(f"ptrtoint ptr {pointers[number]} to i64", "i64"))
+        rest = f.and_(together, constant(63, "i64"))
+        with f.when(f.compare("eq", rest, constant(0, "i64")), returns=True):
+            body(True)
+            f.finish_streams()
+    body(False)
