@@ -40,7 +40,7 @@ class ValidateNoParamTransfers(FunctionPass):
                 report(
                     f'Detected cross-mesh transfer of a parameter matching "{self.param_pattern}" from mesh '
                     f'"{source.mesh}" to "{target.mesh}". JAX locations: [{", ".join(found)}]\n'
-                    f'  It is sent in every step: assign the parameter to "{target.mesh}", or what reads it to '
+                    f'  It is sent in every step: assign the parameter to "{target.mesh}", or its reader to '
                     f'"{source.mesh}".',
                     transfer.location,
                 )
