@@ -37,8 +37,8 @@ class MarkFragmentReservedMemory(FunctionPass):
         if strangers := [op for op in ir.ops(f) if not isinstance(op, (ir.Fragment, ir.Transfer))]:
             for op in strangers:
                 diagnostics.error(
-                    f"cannot account for the memory of {op.operation.name}: only fragments and transfers may "
-                    "stand in the entry function here",
+                    "Expected only TransferOp, FragmentOp, FragmentCallOp and ReturnOp in the function body. "
+                    f"The memory of {op.operation.name} cannot be accounted for",
                     op.location,
                 )
             return

@@ -111,6 +111,10 @@ class _Table:
         layout = self._at(op, name)[index].get(LAYOUT)
         return DEFAULT if layout is None else str(ir.StringAttr(layout).value)
 
+    def shown(self, op: ir.Op, name: str, index: int) -> str:
+        """The layout at one value as an attribute prints; none prints as MLIR has it."""
+        return str(self._at(op, name)[index].get(LAYOUT, "<<NULL ATTRIBUTE>>"))
+
     def write(self, op: ir.Op, name: str, index: int, layout: str) -> None:
         """Sets the layout at one value; default is no attribute."""
         of_value = self._at(op, name)[index]
@@ -128,8 +132,9 @@ class _Table:
 
 
 def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
+    """The results that a value is, in the order of its uses: newest first."""
     terminator = f.terminator
-    yield from sorted(use.operand_number for use in value.uses if use.owner == terminator)
+    yield from (use.operand_number for use in value.uses if use.owner == terminator)
 
 
 def _returned_layout(value: ir.Value, table: _Table, own: str, argument: str) -> str | None:
@@ -145,21 +150,24 @@ def _returned_layout(value: ir.Value, table: _Table, own: str, argument: str) ->
         if layout not in (AUTO, other):
             diagnostics.error(
                 f"Result #{first} is also returned as result #{position}, but with incompatible layouts: "
-                f"{layout} vs. {other}. Both are one array; ask for one layout, or return a copy.",
-                value.location,
+                f"{table.shown(table.f, 'res_attrs', first)} vs. "
+                f"{table.shown(table.f, 'res_attrs', position)}. Both are one array; ask for one layout, or "
+                "return a copy.",
+                table.f.terminator.location,
             )
             return None
-        if layout == AUTO:
-            layout, first = other, position
+        layout, first = other, position
     if not argument:
         return layout if first >= 0 or not any(True for _ in value.uses) else _unreturned(value, table)
     if layout == AUTO:
         return own
     if own not in (AUTO, layout):
         diagnostics.error(
-            f"{argument} is returned as result #{first}, but with incompatible layouts: {own} vs. {layout}. "
-            "Both are one array; ask for one layout, or return a copy.",
-            value.location,
+            f"{argument} is returned as result #{first}, but with incompatible layouts: "
+            f"{table.shown(table.f, 'arg_attrs', ir.arg_index(value))} vs. "
+            f"{table.shown(table.f, 'res_attrs', first)}. Both are one array; ask for one layout, or return "
+            "a copy.",
+            table.f.location,
         )
         return None
     return layout
@@ -182,7 +190,7 @@ def _for_transfers(value: ir.Value, layout: str, called: str) -> str:
         return layout
     if layout not in (AUTO, DEFAULT):
         diagnostics.warning(
-            f"{called} is used in a transfer op to a host mesh, but has the non-default layout: {layout}. "
+            f'{called} is used in a transfer op to a host mesh, but has the non-default layout: "{layout}". '
             "Forcing the default layout.",
             value.location,
         )
@@ -210,7 +218,7 @@ def _warn_if_lost(position: int, layout: str, table: _Table, value: ir.Value) ->
     """Says so if a result that is a transfer does not get the layout that the user wants for it."""
     wanted = table.read(table.f, "res_attrs", position)
     if wanted not in (AUTO, layout):
-        diagnostics.warning(
+        diagnostics.notice(
             f"Result #{position} is a transfer of a value of layout {layout} and takes its layout, not "
             f"{wanted}.",
             value.location,

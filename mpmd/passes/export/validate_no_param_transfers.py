@@ -31,14 +31,16 @@ class ValidateNoParamTransfers(FunctionPass):
         """Looks at each transfer between meshes."""
         report = diagnostics.error if self.fail_on_param_transfers else diagnostics.warning
         for transfer in ir.ops(f, ir.Transfer):
-            source, target = transfer.tensor.type.mesh, transfer.result.type.mesh
-            names = [ir.name_of(transfer.location), ir.name_of(transfer.tensor.location)]
-            if source != target and any(name and self.param_pattern in name for name in names):
-                own, operand = (name or "unnamed" for name in names)
+            source, target = transfer.tensor.type, transfer.result.type
+            if transfer.is_intra_mesh:
+                continue
+            names = (ir.name_of(transfer.tensor.location), ir.name_of(transfer.location))
+            found = dict.fromkeys(f'"{name}"' for name in names if name and self.param_pattern in name)
+            if found:
                 report(
-                    f"Detected cross-mesh transfer of a parameter, as its name contains "
-                    f'"{self.param_pattern}": from mesh "{source}" to mesh "{target}"; the transfer is '
-                    f'called "{own}", its operand "{operand}". It is sent in every step; assign the '
-                    f'parameter to "{target}", or the computation that reads it to "{source}".',
+                    f'Detected cross-mesh transfer of a parameter matching "{self.param_pattern}" from mesh '
+                    f'"{source.mesh}" to "{target.mesh}". JAX locations: [{", ".join(found)}]\n'
+                    f'  It is sent in every step: assign the parameter to "{target.mesh}", or its reader to '
+                    f'"{source.mesh}".',
                     transfer.location,
                 )

@@ -35,7 +35,7 @@ func.func public @main(%a: !m1, %d: !m1 {jax.buffer_donor = true}, %s: !s1, %b: 
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>>
 
 func.func public @stranger(%a: !m1) -> !m1 attributes {topology = #topology} {
-  // expected-error@+1 {{cannot account for the memory of mpmd.call: only fragments and transfers}}
+  // expected-error@+1 {{Expected only TransferOp, FragmentOp, FragmentCallOp and ReturnOp in the function body. The memory of mpmd.call}}
   %f = mpmd.call @callee(%a) : (!m1) -> !m1
   return %f : !m1
 }

@@ -34,7 +34,7 @@ func.func public @main(%a: !m1 {mhlo.layout_mode = "{0, 1}"}, %b: !m1 {mhlo.layo
 // CHECK-LABEL: func.func public @to_the_host
 // CHECK-NOT:   layout_mode
 func.func public @to_the_host(
-    // expected-warning@+1 {{Arg #0 is used in a transfer op to a host mesh, but has the non-default layout: {0, 1}. Forcing}}
+    // expected-warning@+1 {{Arg #0 is used in a transfer op to a host mesh, but has the non-default layout: "{0, 1}". Forcing}}
     %a: !m1 {mhlo.layout_mode = "{0, 1}"}) -> !c1 attributes {topology = #topology} {
   %t = mpmd.transfer %a : (!m1) -> !c1
   return %t : !c1
@@ -45,13 +45,13 @@ func.func public @to_the_host(
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4x8xf32>>
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>>
 
+// expected-error@+1 {{Arg #0 is returned as result #0, but with incompatible layouts: "{0, 1}" vs. "{1, 0}"}}
 func.func public @conflicts(
-    // expected-error@+1 {{Arg #0 is returned as result #0, but with incompatible layouts: {0, 1} vs. {1, 0}}}
     %a: !m1 {mhlo.layout_mode = "{0, 1}"})
     -> (!m1 {mhlo.layout_mode = "{1, 0}"}, !m1 {mhlo.layout_mode = "auto"}, !m1 {mhlo.layout_mode = "{0, 1}"}, !m1) attributes {topology = #topology} {
-  // expected-error@+1 {{Result #2 is also returned as result #3, but with incompatible layouts: {0, 1} vs. default}}
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4x8xf32>) {
     mpmd.return %p : tensor<4x8xf32>
   } : (!m1) -> !m1
+  // expected-error@+1 {{Result #3 is also returned as result #2, but with incompatible layouts: <<NULL ATTRIBUTE>> vs. "{0, 1}"}}
   return %a, %f, %f, %f : !m1, !m1, !m1, !m1
 }
