@@ -62,6 +62,8 @@ class PipelineOptions:
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: what that folder may hold.
+        device_memory_bytes: memory of a device, for the native backend: where a fragment would need more than
+            is left beside what is alive meanwhile, it computes values again; 0: no limit.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
@@ -108,6 +110,7 @@ class PipelineOptions:
     backend: str = "xla"
     compile_cache_dir: str = ""
     compile_cache_bytes: int = 1 << 30
+    device_memory_bytes: int = 0
     disable_passes: tuple[str, ...] = ()
     verify_each: bool = False
     dump_to: str = ""

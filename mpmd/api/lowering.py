@@ -230,7 +230,7 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
     dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     folder = options.compile_cache_dir or _folder_in_jax_cache()
     cache = DiskCache(Path(folder), options.compile_cache_bytes) if folder not in ("", "off") else None
-    return CompileOptions(dump=dump, cache=cache)
+    return CompileOptions(dump=dump, cache=cache, memory_bytes=options.device_memory_bytes)
 
 
 def _folder_in_jax_cache() -> str:

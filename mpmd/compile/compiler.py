@@ -189,7 +189,8 @@ def _compile_alike(
     backend: Backend, fragments: Sequence[FragmentModule], meshes: Mapping[str, Any]
 ) -> list[Executable]:
     """Executables of fragments with one fingerprint, on meshes of one shape."""
-    first, *others = fragments
+    most = max(f.reserved_bytes for f in fragments)  # one program for all: it must fit everywhere
+    first, *others = [dataclasses.replace(f, reserved_bytes=most) for f in fragments]
     if makes_only_zeros(first, meshes[first.mesh]):
         return [ZerosExecutable(fragment, meshes[fragment.mesh]) for fragment in fragments]
     made = [backend.compile(first, meshes[first.mesh])]

@@ -17,17 +17,20 @@ class CompileOptions:
         cache: where native code is kept between processes; None keeps nothing.
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
+        memory_bytes: memory of a device; values are computed again where a fragment would need more than is
+            left beside what is alive meanwhile.  0 sets no limit.
     """
 
     dump: Dump | None = None
     cache: DiskCache | None = None
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
+    memory_bytes: int = 0
 
     @property
     def key(self) -> str:
         """Text that differs where the same fragment may become other code."""
-        return f"{self.pass_options} {sorted(self.disable_passes)}"
+        return f"{self.pass_options} {sorted(self.disable_passes)} {self.memory_bytes}"
 
 
 DEFAULTS = CompileOptions()

@@ -7,17 +7,23 @@ from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.schedule.depth_first import DepthFirstSchedule
+from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass
 
 
 def cpu_pipeline() -> list[Pass]:
-    """What runs before memory is assigned, on a CPU.  Layouts stay row-major: kernels read any order."""
+    """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order."""
     return [
         *cpu_preparation(),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         Fusion(),  # last change of the graph
-        DepthFirstSchedule(),  # memory is assigned for one order
+    ]
+
+
+def scheduling_pipeline() -> list[Pass]:
+    """What runs once kernels are planned and donated parameters have their results."""
+    return [
+        MemorySchedule(),  # memory is assigned for one order
     ]
 
 

@@ -61,9 +61,9 @@ class Timing:
 
 
 def run_pipeline(
-    module: Any, passes: Sequence[Pass], watch: Watch, timing: Timing | None = None
+    module: Any, passes: Sequence[Pass], watch: Watch, timing: Timing | None = None, first: int = 0
 ) -> diagnostics.Diagnostics:
-    """Runs the passes on `module`, in place.
+    """Runs the passes on `module`, in place; dumps are numbered from `first`.
 
     Returns:
         Warnings and notices of all passes.
@@ -73,7 +73,7 @@ def run_pipeline(
     """
     timing = timing if timing is not None else Timing()
     with diagnostics.collecting() as found:
-        for number, pass_ in enumerate(passes):
+        for number, pass_ in enumerate(passes, first):
             if name_of(pass_) in watch.disabled:
                 continue
             changed = _run_one(number, pass_, module, watch, timing)

@@ -13,7 +13,10 @@ from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.thunks.check import check_thunks
+from mpmd.compile.thunks.emission import KernelPlans
 
 POISON = 0xA5
 _MLIR = {"bool": "i1", "float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
@@ -35,9 +38,16 @@ def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -
     )
 
 
-def compiled(fragment: FragmentModule) -> Compilation:
-    """A fragment compiled for this machine."""
-    return compile_fragment(fragment, host_target())
+def compiled(fragment: FragmentModule, *, poison: bool = False) -> Compilation:
+    """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
+    return compile_fragment(fragment, host_target(), poison=poison)
+
+
+def check_memory(made: Compilation) -> None:
+    """Both checkers: one of live ranges, and one that follows the thunks and knows nothing of live ranges."""
+    assignment = made.assignment
+    check_assignment(assignment, KernelPlans().may_share)
+    check_thunks(made.module, made.thunks, assignment.at, assignment.allocations, assignment.results)
 
 
 def run(

@@ -54,6 +54,33 @@ class Timeline:
         self.spans[computation] = LiveRange(first, self.length)
 
 
+STARTS = frozenset(
+    [
+        "all-gather-start",
+        "all-reduce-start",
+        "async-start",
+        "collective-permute-start",
+        "copy-start",
+        "recv",
+        "send",
+    ]
+)
+"""Opcodes that begin something; their `-done` ends it."""
+
+
+def is_start(instruction: HloInstruction) -> bool:
+    """Whether an instruction begins something that another one ends."""
+    return instruction.opcode in STARTS
+
+
+def done_of(start: HloInstruction) -> HloInstruction:
+    """What ends that which an instruction begins."""
+    done = start
+    while not done.opcode.endswith("-done"):
+        done = next(iter(done.users))
+    return done
+
+
 class Liveness:
     """Live ranges of all values of a program with a flat call graph.
 
@@ -73,7 +100,9 @@ class Liveness:
         if value.instruction.opcode == "parameter":
             start = timeline.spans[value.instruction.parent].start
         for use in value.uses:
-            end = max(end, timeline.instants[use.instruction])
+            # what is under way reads its operands until it has ended
+            reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
+            end = max(end, timeline.instants[reader])
         for instruction, _ in value.positions:
             computation = instruction.parent
             condition = any(
@@ -98,10 +127,7 @@ class Liveness:
             taken = [c for c, o in zip(user.called, user.operands[1:]) if o is instruction]
             return max((spans[c].start for c in taken), default=instants[user])
         if user.opcode == "async-start":
-            done = user
-            while done.opcode != "async-done":
-                done = next(iter(done.users))
-            return instants[done]
+            return instants[done_of(user)]
         return -1
 
     def _aliased(self, value: HloValue) -> bool:

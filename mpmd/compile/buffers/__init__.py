@@ -4,8 +4,10 @@
 |---|---|
 | `ranges.py` | when each value's memory is in use, holes included |
 | `sharing.py` | values that take each other's memory where that harms nobody |
-| `packing.py` | intervals of bytes and time into one arena |
+| `borrowing.py` | temporaries in the memory of results, before those are written |
+| `packing.py` | blocks of bytes and time into one arena |
 | `assignment.py` | the result: a slice of an allocation for each value |
 | `check.py` | an independent checker: no two live values overlap |
-| `report.py` | the assignment as text |
+| `report.py` | the assignment as text, and who holds the peak |
+| `plot.py` | the arena as a picture |
 """

@@ -1,18 +1,20 @@
 """The assignment of memory: a slice of an allocation for every value of a scheduled program.
 
-Allocations are the program's parameters, its results, its constants and one arena for all else.  A parameter
-that is given away and the result that takes its memory are one allocation.
+Allocations are the program's parameters, its results, its constants, and one arena for all else in each
+memory space.  A parameter that is given away and the result that takes its memory are one allocation; before
+a result is written, its memory serves others (`borrowing.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.buffers.packing import Block, Packing, aligned, pack
-from mpmd.compile.buffers.ranges import Occupancy
-from mpmd.compile.buffers.sharing import MayShare, Sharing
+from mpmd.compile.buffers.borrowing import borrow
+from mpmd.compile.buffers.packing import Block, Packing, Room, aligned, bits, pack
+from mpmd.compile.buffers.ranges import Occupancy, Span
+from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
@@ -28,16 +30,19 @@ class Allocation:
         kind: `parameter`, `result`, `constant` or `arena`.
         size: bytes.
         index: number of the parameter or result; 0 otherwise.
+        space: the memory space that it lies in.
     """
 
     number: int
     kind: str
     size: int
     index: int = 0
+    space: int = 0
 
     def __str__(self) -> str:
         name = f"{self.kind} {self.index}" if self.kind in ("parameter", "result") else self.kind
-        return f"allocation {self.number}: {name}, {self.size} bytes"
+        space = f" in memory space {self.space}" if self.space else ""
+        return f"allocation {self.number}: {name}, {self.size} bytes{space}"
 
 
 @dataclass(frozen=True)
@@ -63,47 +68,72 @@ class Slice:
         return f"{self.allocation}[{self.offset}:{self.offset + self.size}]"
 
 
+Scratch = Callable[[HloInstruction], int]
+"""Instruction → bytes that its kernel needs while it runs."""
+
+
 @dataclass(frozen=True)
 class BufferAssignment:
     """Where every value lies.
 
     Attributes:
-        allocations: by number: parameters, results, constants, arena.
+        allocations: by number: parameters, results, constants, one arena per memory space, the default first.
         slices: per value.
+        scratch: what kernels use while they run, per instruction.
         results: where each result must be at the end, which may be elsewhere than its value.
         constants: the values behind the slices of the constants' allocation.
         occupancy: when values are in use.
-        packing: how the arena was packed.
+        packings: how each memory space's arena was packed.
+        borrowed: bytes of temporaries that lie in the memory of results.
     """
 
     allocations: tuple[Allocation, ...]
     slices: Mapping[HloValue, Slice]
+    scratch: Mapping[HloInstruction, Slice]
     results: tuple[Slice, ...]
     constants: tuple[HloValue, ...]
     occupancy: Occupancy
-    packing: Packing
+    packings: Mapping[int, Packing]
+    borrowed: int = 0
 
     def at(self, instruction: HloInstruction, index: ShapeIndex = ()) -> Slice:
         """Where the value at a position lies."""
         return self.slices[self.occupancy.dataflow.value_at(instruction, index)]
 
     @property
+    def arenas(self) -> tuple[Allocation, ...]:
+        """One per memory space, the default first."""
+        return tuple(a for a in self.allocations if a.kind == "arena")
+
+    @property
     def arena_bytes(self) -> int:
-        """Size of the arena."""
-        return self.allocations[-1].size
+        """Size of the default memory's arena."""
+        return self.arenas[0].size
 
     @property
     def constant_bytes(self) -> int:
         """Size of the constants."""
-        return self.allocations[-2].size
+        return self.allocations[self.arenas[0].number - 1].size
+
+    @property
+    def packing(self) -> Packing:
+        """That of the default memory."""
+        return self.packings[0]
 
 
-def assign_buffers(module: HloModule, may_share: MayShare) -> BufferAssignment:
+def _no_scratch(instruction: HloInstruction) -> int:
+    return 0
+
+
+def assign_buffers(
+    module: HloModule, may_share: MayShare, scratch: Scratch = _no_scratch
+) -> BufferAssignment:
     """Memory for every value of a scheduled program with a flat call graph.
 
     Args:
         module: parameters and results are arrays; `input_output_alias` says which of them share memory.
         may_share: which operands results may be written over.
+        scratch: what kernels need beside their operands and results.
 
     Raises:
         CompileError: a parameter or result is a tuple, or the calls are not flat.
@@ -114,28 +144,73 @@ def assign_buffers(module: HloModule, may_share: MayShare) -> BufferAssignment:
     border = _Border(module, dataflow)
     occupancy = Occupancy(dataflow)
     sharing = Sharing(occupancy, border.bound(occupancy), border.homes(), may_share)
-    slices: dict[HloValue, Slice] = {}
-    blocks, packed = [], []
-    constants: list[HloValue] = []
-    constant_bytes = 0
+    layout = _Layout(border, occupancy)
     for group in sharing.groups():
-        size = max(v.byte_size for v in group)
-        place = border.place_of(group)
+        layout.add(group)
+    for instruction, instant in occupancy.instants.items():
+        layout.add_scratch(instruction, instant, scratch)
+    return layout.finish()
+
+
+class _Layout:
+    """The places of groups of values, as they are found."""
+
+    def __init__(self, border: _Border, occupancy: Occupancy) -> None:
+        self.border = border
+        self.occupancy = occupancy
+        self.slices: dict[HloValue, Slice] = {}
+        self.scratch: dict[HloInstruction, Slice] = {}
+        self.constants: list[HloValue] = []
+        self.constant_bytes = 0
+        self.busy: dict[int, list[Span]] = {}
+        self.blocks: dict[int, list[tuple[Block, list[HloValue] | HloInstruction]]] = {0: []}
+
+    def add(self, group: list[HloValue]) -> None:
+        """Values that share memory."""
+        size, place = max(v.byte_size for v in group), self.border.place_of(group)
         if group[0].instruction.opcode == "constant":
-            slices[group[0]] = Slice(border.constants, constant_bytes, size)
-            constants += group
-            constant_bytes += aligned(size)
+            self.slices[group[0]] = Slice(self.border.constants, self.constant_bytes, size)
+            self.constants += group
+            self.constant_bytes += aligned(size)
         elif place is not None:
-            slices.update((v, Slice(place, 0, v.byte_size)) for v in group)
+            self.slices.update((v, Slice(place, 0, v.byte_size)) for v in group)
+            self.busy.setdefault(place, []).extend(self.occupancy.together(group))
         else:
-            first, last = min(map(occupancy.first, group)), max(map(occupancy.last, group))
-            blocks.append(Block(size, first, last))
-            packed.append(group)
-    packing = pack(blocks)
-    for group, offset in zip(packed, packing.offsets):
-        slices.update((v, Slice(border.arena, offset, v.byte_size)) for v in group)
-    allocations = border.allocations(constant_bytes, packing.size)
-    return BufferAssignment(allocations, slices, border.result_slices(), tuple(constants), occupancy, packing)
+            block = Block(size, self.occupancy.together(group))
+            self.blocks.setdefault(space_of(group[0]), []).append((block, group))
+
+    def add_scratch(self, instruction: HloInstruction, instant: int, scratch: Scratch) -> None:
+        """What an instruction's kernel needs while it runs, if it needs anything."""
+        size = scratch(instruction)
+        if size:
+            self.blocks[0].append((Block(size, (Span(instant, instant),)), instruction))
+
+    def finish(self) -> BufferAssignment:
+        """Places for all that has none yet."""
+        border, packings, borrowed = self.border, {}, 0
+        for number, space in enumerate(sorted(self.blocks)):
+            blocks = [b for b, _ in self.blocks[space]]
+            rooms = border.rooms(space, self.busy, self.occupancy.liveness.timeline.length)
+            loans = borrow(blocks, rooms)
+            borrowed += sum(blocks[k].size for k in loans)
+            kept = [k for k in range(len(blocks)) if k not in loans]
+            packing = packings[space] = pack([blocks[k] for k in kept])
+            places = {k: (border.arena + number, at) for k, at in zip(kept, packing.offsets)} | loans
+            for k, (block, owner) in enumerate(self.blocks[space]):
+                if isinstance(owner, HloInstruction):
+                    self.scratch[owner] = Slice(*places[k], block.size)
+                else:
+                    self.slices.update((v, Slice(*places[k], v.byte_size)) for v in owner)
+        return BufferAssignment(
+            border.allocations(self.constant_bytes, {s: p.size for s, p in packings.items()}),
+            self.slices,
+            self.scratch,
+            border.result_slices(),
+            tuple(self.constants),
+            self.occupancy,
+            packings,
+            borrowed,
+        )
 
 
 class _Border:
@@ -200,11 +275,29 @@ class _Border:
         """Where the results must be."""
         return tuple(Slice(p, 0, size) for p, size in zip(self.result_place, self.result_bytes))
 
-    def allocations(self, constant_bytes: int, arena_bytes: int) -> tuple[Allocation, ...]:
+    def rooms(self, space: int, busy: Mapping[int, list[Span]], end: int) -> dict[int, Room]:
+        """Memory of results that temporaries may use while nothing else does, by allocation.
+
+        At the end results that lie elsewhere are copied home, so nothing else may be there then.
+        """
+        return {
+            place: Room(size, bits(busy.get(place, ())) | 1 << end)
+            for value, place, size in zip(self.results, self.result_place, self.result_bytes)
+            if space_of(value) == space and size
+        }
+
+    def allocations(self, constant_bytes: int, arenas: Mapping[int, int]) -> tuple[Allocation, ...]:
         """The table."""
-        made = [Allocation(k, "parameter", p.shape.byte_size, k) for k, p in enumerate(self.parameters)]
+        made = [
+            Allocation(k, "parameter", v.byte_size, k, space_of(v))
+            for k, v in enumerate(self.parameter_values)
+        ]
         count = len(made)
-        made += [Allocation(count + k, "result", s, k) for k, s in enumerate(self.result_bytes)]
+        made += [
+            Allocation(count + k, "result", size, k, space_of(v))
+            for k, (v, size) in enumerate(zip(self.results, self.result_bytes))
+        ]
         made.append(Allocation(self.constants, "constant", constant_bytes))
-        made.append(Allocation(self.arena, "arena", arena_bytes))
+        for number, (space, size) in enumerate(sorted(arenas.items())):
+            made.append(Allocation(self.arena + number, "arena", size, 0, space))
         return tuple(made)

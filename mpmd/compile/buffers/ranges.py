@@ -6,6 +6,7 @@ computes may take its place from then on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
@@ -24,6 +25,17 @@ class Span:
     def meets(self, other: Span) -> bool:
         """Whether there is an instant in both."""
         return self.start <= other.end and other.start <= self.end
+
+
+def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same instants as spans that neither meet nor touch, in order of time."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        if found and span.start <= found[-1].end + 1:
+            found[-1] = Span(found[-1].start, max(found[-1].end, span.end))
+        else:
+            found.append(span)
+    return tuple(found)
 
 
 class Occupancy:
@@ -70,6 +82,10 @@ class Occupancy:
     def last(self, value: HloValue) -> int:
         """The last instant."""
         return self.spans[value][-1].end
+
+    def together(self, values: Iterable[HloValue]) -> tuple[Span, ...]:
+        """When any of several values is in use."""
+        return merged(s for v in values for s in self.spans[v])
 
     def conflict(self, a: HloValue, b: HloValue, touching: int = -1) -> bool:
         """Whether two values are in use at the same time.

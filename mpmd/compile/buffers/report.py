@@ -1,8 +1,69 @@
-"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`."""
+"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`, and who holds its peak."""
 
 from __future__ import annotations
 
-from mpmd.compile.buffers.assignment import BufferAssignment
+from dataclasses import dataclass
+
+from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.buffers.ranges import Span, merged
+
+_MOST_HOLDERS = 20
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Something that lies in an allocation.
+
+    Attributes:
+        label: the value, or whose scratch it is.
+        place: where.
+        spans: when.
+        shape: of the value; empty for scratch.
+    """
+
+    label: str
+    place: Slice
+    spans: tuple[Span, ...]
+    shape: str = ""
+
+    def alive(self, instant: int) -> bool:
+        """Whether it is in use at an instant."""
+        return any(s.start <= instant <= s.end for s in self.spans)
+
+
+def holdings(assignment: BufferAssignment, allocation: Allocation) -> list[Holding]:
+    """All that lies in an allocation, by offset and then by time."""
+    occupancy = assignment.occupancy
+    found = [
+        Holding(str(value), place, occupancy.spans[value], str(value.shape))
+        for value, place in assignment.slices.items()
+        if place.allocation == allocation.number
+    ]
+    for instruction, place in assignment.scratch.items():
+        if place.allocation == allocation.number:
+            instant = occupancy.instants[instruction]
+            found.append(Holding(f"scratch of {instruction.name}", place, (Span(instant, instant),)))
+    return sorted(found, key=lambda h: (h.place.offset, h.spans[0].start, h.label))
+
+
+def bytes_in_use(held: list[Holding]) -> dict[int, int]:
+    """Bytes of an allocation that are in use from an instant on, for every instant at which that changes.
+
+    Values that share memory count once.
+    """
+    spans: dict[tuple[int, int], list[Span]] = {}
+    for h in held:
+        spans.setdefault((h.place.offset, h.place.size), []).extend(h.spans)
+    changes: dict[int, int] = {0: 0}
+    for (_, size), found in spans.items():
+        for span in merged(found):
+            changes[span.start] = changes.get(span.start, 0) + size
+            changes[span.end + 1] = changes.get(span.end + 1, 0) - size
+    total, in_use = 0, {}
+    for instant in sorted(changes):
+        total += changes[instant]
+        in_use[instant] = total
+    return in_use
 
 
 def assignment_report(assignment: BufferAssignment) -> str:
@@ -10,42 +71,57 @@ def assignment_report(assignment: BufferAssignment) -> str:
     lines = ["BufferAssignment:"]
     for allocation in assignment.allocations:
         lines.append(str(allocation))
-        held = [
-            (place.offset, value)
-            for value, place in assignment.slices.items()
-            if place.allocation == allocation.number
-        ]
-        for offset, value in sorted(held, key=lambda p: (p[0], p[1].number)):
-            spans = " ".join(f"{s.start}-{s.end}" for s in assignment.occupancy.spans[value])
-            lines.append(f" {value} [{offset}, {value.byte_size} bytes] {value.shape} alive {spans}")
+        for h in holdings(assignment, allocation):
+            spans = " ".join(f"{s.start}-{s.end}" for s in h.spans)
+            shape = f" {h.shape}" if h.shape else ""
+            lines.append(f" {h.label} [{h.place.offset}, {h.place.size} bytes]{shape} alive {spans}")
     lines += ["", "Statistics:"]
     for kind in ("parameter", "result", "constant", "arena"):
         sizes = [a.size for a in assignment.allocations if a.kind == kind]
         lines.append(f" {kind}: {len(sizes)} allocations, {sum(sizes)} bytes")
-    packing = assignment.packing
-    waste = packing.size - packing.lower_bound
-    lines.append(f" arena: {packing.size} bytes, {waste} above the most that is alive at once")
-    lines += ["", *_peak(assignment)]
+    for arena in assignment.arenas:
+        packing = assignment.packings[arena.space]
+        waste = packing.size - packing.lower_bound
+        space = f" of memory space {arena.space}" if arena.space else ""
+        lines.append(f" arena{space}: {packing.size} bytes, {waste} above the most that is alive at once")
+    if assignment.borrowed:
+        lines.append(f" borrowed from results: {assignment.borrowed} bytes")
+    for arena in assignment.arenas:
+        lines += ["", *_peak(assignment, arena)]
     return "\n".join(lines) + "\n"
 
 
-def _peak(assignment: BufferAssignment) -> list[str]:
-    """The values in the arena at the instant at which most of it is in use."""
-    occupancy, arena = assignment.occupancy, assignment.allocations[-1].number
-    values = [v for v, place in assignment.slices.items() if place.allocation == arena]
-    instants = sorted({occupancy.first(v) for v in values})
-    best: tuple[int, int] = (0, 0)
-    for instant in instants:
-        places = {
-            (assignment.slices[v].offset, v.byte_size) for v in values if _alive(assignment, v, instant)
-        }
-        best = max(best, (sum(size for _, size in places), -instant))
-    instant = -best[1]
-    alive = [v for v in values if _alive(assignment, v, instant)]
-    alive.sort(key=lambda v: (-v.byte_size, v.number))
-    return [f"Peak: {best[0]} bytes at instant {instant}"] + [f" {v.byte_size:>12} {v}" for v in alive[:20]]
+def peak_holders(assignment: BufferAssignment) -> list[tuple[str, int]]:
+    """What lies in the default memory's arena when most of it is in use, with its bytes, largest first."""
+    return [(h.label, h.place.size) for h in _at_peak(assignment, assignment.arenas[0])[2]]
 
 
-def _alive(assignment: BufferAssignment, value: object, instant: int) -> bool:
-    spans = assignment.occupancy.spans[value]  # type: ignore[index]
-    return any(s.start <= instant <= s.end for s in spans)
+def _at_peak(assignment: BufferAssignment, arena: Allocation) -> tuple[int, int, list[Holding]]:
+    """(the most bytes in use, when first, what lies there then)."""
+    held = holdings(assignment, arena)
+    in_use = bytes_in_use(held)
+    most = max(in_use.values())
+    at = next(instant for instant, size in in_use.items() if size == most)
+    alive = [h for h in held if h.alive(at)]
+    return most, at, sorted(alive, key=lambda h: (-h.place.size, h.label))
+
+
+def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
+    """The values in an arena at the instant at which most of it is in use."""
+    most, at, alive = _at_peak(assignment, arena)
+    space = f" of memory space {arena.space}" if arena.space else ""
+    lines = [f"Peak{space}: {most} bytes at instant {at}{_running(assignment, at)}"]
+    lines += [
+        f" {h.place.size:>12} {100 * h.place.size / max(1, most):5.1f} % {h.label}"
+        for h in alive[:_MOST_HOLDERS]
+    ]
+    if len(alive) > _MOST_HOLDERS:
+        rest = sum(h.place.size for h in alive[_MOST_HOLDERS:])
+        lines.append(f" {rest:>12} in {len(alive) - _MOST_HOLDERS} others")
+    return lines
+
+
+def _running(assignment: BufferAssignment, instant: int) -> str:
+    """What runs at an instant."""
+    found = [i for i, at in assignment.occupancy.instants.items() if at == instant]
+    return f", {found[0].opcode} {found[0].name}" if found else ""

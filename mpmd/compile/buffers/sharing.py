@@ -27,6 +27,12 @@ class Wish:
     touching: int
 
 
+def space_of(value: HloValue) -> int:
+    """The memory space of a value, as its layout says: values of different spaces never share memory."""
+    layout = value.shape.layout
+    return layout.memory_space if layout is not None else 0
+
+
 class Sharing:
     """Groups of values that share memory.
 
@@ -70,7 +76,7 @@ class Sharing:
             return True
         if "constant" in (wish.a.instruction.opcode, wish.b.instruction.opcode):
             return False
-        if wish.a.byte_size != wish.b.byte_size:
+        if wish.a.byte_size != wish.b.byte_size or space_of(wish.a) != space_of(wish.b):
             return False
         places = self._fixed.get(id(a), frozenset()), self._fixed.get(id(b), frozenset())
         if -1 in places[0] | places[1] or (places[0] and places[1] and places[0] != places[1]):

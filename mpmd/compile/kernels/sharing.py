@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from mpmd.compile.kernels.plan import (
+    BATCH,
+    COLUMN,
     ELEMENT,
     KernelPlan,
     Load,
     Reduce,
+    Store,
     arguments,
     store_arguments,
     store_level,
@@ -40,9 +43,25 @@ def may_share(plan: KernelPlan, source: int, result: int) -> bool:
     if any(node.index != place for _, node in loads):
         return False
     if any(store_level(plan, s) != ELEMENT for s in stores) and plan.row_dims:
-        return False
+        return _only_finishes(plan, [k for k, _ in loads], stores)
     written_in = min(max(plan.stages[n] for n in store_arguments(s)) for s in stores)
     return all(_last_pass(plan, number) <= written_in for number, _ in loads)
+
+
+def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> bool:
+    """Whether loads are used for nothing but one store of a finished column or batch value.
+
+    Such a store happens once all outer indices are through, each place by itself.
+    """
+    if len(stores) != 1 or store_level(plan, stores[0]) not in (COLUMN, BATCH):
+        return False
+    reached = set(loads)
+    for number, node in enumerate(plan.nodes):
+        if reached & set(arguments(node)):
+            if isinstance(node, Reduce):
+                return False
+            reached.add(number)
+    return all(s is stores[0] or not reached & set(store_arguments(s)) for s in plan.stores)
 
 
 def _last_pass(plan: KernelPlan, number: int) -> int:

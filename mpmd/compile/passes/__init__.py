@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from mpmd.compile import schedule
 from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify
 from mpmd.errors import ConfigError
 from mpmd.support.passes import Pass, with_options
 
-FAMILIES = (expand, simplify, collectives, layout, fusion, memory)
+FAMILIES = (expand, simplify, collectives, layout, fusion, memory, schedule)
 
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 

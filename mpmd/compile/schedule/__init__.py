@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mpmd.compile.schedule.depth_first import DepthFirstSchedule
+from mpmd.compile.schedule.latency_hiding import LatencyHidingSchedule
+from mpmd.compile.schedule.memory_schedule import MemorySchedule
+from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (DepthFirstSchedule,)
+PASSES: tuple[type[Pass], ...] = (MemorySchedule, LatencyHidingSchedule, Rematerialization)

@@ -1,30 +1,53 @@
-"""hlo-depth-first-schedule."""
+"""Depth first: of the operands of an instruction, the one with the most behind it runs first."""
 
 from __future__ import annotations
 
-import dataclasses
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.schedule.heap import Heap
 
-from mpmd.compile.hlo.module import HloModule
-from mpmd.support.passes import Pass
+_MOST = 1 << 62
 
 
-@dataclasses.dataclass(frozen=True)
-class DepthFirstSchedule(Pass):
-    """Orders every computation so that what an instruction needs runs shortly before it.
+def depth_first_order(computation: HloComputation, heap: Heap) -> list[HloInstruction]:
+    """Post-order in which each instruction's operands are visited by what they cost.
 
-    Requires: nothing.
-    Ensures: the module is scheduled.
-    Cost: linear.
-    Source: the depth-first order of XLA's memory scheduler.
+    Values with several users behind an operand stay alive while its siblings run, so the operand with the
+    most such users comes first; among equals the one with the most bytes behind it.
+
+    Source: XLA's DFS memory scheduler.
     """
+    behind: dict[HloInstruction, tuple[int, int]] = {}
+    for instruction in computation.post_order():
+        extra, size = max(0, len(instruction.users) - 1), _bytes(instruction, heap)
+        for operand in dict.fromkeys(instruction.operands):
+            extra += behind[operand][0]
+            size += behind[operand][1]
+        behind[instruction] = min(extra, _MOST), min(size, _MOST)
+    places = {instruction: place for place, instruction in enumerate(computation)}
 
-    name = "hlo-depth-first-schedule"
+    def costly_first(instruction: HloInstruction) -> tuple[int, int, int]:
+        extra, size = behind[instruction]
+        return -extra, -size, places[instruction]
 
-    def run(self, module: HloModule) -> bool:
-        """Orders `module`; True iff it was not scheduled before."""
-        if module.is_scheduled:
-            return False
-        for computation in module.computations:
-            computation.reorder(computation.post_order())
-        module.is_scheduled = True
-        return True
+    order: list[HloInstruction] = []
+    done: set[HloInstruction] = set()
+    ends = [i for i in computation if not i.users and not i.control_successors]
+    for end in sorted(ends, key=costly_first):
+        stack = [(end, False)]
+        while stack:
+            instruction, ready = stack.pop()
+            if instruction in done:
+                continue
+            if ready:
+                done.add(instruction)
+                order.append(instruction)
+                continue
+            stack.append((instruction, True))
+            needed = dict.fromkeys((*instruction.control_predecessors, *instruction.operands))
+            stack += [(n, False) for n in sorted(needed, key=costly_first, reverse=True) if n not in done]
+    return order
+
+
+def _bytes(instruction: HloInstruction, heap: Heap) -> int:
+    return sum(heap.sizes[v] for v in heap.traffic[instruction].defines)

@@ -8,10 +8,12 @@ from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.thunks.poison import Poison
 from mpmd.compile.thunks.thunk import (
     ConditionalThunk,
     CopyThunk,
@@ -53,6 +55,11 @@ class KernelPlans:
                 if instruction.opcode not in SILENT and instruction.opcode not in ("while", "conditional"):
                     self.of(instruction)
 
+    def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
+        """The plan of an instruction's kernel; None for products and for what needs no kernel."""
+        planned = self._plans.get(instruction)
+        return None if planned is None or isinstance(planned, DotPlan) else planned.plan
+
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
         if instruction.opcode in SILENT or instruction.opcode in ("while", "conditional"):
@@ -83,10 +90,12 @@ class Emitter:
     Args:
         assignment: where values lie.
         plans: the kernels.
+        poison: overwrite what is free, for tests.
     """
 
-    def __init__(self, assignment: BufferAssignment, plans: KernelPlans) -> None:
+    def __init__(self, assignment: BufferAssignment, plans: KernelPlans, *, poison: bool = False) -> None:
         self.assignment = assignment
+        self.poison = Poison(assignment) if poison else None
         self.plans = plans
         self.dataflow = assignment.occupancy.dataflow
 
@@ -101,6 +110,7 @@ class Emitter:
     def sequence(self, computation: HloComputation) -> list[Thunk]:
         """The thunks of one computation, in the order of its schedule."""
         thunks: list[Thunk] = []
+        since = self.assignment.occupancy.liveness.timeline.spans[computation].start - 1
         for instruction in computation:
             if instruction.opcode in SILENT:
                 continue
@@ -110,6 +120,9 @@ class Emitter:
                 thunks.append(self._conditional(instruction))
             else:
                 thunks += self._kernel(instruction)
+            if self.poison is not None:
+                thunks += self.poison.after(instruction, since)
+                since = self.assignment.occupancy.instants[instruction]
         return thunks
 
     def _copy(self, name: str, source: Slice, target: Slice) -> list[Thunk]:
@@ -124,7 +137,8 @@ class Emitter:
             target = place.result(planned.result)
             operands = (*(place.array(a) for a in planned.arrays), target)
             thunks = self._copy(instruction.name, place.array(planned.target), target)
-            return [*thunks, KernelThunk(instruction.name, planned.plan, operands)]
+            scratch = self.assignment.scratch.get(instruction)
+            return [*thunks, KernelThunk(instruction.name, planned.plan, operands, scratch)]
         if isinstance(planned, DotPlan):
             a, b = (place.array(f) for f in planned.factors)
             slices = [place.array(x) for x in planned.arrays] + [place.result(r) for r in planned.results]
@@ -134,7 +148,9 @@ class Emitter:
             return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)))]
         results = [place.result(r, k) for k, r in enumerate(planned.results)]
         operands = (*(place.array(a) for a in planned.arrays), *results)
-        return [KernelThunk(instruction.name, planned.plan, operands)]
+        return [
+            KernelThunk(instruction.name, planned.plan, operands, self.assignment.scratch.get(instruction))
+        ]
 
     # -- control
     def _while(self, loop: HloInstruction) -> list[Thunk]:

@@ -18,16 +18,19 @@ class KernelThunk:
         name: of the instruction that it computes.
         plan: what it does.
         operands: where each operand of the plan lies.
+        scratch: memory that it uses while it runs; None if it needs none.
     """
 
     name: str
     plan: KernelPlan
     operands: tuple[Slice, ...]
+    scratch: Slice | None = None
 
     @property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
-        return tuple(self.operands[k] for k in self.plan.results)
+        scratch = (self.scratch,) if self.scratch is not None else ()
+        return tuple(self.operands[k] for k in self.plan.results) + scratch
 
     @property
     def reads(self) -> tuple[Slice, ...]:
@@ -39,7 +42,9 @@ class KernelThunk:
     def line(self) -> str:
         """One line of a listing."""
         arrays = ", ".join(map(str, self.operands))
-        return f"kernel {self.name} {self.plan.kind} {'x'.join(map(str, self.plan.extents))} ({arrays})"
+        scratch = f" scratch {self.scratch}" if self.scratch is not None else ""
+        extents = "x".join(map(str, self.plan.extents))
+        return f"kernel {self.name} {self.plan.kind} {extents} ({arrays}){scratch}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.check import check_assignment
-from mpmd.compile.buffers.packing import ALIGNMENT, Block, aligned, pack
+from mpmd.compile.buffers.packing import Block, alignment_of, pack
+from mpmd.compile.buffers.ranges import Span
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.sharing import may_share
@@ -24,7 +25,7 @@ from tests.support.native_fragments import compiled, fragment_of
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 60), st.integers(0, 20)).map(
-        lambda t: Block(t[0], t[1], t[1] + t[2])
+        lambda t: Block(t[0], (Span(t[1], t[1] + t[2]),))
     ),
     max_size=40,
 )
@@ -37,16 +38,16 @@ def test_packed_blocks_never_overlap(blocks):
     assert packing.size >= packing.lower_bound
     for i, a in enumerate(blocks):
         low = packing.offsets[i]
-        assert low % ALIGNMENT == 0
-        assert low + aligned(a.size) <= packing.size
+        assert low % alignment_of(a.size) == 0
+        assert low + a.size <= packing.size
         for j, b in enumerate(blocks[:i]):
-            together = a.start <= b.end and b.start <= a.end
+            together = a.spans[0].meets(b.spans[0])
             apart = low + a.size <= packing.offsets[j] or packing.offsets[j] + b.size <= low
             assert apart or not together or not a.size or not b.size
 
 
 def test_blocks_that_fit_are_packed_to_the_bound():
-    blocks = [Block(640, k, k + 1) for k in range(50)]
+    blocks = [Block(640, (Span(k, k + 1),)) for k in range(50)]
     packing = pack(blocks)
     assert packing.size == packing.lower_bound == 2 * 640
 

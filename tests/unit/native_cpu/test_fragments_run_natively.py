@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
-from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.compile.thunks.thunk import CopyThunk
-from tests.support.native_fragments import compiled, fragment_of, run
+from tests.support.native_fragments import check_memory, compiled, fragment_of, run
 
 RNG = np.random.default_rng(0)
 
@@ -178,8 +176,8 @@ def test_equals_jit_and_the_evaluator(name):
     function, *arguments = CASES[name]
     leaves = jax.tree.leaves(arguments)
     fragment = fragment_of(function, *arguments)
-    made = compiled(fragment)
-    check_assignment(made.assignment, KernelPlans().may_share)
+    made = compiled(fragment, poison=True)
+    check_memory(made)
     got = run(fragment, leaves, made)
     want = jax.tree.leaves(jax.jit(function)(*arguments))
     meant = jax.tree.leaves(evaluate(lower(fragment.text), leaves))

@@ -29,6 +29,7 @@ _FORMAT = 1
 _TEXTS = {
     "hlo": "after_optimizations.txt",
     "buffers": "buffer-assignment.txt",
+    "memory": "memory.svg",
     "thunks": "thunk_sequence.txt",
     "kernels": "kernels.txt",
 }
@@ -85,7 +86,7 @@ class Artefact:
         """One of its texts.
 
         Args:
-            what: `"hlo"`, `"buffers"`, `"thunks"`, `"kernels"`, `"llvm"` or `"assembly"`.
+            what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"llvm"` or `"assembly"`.
             target: the CPU that it was compiled for.
 
         Raises:

@@ -17,13 +17,15 @@ from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, compile_with_handler, register
+from mpmd.compile.backends.native_cpu.fitting import fit
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
-from mpmd.compile.backends.native_cpu.steps import NativeProgram, native_program
+from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.donation import pair_donations
+from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
@@ -31,7 +33,7 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.lowering import lower
 from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.compile.pipelines import cpu_pipeline
+from mpmd.compile.pipelines import cpu_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
@@ -81,7 +83,7 @@ class Compilation:
         allocations = self.assignment.allocations
         sizes = {kind: sum(a.size for a in allocations if a.kind == kind) for kind in ("parameter", "result")}
         aliased = sum(allocations[d].size for d in self.aliases)
-        temporaries = self.native.arena_bytes - self.assignment.constant_bytes
+        temporaries = self.assignment.arena_bytes
         return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, len(self.code.code))
 
     def texts(self) -> dict[str, str]:
@@ -89,6 +91,7 @@ class Compilation:
         return {
             "after_optimizations.txt": print_module(self.module),
             "buffer-assignment.txt": assignment_report(self.assignment),
+            "memory.svg": memory_plot(self.assignment),
             "thunk_sequence.txt": listing(self.thunks) + "\n",
             "kernels.txt": kernels_text(self.thunks),
         }
@@ -151,8 +154,9 @@ class NativeExecutable:
         """One of its texts.
 
         Args:
-            what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"thunks"`, `"kernels"`, `"llvm"`,
-                `"assembly"` of the CPU, or `"clusters"`: what of it is native.
+            what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"memory"` (an SVG of the
+                arena), `"thunks"`, `"kernels"`, `"llvm"`, `"assembly"` of the CPU, or `"clusters"`: what of
+                it is native.
 
         Raises:
             CompileError: another word.
@@ -254,7 +258,8 @@ def compiled_or_kept(
     """
     if options.cache is None or options.dump is not None:
         return compile_fragment(fragment, target, options, module).artefact(), False
-    kept = KeptArtefacts(options.cache, target, options.key)
+    reserved = f" {fragment.reserved_bytes}" if options.memory_bytes else ""
+    kept = KeptArtefacts(options.cache, target, options.key + reserved)
     found = kept.of_fragment(fragment)
     if found is not None:
         return found, True
@@ -268,19 +273,41 @@ def compiled_or_kept(
     return made, False
 
 
-def compile_fragment(
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A fragment in order and with memory, before there is machine code.
+
+    Attributes:
+        module: the optimised, scheduled HLO.
+        assignment: its memory.
+        thunks: its work.
+        native: its steps.
+        seconds: per phase.
+    """
+
+    module: HloModule
+    assignment: BufferAssignment
+    thunks: tuple[Thunk, ...]
+    native: NativeProgram
+    seconds: dict[str, float]
+
+
+def prepare_fragment(
     fragment: FragmentModule,
     target: CpuTarget,
     options: CompileOptions = DEFAULTS,
     module: HloModule | None = None,
-) -> Compilation:
-    """From StableHLO to machine code.
+    *,
+    poison: bool = False,
+) -> Prepared:
+    """From StableHLO to steps with addresses: everything but machine code.
 
     Args:
         fragment: what to compile.
         target: for which CPU.
         options: what the user says about compiling.
         module: the fragment lowered, if that was done; the passes change it.
+        poison: overwrite memory as soon as it is free, so that wrong reads show.
 
     Raises:
         CompileError: something in it has no native code.
@@ -290,32 +317,57 @@ def compile_fragment(
     module = module or lower(fragment.text)
     clock("lowering")
     timing = Timing()
-    run_pipeline(module, cpu_pipeline(), _watch(fragment, module, options.dump), timing)
-    for name, spent in timing.seconds:
-        seconds[name] = seconds.get(name, 0.0) + spent
+    passes, watch = cpu_pipeline(), _watch(fragment, module, options.dump)
+    run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
     plans.plan_all(module.call_order())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
-    assignment = assign_buffers(module, plans.may_share)
+    run_pipeline(module, scheduling_pipeline(), watch, timing, first=len(passes))
+    for name, spent in timing.seconds:
+        seconds[name] = seconds.get(name, 0.0) + spent
+    clock("schedule")
+    code = PlanCode(target)
+
+    def assign() -> BufferAssignment:
+        plans.plan_all(module.call_order())
+        return assign_buffers(module, plans.may_share, lambda i: code.scratch_bytes(plans.plan_of(i)))
+
+    memory = options.memory_bytes
+    assignment = fit(module, fragment, memory, assign) if memory else assign()
     clock("buffers")
-    thunks = Emitter(assignment, plans).program()
+    thunks = Emitter(assignment, plans, poison=poison).program()
     clock("thunks")
-    native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, target)
+    native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, code)
+    clock("steps")
+    return Prepared(module, assignment, thunks, native, seconds)
+
+
+def compile_fragment(
+    fragment: FragmentModule,
+    target: CpuTarget,
+    options: CompileOptions = DEFAULTS,
+    module: HloModule | None = None,
+    *,
+    poison: bool = False,
+) -> Compilation:
+    """From StableHLO to machine code; see `prepare_fragment`."""
+    made = prepare_fragment(fragment, target, options, module, poison=poison)
+    clock = _Clock(made.seconds)
     code = compile_with_handler(
-        native.program,
+        made.native.program,
         target,
         arguments=len(fragment.arguments),
         results=len(fragment.results),
         arena=True,
     )
     clock("code")
-    made = Compilation(module, assignment, thunks, native, code, seconds)
+    compilation = Compilation(made.module, made.assignment, made.thunks, made.native, code, made.seconds)
     if options.dump is not None:
-        texts = {**made.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
+        texts = {**compilation.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
         options.dump.write_all(fragment, texts)
-    return made
+    return compilation
 
 
 def _watch(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:

@@ -21,10 +21,11 @@ from mpmd.compile.backends.native_cpu.program import (
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
-from mpmd.compile.buffers.packing import aligned
+from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
     ConditionalThunk,
     CopyThunk,
@@ -34,6 +35,7 @@ from mpmd.compile.thunks.thunk import (
     WhileThunk,
     conflict,
 )
+from mpmd.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class NativeProgram:
 
     Attributes:
         program: its table holds the parameters, the results and the arena.
-        arena_bytes: bytes of the arena: constants, temporaries of the program, partial sums of kernels.
+        arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
@@ -51,8 +53,47 @@ class NativeProgram:
     constants: bytes
 
 
+class PlanCode:
+    """The CPU kernels of plans, each made once.
+
+    Args:
+        target: the CPU.
+    """
+
+    def __init__(self, target: CpuTarget) -> None:
+        self.target = target
+        self._sequences: dict[str, KernelSequence] = {}
+
+    def of(self, plan: KernelPlan, in_place: tuple[int, ...] = ()) -> KernelSequence:
+        """The kernels of a plan with such results in place; equal plans share theirs."""
+        key = f"{plan.text()} {in_place}"
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            named = replace(plan, name=f"kernel{len(self._sequences)}")
+            sequence = self._sequences[key] = plan_kernels(named, self.target, in_place)
+        return sequence
+
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Bytes that the kernels of a plan share while they run."""
+        if plan is None or plan.kind in ("loop", "row"):
+            return 0
+        sequence = plan_kernels(plan, self.target)
+        places = scratch_places(sequence)
+        return max((at + t.bytes for at, t in zip(places, sequence.temporaries)), default=0)
+
+
+def scratch_places(sequence: KernelSequence) -> list[int]:
+    """Where each temporary of a sequence lies in its scratch memory."""
+    places, at = [], 0
+    for temporary in sequence.temporaries:
+        step = alignment_of(temporary.bytes)
+        places.append(-(-at // step) * step)
+        at = places[-1] + temporary.bytes
+    return places
+
+
 def native_program(
-    name: str, thunks: Sequence[Thunk], assignment: BufferAssignment, target: CpuTarget
+    name: str, thunks: Sequence[Thunk], assignment: BufferAssignment, code: PlanCode
 ) -> NativeProgram:
     """The program of a sequence of thunks.
 
@@ -60,9 +101,15 @@ def native_program(
         name: symbol of its entry.
         thunks: what it does.
         assignment: where its values lie.
-        target: the CPU.
+        code: kernels of plans, and for which CPU.
+
+    Raises:
+        CompileError: values lie in several memory spaces.
     """
-    lowering = _Lowering(assignment, target)
+    if len(assignment.arenas) > 1:
+        spaces = ", ".join(str(a.space) for a in assignment.arenas[1:])
+        raise CompileError(f"a CPU has one memory; values lie in memory space {spaces}")
+    lowering = _Lowering(assignment, code)
     steps = lowering.steps(thunks)
     constants = bytearray(assignment.constant_bytes)
     for value in assignment.constants:
@@ -72,22 +119,19 @@ def native_program(
         data = literal.tobytes()
         constants[place.offset : place.offset + len(data)] = data
     pointers = lowering.arena + 1
-    return NativeProgram(
-        Program(name, pointers, tuple(steps)), lowering.scratch + lowering.scratch_bytes, bytes(constants)
-    )
+    arena_bytes = lowering.constant_bytes + assignment.arena_bytes
+    return NativeProgram(Program(name, pointers, tuple(steps)), arena_bytes, bytes(constants))
 
 
 class _Lowering:
     """The work on one program."""
 
-    def __init__(self, assignment: BufferAssignment, target: CpuTarget) -> None:
+    def __init__(self, assignment: BufferAssignment, code: PlanCode) -> None:
         self.assignment = assignment
-        self.target = target
+        self.code = code
+        self.target = code.target
         self.arena = len(assignment.allocations) - 2
         self.constant_bytes = aligned(assignment.constant_bytes)
-        self.scratch = self.constant_bytes + aligned(assignment.arena_bytes)
-        self.scratch_bytes = 0
-        self._kernels: dict[str, KernelSequence] = {}
         self._products: dict[str, GemmKernel] = {}
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
@@ -108,9 +152,9 @@ class _Lowering:
                 steps.append(self._control(thunk))
                 running = [thunk]
                 continue
-            made, scratch = self._runs(thunk)
+            made = self._runs(thunk)
             control = bool(running) and isinstance(running[-1], WhileThunk | ConditionalThunk)
-            waits = scratch or control or any(conflict(thunk, other) for other in running)
+            waits = control or any(conflict(thunk, other) for other in running)
             if made:
                 made[0] = replace(made[0], waits=waits)
             running = [thunk] if waits or len(made) > 1 else [*running, thunk]
@@ -124,26 +168,19 @@ class _Lowering:
         branches = tuple(tuple(self.steps(b)) for b in thunk.branches)
         return Choose(self.address(thunk.selector), branches)
 
-    def _runs(self, thunk: Thunk) -> tuple[list[Run], bool]:
-        """The runs of a thunk, and whether they use the scratch memory that all kernels share."""
+    def _runs(self, thunk: Thunk) -> list[Run]:
+        """The runs of a thunk."""
         if isinstance(thunk, CopyThunk):
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
-            return [self._matmul(thunk)], False
+            return [self._matmul(thunk)]
         assert isinstance(thunk, KernelThunk)
-        in_place = _in_place(thunk)
-        key = f"{thunk.plan.text()} {in_place}"
-        sequence = self._kernels.get(key)
-        if sequence is None:
-            plan = replace(thunk.plan, name=f"kernel{len(self._kernels)}")
-            sequence = self._kernels[key] = plan_kernels(plan, self.target, in_place)
-        temporaries, offset = [], self.scratch
-        for temporary in sequence.temporaries:
-            temporaries.append(Address(self.arena, offset))
-            offset += aligned(temporary.bytes)
-        self.scratch_bytes = max(self.scratch_bytes, offset - self.scratch)
-        operands = [self.address(s) for s in thunk.operands]
-        return sequence_steps(sequence, operands, temporaries), bool(temporaries)
+        sequence = self.code.of(thunk.plan, _in_place(thunk))
+        temporaries: list[Address] = []
+        if thunk.scratch is not None:
+            start = self.address(thunk.scratch)
+            temporaries = [Address(start.entry, start.offset + at) for at in scratch_places(sequence)]
+        return sequence_steps(sequence, [self.address(s) for s in thunk.operands], temporaries)
 
     def _matmul(self, thunk: MatmulThunk) -> Run:
         plan = thunk.plan

@@ -9,7 +9,7 @@ from mpmd.compile.passes.fusion.grouping import Group, Grouping
 
 _MOST_OPERATIONS = 24
 """Operations of one repeated value: more would not be free beside the memory that they save."""
-_SMALLEST = 4096
+_SMALLEST = 1024
 """Bytes: smaller values stay in the cache anyway."""
 
 

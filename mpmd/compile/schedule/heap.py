@@ -1,0 +1,237 @@
+"""The simulated heap: how many bytes an order of instructions needs, before there is any memory.
+
+Values are allocated where they are defined and freed after their last reader.  Parameters, constants and
+the program's results have memory of their own and count nothing.  What a loop or branch needs inside is added
+where it runs.  A loop's state stands outside of its body, and a donated parameter is there already: what is
+made in its place costs nothing once it is read no more, and a copy otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mpmd.compile.analysis.dataflow import FORWARDING, Dataflow, HloValue
+from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.liveness import is_start
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+
+_SPREADING = {
+    "broadcast", "concatenate", "convolution", "custom-call", "dot", "dynamic-slice", "fft", "gather", "iota",
+    "pad", "reduce", "reduce-window", "reverse", "rng-bit-generator", "scatter", "select-and-scatter",
+    "slice", "sort", "transpose",
+}  # fmt: skip
+"""Opcodes that read an operand elsewhere than where they write."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one instruction does to the heap.
+
+    Attributes:
+        defines: values that need memory.
+        reads: values of the same computation that it reads, each once.
+        over: a value that it defines → those it may take the memory of if nobody else reads them.
+        callees: computations that run inside of it.
+    """
+
+    defines: list[HloValue] = field(default_factory=list)
+    reads: list[HloValue] = field(default_factory=list)
+    over: dict[HloValue, list[HloValue]] = field(default_factory=dict)
+    callees: tuple[HloComputation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What an order needs.
+
+    Attributes:
+        profile: bytes in use while each instruction runs.
+        copied: bytes of states that are not made in place.
+    """
+
+    profile: list[int]
+    copied: int
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use at once."""
+        return max(self.profile, default=0)
+
+    @property
+    def score(self) -> tuple[int, int, int]:
+        """Smaller is better: bytes held and copied, then held alone, then how long."""
+        return self.peak + self.copied, self.peak, self.profile.count(self.peak)
+
+
+class Heap:
+    """The heap of a module, for any order of each of its computations.
+
+    Attributes:
+        traffic: per instruction of the computations that run as part of the program.
+        sizes: bytes of each value that counts.
+        readers: per value the instructions that read it.
+        kept: per computation the values that it hands out, which are freed by none of its instructions.
+        states: what a loop's body makes of its state → the state that it takes the place of; likewise results
+            of the program → donated parameters.
+        inside: per computation its peak, once it is known; see `settle`.
+    """
+
+    def __init__(self, module: HloModule) -> None:
+        self.dataflow = Dataflow(module)
+        self.traffic: dict[HloInstruction, Traffic] = {}
+        self.sizes: dict[HloValue, int] = {}
+        self.readers: dict[HloValue, list[HloInstruction]] = {}
+        self.kept: dict[HloComputation, set[HloValue]] = {}
+        self.states: dict[HloValue, HloValue] = {}
+        self.inside: dict[HloComputation, int] = {}
+        self.computations = self.dataflow.graph.sequential()
+        for computation in self.computations:
+            self._measure(computation)
+
+    def _measure(self, computation: HloComputation) -> None:
+        root, at = computation.root, self.dataflow.value_at
+        self.kept[computation] = {at(root, index) for index, _ in root.shape.leaves()}
+        free = set(self.kept[computation]) if computation.is_entry else set()
+        for made, state in self._replaced(computation):
+            if made is not state and made.instruction.parent is computation:
+                self.states.setdefault(made, state)
+                self.sizes.setdefault(state, 0)
+                free.discard(made)
+        for instruction in computation:
+            if instruction.opcode not in ("parameter", "constant"):
+                for value in self.dataflow.defined_by(instruction):
+                    self.sizes[value] = 0 if value in free else value.byte_size
+        for instruction in computation:
+            traffic = self.traffic[instruction] = Traffic()
+            if instruction.opcode not in ("parameter", "constant"):
+                traffic.defines = [v for v in self.dataflow.defined_by(instruction) if v in self.sizes]
+            if instruction.opcode in ("while", "conditional", "call", "async-start"):
+                traffic.callees = tuple(dict.fromkeys(instruction.called))
+            if instruction.opcode.endswith("-done"):
+                operands = _start_of(instruction).operands  # read until they have arrived
+            elif instruction.opcode in FORWARDING and instruction.opcode != "call":
+                continue
+            else:
+                operands = instruction.operands
+            read = [
+                (number, index, at(operand, index))
+                for number, operand in enumerate(operands)
+                for index, _ in operand.shape.leaves()
+            ]
+            traffic.reads = list(dict.fromkeys(v for _, _, v in read if v in self.sizes))
+            for value in traffic.reads:
+                self.readers.setdefault(value, []).append(instruction)
+            for value in traffic.defines:
+                traffic.over[value] = [
+                    source
+                    for number, index, source in read
+                    if source in self.sizes
+                    and source.byte_size == value.byte_size
+                    and may_take(instruction, number, index, value)
+                ]
+
+    def _replaced(self, computation: HloComputation) -> list[tuple[HloValue, HloValue]]:
+        """Values that a computation hands out, with what is in their place before."""
+        root, at = computation.root, self.dataflow.value_at
+        if computation.is_entry:
+            module = self.dataflow.module
+            return [
+                (at(root, a.output_index), at(module.entry.parameters[a.parameter], a.parameter_index))
+                for a in module.input_output_alias
+            ]
+        if any(c.opcode == "while" and c.while_body is computation for c in computation.callers):
+            states = [(at(root, i), at(computation.parameters[0], i)) for i, _ in root.shape.leaves()]
+            return [(made, state) for made, state in states if state.is_phi]
+        return []
+
+    def settle(self, computation: HloComputation, order: Sequence[HloInstruction]) -> None:
+        """Note an order as the one in which a computation runs, for those that call it."""
+        self.inside[computation] = self.simulate(order).peak
+
+    def simulate(self, order: Sequence[HloInstruction]) -> Simulation:
+        """What an order of one computation needs, callees included."""
+        left = self.readers_left(order)
+        in_use, copied, found = 0, 0, []
+        # what stands outside: states, and what is made in their place
+        in_state = {self.states[v] for i in order for v in self.traffic[i].defines if v in self.states}
+        for instruction in order:
+            traffic = self.traffic[instruction]
+            dying: dict[HloValue, None] = {}
+            for value in traffic.reads:
+                if value in left:
+                    left[value] -= 1
+                    if not left[value]:
+                        dying[value] = None
+            for value in traffic.defines:
+                in_use += self.sizes[value]
+                state = self.states.get(value)
+                takes = [s for s in traffic.over[value] if s in dying]
+                if state is not None and (state in takes or (left[state] <= 0 and state not in dying)):
+                    in_use -= self.sizes[value]
+                    in_state.add(value)
+                    continue
+                copied += self.sizes[value] if state is not None else 0
+                if takes and self.sizes[takes[0]] and takes[0] not in in_state:
+                    in_use -= self.sizes[takes[0]]
+                    del dying[takes[0]]
+            # A branch makes the result itself: it does not stand beside what the branch needs.
+            made = sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
+            inside = max((self.inside.get(c, 0) for c in traffic.callees), default=0)
+            found.append(in_use + max(0, inside - made))
+            gone = [*dying, *(v for v in traffic.defines if not left[v])]
+            in_use -= sum(self.sizes[v] for v in gone if v not in in_state)
+        return Simulation(found, copied)
+
+    def readers_left(self, order: Sequence[HloInstruction]) -> dict[HloValue, int]:
+        """How many read each value of a computation, those who get it from the computation included."""
+        left = {v: len(self.readers.get(v, ())) for i in order for v in self.traffic[i].defines}
+        if order:
+            computation = order[0].parent
+            for made, state in self.states.items():
+                if made.instruction.parent is computation:
+                    left[state] = sum(i.parent is computation for i in self.readers.get(state, ()))
+            for value in self.kept[computation]:
+                if value in left:
+                    left[value] += 1
+        return left
+
+
+def _start_of(done: HloInstruction) -> HloInstruction:
+    """What began that which an instruction ends."""
+    start = done
+    while not is_start(start):
+        start = start.operands[0]
+    return start
+
+
+def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], value: HloValue) -> bool:
+    """Whether a result may be written over an operand, as far as opcodes tell.
+
+    Memory is shared later as kernels allow, which know more; an order is chosen by this.
+    """
+    if instruction.opcode == "while":
+        return index == value.index
+    if (operand, index, value.index) in in_place_pairs(instruction):
+        return True
+    if instruction.opcode in ("conditional", "call"):
+        return False
+    if instruction.opcode == "fusion":
+        parameter = instruction.to_apply.parameters[operand]
+        return not any(user.opcode in _SPREADING for user in _beyond_bitcasts(parameter.users))
+    return instruction.opcode not in _SPREADING
+
+
+def _beyond_bitcasts(users: Iterable[HloInstruction]) -> list[HloInstruction]:
+    """Users, and those of bitcasts among them."""
+    found: list[HloInstruction] = []
+    waiting = list(users)
+    while waiting:
+        user = waiting.pop()
+        if user.opcode == "bitcast":
+            waiting += list(user.users)
+        else:
+            found.append(user)
+    return found

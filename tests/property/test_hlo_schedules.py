@@ -1,0 +1,74 @@
+"""Random programs in order, and with values computed again: valid, of the same meaning, and within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpmd.compile.hlo import verify
+from mpmd.compile.hlo.evaluator import evaluate
+from mpmd.compile.passes.groups import inlining
+from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
+from mpmd.compile.schedule.rematerialization import Rematerialization
+from mpmd.support import diagnostics
+from tests.support.random_hlo import differences
+from tests.support.random_hlo.rewritable import rewritable
+
+FAST, SLOW = 24, 200
+
+
+def leaves(value):
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+
+
+def ordered(seed):
+    module = rewritable(seed, 20).module.clone()
+    for pass_ in inlining():
+        pass_.run(module)
+    MemorySchedule().run(module)
+    return module
+
+
+def test_some_random_programs_need_less_when_values_are_computed_again():
+    won = 0
+    for seed in range(FAST):
+        module = ordered(seed)
+        before = peak(module)
+        with diagnostics.collecting():
+            Rematerialization(limit=max(1, before * 6 // 10)).run(module)
+        won += peak(module) < before
+    assert won >= 2
+
+
+def peak(module):
+    heap = Heap(module)
+    for computation in heap.computations:
+        heap.settle(computation, list(computation))
+    return heap.inside[module.entry]
+
+
+@pytest.mark.parametrize(
+    "seed", [s if s < FAST else pytest.param(s, marks=pytest.mark.slow) for s in range(SLOW)]
+)
+def test_orders_and_repetitions_keep_values(seed):
+    case = rewritable(seed, 20)
+    want = leaves(evaluate(case.module, case.arguments))
+    module = case.module.clone()
+    for pass_ in inlining():
+        pass_.run(module)
+    single = {}
+    for name in SCHEDULERS:
+        ordered = module.clone()
+        assert MemorySchedule(scheduler=name, exchange=False).run(ordered)
+        verify(ordered)
+        single[name] = peak(ordered)
+    assert MemorySchedule().run(module)
+    verify(module)
+    assert peak(module) <= min(single.values())
+    before = peak(module)
+    with diagnostics.collecting():
+        Rematerialization(limit=max(1, before * 6 // 10)).run(module)
+    verify(module)
+    assert peak(module) <= before
+    got = leaves(evaluate(module, case.arguments))
+    assert not differences(got, want, case), f"seed {seed}"

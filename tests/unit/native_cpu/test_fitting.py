@@ -1,0 +1,86 @@
+"""Fragments in as much memory as a device has left for them."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.compile.backends.native_cpu.backend import compile_fragment, prepare_fragment
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.options import CompileOptions
+from mpmd.options import PipelineOptions
+from tests.support.native_fragments import check_memory, fragment_of, run
+
+ROWS, WIDTH = 64, 32
+
+
+def kept(x, w):
+    """Products whose inputs are cheap, and needed in the reverse order once more."""
+    values = [jnp.cos(x + k) for k in range(4)]
+    sums = sum(jnp.tanh(v @ w) for v in values)
+    for v in reversed(values):
+        sums = jnp.tanh((sums * v) @ w)
+    return sums
+
+
+ARGUMENTS = [np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32),
+             np.random.default_rng(1).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 6]  # fmt: skip
+BORDER = ARGUMENTS[0].nbytes * 2 + ARGUMENTS[1].nbytes
+
+
+def temporaries(options=None, reserved=0):
+    fragment = dataclasses.replace(fragment_of(kept, *ARGUMENTS), reserved_bytes=reserved)
+    made = prepare_fragment(fragment, host_target(), options or CompileOptions())
+    return made.assignment.arena_bytes
+
+
+def test_values_are_computed_again_until_a_fragment_fits():
+    free = temporaries()
+    limit = free * 3 // 4
+    fragment = fragment_of(kept, *ARGUMENTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = compile_fragment(fragment, host_target(), CompileOptions(memory_bytes=BORDER + limit))
+    assert made.assignment.arena_bytes <= limit < free
+    check_memory(made)
+    np.testing.assert_allclose(
+        run(fragment, ARGUMENTS, made)[0], jax.jit(kept)(*ARGUMENTS), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_what_others_hold_meanwhile_counts():
+    free = temporaries()
+    memory = CompileOptions(memory_bytes=BORDER + free)
+    assert temporaries(memory) == free
+    assert temporaries(memory, reserved=free // 4) <= free - free // 4
+
+
+def test_a_limit_that_cannot_be_met_is_said():
+    options = CompileOptions(memory_bytes=BORDER + 100)
+    with pytest.warns(
+        UserWarning, match=r"(?s)fragment fragment on mesh needs .* and 100 are left.*most is held by"
+    ):
+        temporaries(options)
+    with pytest.warns(UserWarning, match="and 0 are left"):
+        temporaries(CompileOptions(memory_bytes=100))
+
+
+def test_enough_memory_changes_nothing():
+    assert temporaries(CompileOptions(memory_bytes=1 << 30)) == temporaries()
+
+
+def test_the_option_reaches_fragments():
+    config = mpmd.make_config(
+        mpmd.make_topology({"m0": 1}),
+        {"f": "m0"},
+        backend="native",
+        options=PipelineOptions(device_memory_bytes=1000),
+    )
+    step = mpmd.jit(lambda *a: mpmd.named_computation(kept, name="f")(*a), config)
+    with pytest.warns(UserWarning, match="the device has 1,000 bytes"):
+        compiled = step.compiled(*ARGUMENTS)
+    np.testing.assert_allclose(compiled(*ARGUMENTS), jax.jit(kept)(*ARGUMENTS), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,73 @@
+"""Messages under way while other work runs."""
+
+import pytest
+
+from mpmd.compile.hlo import parse_module
+from mpmd.compile.kernels.cost.device import H200
+from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.latency_hiding import Clock, LatencyHidingSchedule
+from mpmd.errors import PassError
+
+PAIR = """HloModule pair, replica_count=4, is_scheduled=true
+sum { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
+ENTRY main {
+  x = f32[256,256] parameter(0)
+  w = f32[256,256] parameter(1)
+  n = f32[256,256] negate(x)
+  s = f32[256,256] all-reduce-start(n), replica_groups={{0,1,2,3}}, to_apply=sum
+  d = f32[256,256] all-reduce-done(s)
+  y = f32[256,256] dot(w, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT r = f32[256,256] add(d, y)
+}
+"""
+
+
+def test_a_message_is_hidden_behind_a_product_and_time_is_won():
+    module = parse_module(PAIR)
+    clock = Clock(LatencyHidingSchedule()._device(), 1e9, 1e-5)
+    before = clock.run(list(module.entry))
+    assert LatencyHidingSchedule().run(module)
+    names = [i.name for i in module.entry]
+    assert names.index("s") < names.index("y") < names.index("d")
+    product, start = (next(i for i in module.entry if i.name == name) for name in "ys")
+    won = min(clock.seconds(product), clock.flight(start))
+    assert clock.run(list(module.entry)) == pytest.approx(before - won)
+
+
+def test_nothing_moves_where_nothing_is_won():
+    module = parse_module(PAIR)
+    assert LatencyHidingSchedule().run(module)
+    assert not LatencyHidingSchedule().run(module)
+    assert not LatencyHidingSchedule().run(
+        parse_module("HloModule a, is_scheduled=true\nENTRY m { ROOT p = f32[] parameter(0) }")
+    )
+
+
+def test_an_order_that_needs_too_much_memory_is_not_taken():
+    module = parse_module(PAIR)
+    assert not LatencyHidingSchedule(memory_limit=1000).run(module)
+
+
+def test_operands_stay_until_the_message_has_arrived():
+    module = parse_module(PAIR)
+    heap = Heap(module)
+    size = 256 * 256 * 4
+    profile = dict(zip([i.name for i in module.entry], heap.simulate(list(module.entry)).profile))
+    assert profile["s"] == 2 * size
+    assert profile["d"] == 2 * size
+    assert profile["y"] == 2 * size, "what was sent is free, the sum and the product are there"
+
+
+def test_times_come_from_the_device():
+    module = parse_module(PAIR)
+    product = next(i for i in module.entry if i.name == "y")
+    assert Clock(H200, 4e11, 1e-6).seconds(product) < Clock(
+        LatencyHidingSchedule()._device(), 1e9, 1e-5
+    ).seconds(product)
+
+
+def test_an_order_is_needed_first():
+    with pytest.raises(PassError, match="needs an order"):
+        LatencyHidingSchedule().run(parse_module(PAIR.replace(", is_scheduled=true", "")))
