@@ -53,9 +53,10 @@ class CallInline(ModulePass):
             where = call.location
             for op in inline_call(call, symbols[call.callee_name]):
                 op.operation.location = ir.Location.callsite(op.location, [where])
-                if isinstance(op, (ir.Fragment, ir.FragmentCall)):
-                    for name, attribute in attributes.items():
-                        ir.put(op, name, attribute)
+                for fragment in [op] if not isinstance(op, ir.For) else ir.walk(op):
+                    if isinstance(fragment, (ir.Fragment, ir.FragmentCall)):
+                        for name, attribute in attributes.items():
+                            ir.put(fragment, name, attribute)
 
 
 def _share_bodies(callees: list[ir.Func]) -> None:

@@ -22,8 +22,8 @@ class EnforceUserShardings(FunctionPass):
     and expects the user's: the fragment reshards inside.
 
     Requires: results are neither arguments nor returned twice (uniquify-function-inputs-outputs).
-    Ensures: an argument, or a result, and all fragments that make or read it agree (a fragment for which
-        propagation found nothing says nothing); transfers of arguments are left to extract-reshards.
+    Ensures: an argument, or a result, and all fragments that make or read it agree; transfers of arguments
+        are left to extract-reshards.
         Warning: a sharding over part of an axis, which JAX cannot express, is cut before that part.
     Cost: linear in operands.
     Source: openxla/shardy MPMD, `enforce_user_shardings`.
@@ -42,8 +42,7 @@ class EnforceUserShardings(FunctionPass):
                 shardings.update(op, shardings.ARGUMENT, list(op.results), results)
                 continue
             inputs = {i: of_result[v] for i, v in enumerate(op.inputs) if v in of_result}
-            if inputs or "in_shardings" in op.attributes:
-                inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}
+            inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}
             shardings.update(op, "out_shardings", list(op.results), results)
             shardings.update(op, "in_shardings", list(op.inputs), inputs)
 

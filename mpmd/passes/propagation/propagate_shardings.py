@@ -16,6 +16,7 @@ from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
+from mpmd.support import diagnostics
 
 _PIPELINE = MlirPass("sdy-propagation-pipeline")
 _CSE = MlirPass("cse")
@@ -86,6 +87,8 @@ class PropagateShardings(ModulePass):
             ir.erase(body)
 
     def _propagate(self, module: Any) -> None:
+        if not _has_main(module):
+            return
         if not self.tidy:
             _PIPELINE.run(module)
             return
@@ -99,6 +102,18 @@ class PropagateShardings(ModulePass):
                 shardings.drop_inside(fragment)
         for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), _FOLD):
             pass_.run(module)
+
+
+def _has_main(module: Any) -> bool:
+    """Whether Shardy can tell where to begin; reports an error if not, where Shardy would end the process."""
+    functions = ir.funcs(module)
+    if len(functions) < 2 or any(f.symbol == "main" for f in functions):
+        return True
+    names = ", ".join(f"@{f.symbol}" for f in functions)
+    diagnostics.error(
+        f"shardings are propagated from the function @main, which is none of {names}", functions[0].location
+    )
+    return False
 
 
 def _mentions_shardings(module: Any) -> bool:

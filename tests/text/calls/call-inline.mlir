@@ -72,3 +72,28 @@ func.func private @body(%p: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+// Fragments in a loop of the callee too.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main
+// CHECK-NEXT:  mpmd.for (%arg0)
+// CHECK-NEXT:    mpmd.fragment<mesh="m1", origin=["f"]> (%{{.*}}) {call_counter = 3 : ui32}
+func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %x = mpmd.call @body(%a) {call_counter = 3 : ui32} : (!m1) -> !m1
+  return %x : !m1
+}
+func.func private @body(%p: !m1) -> !m1 attributes {topology = #topology} {
+  %l = mpmd.for (%p) {iterations = 2 : ui32, unroll_factor = 2 : ui32} (%q: !m1, %i: !mpmd.mesh_tensor<"m1", tensor<ui32>>) {
+    %f = mpmd.fragment<mesh="m1", origin=["f"]> (%q) (%r: tensor<4xf32>) {
+      %s = stablehlo.add %r, %r : tensor<4xf32>
+      mpmd.return %s : tensor<4xf32>
+    } : (!m1) -> !m1
+    mpmd.return %f : !m1
+  } : !m1
+  return %l : !m1
+}

@@ -47,3 +47,15 @@ func.func @unmarked(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> attri
   %1 = mpmd.reduce<none> %0 : (tensor<4xf32>) -> tensor<4xf32>
   return %1 : tensor<4xf32>
 }
+
+// What was noted on what made a piece is noted on the piece.
+// CHECK-LABEL: func @noted
+func.func @noted(%a: tensor<1x4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // ALL:      %[[N:.*]] = stablehlo.negate
+  // ALL:      stablehlo.reshape %[[N]] {mpmd.src_set = #mpmd.meshes_with_origins<"m1">, mpmd.use_set = #mpmd.meshes_with_origins<"m2">}
+  %one = stablehlo.constant dense<1.0> : tensor<f32>
+  %n = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<"m1">, mpmd.use_set = #mpmd.meshes_with_origins<"m2">} : tensor<1x4xf32>
+  %0 = "stablehlo.concatenate"(%a, %n) <{dimension = 0 : i64}> {mpmd.reduce = #mpmd.reduction<mul>} : (tensor<1x4xf32>, tensor<1x4xf32>) -> tensor<2x4xf32>
+  %1 = stablehlo.reduce(%0 init: %one) applies stablehlo.multiply across dimensions = [0] {mpmd.reduce = #mpmd.reduction<mul>} : (tensor<2x4xf32>, tensor<f32>) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}

@@ -1,4 +1,4 @@
-// RUN: mpmd-opt %s -mpmd-infer-mesh-rewrite-using-analysis -verify-diagnostics
+// RUN: mpmd-opt %s -mpmd-infer-mesh-rewrite-using-analysis -split-input-file -verify-diagnostics
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 !m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
@@ -11,4 +11,15 @@ func.func @main(%a: tensor<4xf32>) -> (!m1, !m2)
   %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
   %y = mpmd.assign %0 : (tensor<4xf32>) -> !m2
   return %x, %y : !m1, !m2
+}
+
+// -----
+
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  // expected-error@+1 {{@body is called by an MPMD function, but has no topology of its own}}
+  %0 = mpmd.call @body(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+func.func private @body(%p: tensor<4xf32>) -> tensor<4xf32> {
+  return %p : tensor<4xf32>
 }

@@ -64,3 +64,21 @@ func.func @nothing_to_do(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<
   } : (!m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+sdy.mesh @mesh = <["x"=2, "y"=2]>
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// A fragment that says nothing of what it reads reads arguments as they are.
+
+// CHECK-LABEL: func.func @nothing_said
+// CHECK:       mpmd.fragment<mesh="m1", origin=["f"], in_shardings=[<@mesh, [{"x"}]>, <@mesh, [{?}]>]> (%arg0, %arg1)
+func.func @nothing_said(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %b: !m1) -> !m1
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=2, "y"=2]>>>} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a, %b) (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %0 = stablehlo.add %p, %q : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %f : !m1
+}

@@ -102,8 +102,9 @@ def _convert_concat_reduce(op: ir.Op) -> None:
             "stablehlo.reshape", [value], [op.results[0].type], ir.before(op), location=value.location
         )
         source = ir.producer(value)
-        if source is not None and SRC_SET in source.attributes:
-            ir.put(piece, SRC_SET, source.attributes[SRC_SET])
+        for name, attribute in source.attributes.items() if source is not None else ():
+            if "." in name:  # what is noted on an op, not what makes it the op it is
+                ir.put(piece, name, attribute)
         pieces.append(piece.results[0])
     _replace_by_reduce(op, pieces)
     ir.erase(concat)

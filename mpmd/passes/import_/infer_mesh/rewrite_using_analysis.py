@@ -12,6 +12,7 @@ from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
 from mpmd.passes.import_.infer_mesh.loops import Loop
 from mpmd.passes.mesh_order import mesh_order
+from mpmd.support import diagnostics
 
 COPIES = "mpmd.copies"
 
@@ -37,6 +38,8 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
         """Rewrites callees, then entry functions, whose calls follow the new signatures."""
         functions = flow.mpmd_functions(module)
         symbols = ir.symbol_table(module)
+        if _calls_strangers(functions, symbols):
+            return
         bodies = _Bodies(symbols, self.max_clones)
         for f in functions:
             if not f.is_public:
@@ -48,6 +51,20 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
                 bodies.rewrite(f)
         for f in functions:
             ir.return_types_changed(f)
+
+
+def _calls_strangers(functions: list[ir.Func], symbols: dict[str, ir.Func]) -> bool:
+    """Reports calls of functions without a topology; whether there are any."""
+    strangers = {
+        name: calls for name, calls in flow.calls_of(functions).items() if symbols[name] not in functions
+    }
+    for name, calls in strangers.items():
+        diagnostics.error(
+            f"@{name} is called by an MPMD function, but has no topology of its own: "
+            "mpmd-copy-topology-from-main gives it one",
+            calls[0].location,
+        )
+    return bool(strangers)
 
 
 class _Bodies:
