@@ -92,7 +92,7 @@ def test_every_loop_runs_more_than_once(split, dtype):
     """Small blocks, so that chunks of K, row blocks and groups of strips all repeat and end raggedly."""
     orders = itertools.product((False, True), (False, True), (False, True), (False, True))
     for ta, tb, pack_a, pack_b in orders:
-        if dtype == "bf16" and not (pack_a and pack_b) or tb and not pack_b:
+        if (dtype == "bf16" and not (pack_a and pack_b)) or (tb and not pack_b):
             continue  # an odd number of pairs, or columns of B apart: only a copy will do
         gemm = row_major(61, 149, 103, dtype, transpose_a=ta, transpose_b=tb)
         tiling = choose_tiling(gemm, host_target())
