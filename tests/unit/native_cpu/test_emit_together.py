@@ -17,7 +17,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.index import constant, dim
+from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
@@ -70,8 +70,8 @@ def wide(count, size=1000):
     x = b.load_dense(b.operand("x", "f32", size))
     values = [b.apply("multiply", x, b.constant(1.0 + k, "f32")) for k in range(count)]
     total = values[-1]
-    for value in reversed(values[:-1]):
-        total = b.apply("add", total, value)
+    for item in reversed(values[:-1]):
+        total = b.apply("add", total, item)
     b.store_dense(b.operand("y", "f32", size), total)
     return b.finish()
 
@@ -126,6 +126,24 @@ def test_long_chains_of_any_length(length, dtype, size):
     np.testing.assert_allclose(
         arrays[1].astype(np.float64), expected[1].astype(np.float64), rtol=loose, atol=loose
     )
+
+
+@pytest.mark.parametrize("dtype", ["pred", "s8", "bf16", "s16", "f32", "f64"])
+@pytest.mark.parametrize("width", [1, 31, 64, 100, 300])
+def test_rows_are_moved_in_whole_registers(dtype, width):
+    rows, places = 7, [3, 0, 3, 5, 1]
+    b = PlanBuilder("gather", (len(places), width))
+    row = b.load(b.operand("places", "s32", len(places)), dim(0))
+    x = b.load(b.operand("x", dtype, rows * width), value(row) * width + dim(1))
+    b.store_dense(b.operand("y", dtype, len(places) * width), x)
+    x = np.random.default_rng(0).integers(0, 2, (rows, width)).astype(NUMPY_DTYPE[dtype])
+    for target in TARGETS.values():
+        if not target.runs_here():
+            continue
+        y = np.zeros((len(places), width), NUMPY_DTYPE[dtype])
+        sequence = DirectSequence(plan_kernels(b.finish(), target), target)
+        sequence(np.array(places, np.int32), x.reshape(-1), y.reshape(-1))
+        np.testing.assert_array_equal(y, x[places])
 
 
 def test_copies_of_bf16_keep_every_bit():

@@ -205,6 +205,38 @@ def test_epilogue_sees_every_sum_once(kc):
     np.testing.assert_array_equal(twice, 2 * c)
 
 
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_strips_are_divided_among_many_threads(transpose_b, epilogue):
+    """Shares that end inside of a strip, and shares of several strips."""
+    gemm = row_major(230, 100, 40, transpose_b=transpose_b)
+    tiling = dataclasses.replace(choose_tiling(gemm, host_target()), kc=16, split="columns", pack_a=False)
+    tiling = dataclasses.replace(tiling, part_rows=4 * tiling.rows)
+    product = GemmKernel("product", gemm, tiling, BiasAndDouble(100) if epilogue else None)
+    parts, strips = -(-230 // tiling.part_rows), -(-100 // tiling.width)
+    assert product.units == parts * strips > 8
+    a, b = random((230, 40), "f32"), random((100, 40) if transpose_b else (40, 100), "f32", 1)
+    bias, twice = random((100,), "f32", 2), random((230, 100), "f32")
+    expected = a @ (b.T if transpose_b else b)
+    kernel, units = Guarded(product, host_target()), product.units
+    for cuts in ((), (1,), (parts - 1, parts, parts + 1), (2, 2 * parts + 1), tuple(range(1, units))):
+        c = random((230, 100), "f32", 3)
+        kernel(a, b, c, *([bias, twice] if epilogue else []), cuts=cuts)
+        np.testing.assert_allclose(c, expected + bias if epilogue else expected, atol=1e-4)
+
+
+def test_few_strips_are_divided_and_many_are_not():
+    target = named_target("avx512")
+    few, many = (
+        choose_tiling(row_major(1024, 768, 768), target),
+        choose_tiling(row_major(1024, 3072, 768), target),
+    )
+    assert few.part_rows % few.rows == 0 and gemm_kernel("few", row_major(1024, 768, 768), target).units >= 64
+    assert many.part_rows == 0
+    assert choose_tiling(row_major(1024, 768, 1024), target).part_rows == 0, "A is packed"
+    assert choose_tiling(row_major(48, 512, 64), target).part_rows == 0, "nothing to divide"
+
+
 def test_threads_divide_the_units():
     gemm = row_major(65, 300, 64, batch=(3,))
     product = DirectKernel(gemm_kernel("product", gemm, host_target()), host_target(), threads=3)

@@ -413,7 +413,7 @@ def _unfit(fragment: FragmentModule, mesh: Mesh) -> str:
 
 
 # Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
-_WORTH_THREADS = 1e-3
+_WORTH_THREADS = 3e-4
 _WORTH_HANDING_OVER = 2e-5
 _FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
 

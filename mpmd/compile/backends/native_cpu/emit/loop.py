@@ -14,8 +14,9 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan, Store, store_arguments
+from mpmd.compile.kernels.plan import KernelPlan, Load, Node, Store, store_arguments
 
 # Enough units for load balance among many threads, each long enough that starting it costs nothing.
 _WANTED_UNITS = 64
@@ -62,7 +63,7 @@ class LoopKernel:
             return 1
         extent = plan.extents[-1]
         pieces = max(1, min(_WANTED_UNITS // max(self._outer, 1), extent // _SHORTEST_UNIT))
-        block = self._unroll * self.target.lanes()
+        block = self._unroll * self._lanes
         return max(1, -(-extent // (pieces * block)) * block)
 
     @property
@@ -75,6 +76,15 @@ class LoopKernel:
         if not self.plan.size or meets_itself(self.plan):
             return min(self.plan.size, 1)
         return self._outer * self._pieces
+
+    @cached_property
+    def _lanes(self) -> int:
+        """Elements of a vector: those of f32, or, where nothing is computed, a whole register of them."""
+        plan = self.plan
+        moved = [plan.nodes[n] for n in stored_nodes(plan.stores)]
+        if not plan.rank or meets_itself(plan) or not all(_is_run(plan, n) for n in moved):
+            return self.target.lanes()
+        return max(self.target.lanes(), self.target.vector_bytes // max(BYTES[n.dtype] for n in moved))
 
     @cached_property
     def _unroll(self) -> int:
@@ -103,7 +113,7 @@ class LoopKernel:
         start = Scope(f, plan, pointers, streamed=self.streamed if streams else frozenset())
         if not plan.size:
             return
-        lanes = self.target.lanes() if plan.rank else 1
+        lanes = self._lanes if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
         with f.loop(begin, end) as unit:
             if not plan.rank:
@@ -121,6 +131,14 @@ class LoopKernel:
                 return values
 
             vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
+
+
+def _is_run(plan: KernelPlan, node: Node) -> bool:
+    """Whether a node is loaded from adjacent places along the last dim."""
+    last = plan.rank - 1
+    if not isinstance(node, Load) or node.where >= 0 or not node.index.is_linear_in(last):
+        return False
+    return node.index.factor(last) == 1 and not any(last in plan.depends[v] for v in node.index.values())
 
 
 def stored_nodes(stores: Sequence[Store]) -> list[int]:

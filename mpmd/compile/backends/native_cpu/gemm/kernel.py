@@ -52,7 +52,15 @@ class GemmKernel:
         t = self.tiling
         if self.gemm.m == 0 or self.gemm.n == 0:
             return 0
-        return -(-self.gemm.n // t.width) if t.split == "columns" else -(-self.gemm.m // t.rows)
+        if t.split == "rows":
+            return -(-self.gemm.m // t.rows)
+        return -(-self.gemm.n // t.width) * self.parts
+
+    @property
+    def parts(self) -> int:
+        """Parts into which the rows of a strip of columns are divided."""
+        part_rows = self.tiling.part_rows
+        return -(-self.gemm.m // part_rows) if part_rows else 1
 
     @property
     def units(self) -> int:
@@ -188,13 +196,35 @@ class _Driver:
     # -- loops -------------------------------------------------------------------------------------------
     def _product(self, batch: Value, units: tuple[Index, Index]) -> None:
         """The units of one batch index."""
-        f, t, gemm = self.f, self.tiling, self.gemm
-        rows: tuple[Index, Index] = (0, gemm.m)
-        panels: tuple[Index, Index] = (0, -(-gemm.n // t.width))
-        if t.split == "columns":
-            panels = units
-        else:
+        f, t, gemm, parts = self.f, self.tiling, self.gemm, self.kernel.parts
+        if t.split == "rows":
             rows = (f.imul(units[0], t.rows), f.imin(f.imul(units[1], t.rows), gemm.m))
+            self._rectangle(batch, rows, (0, -(-gemm.n // t.width)))
+            return
+        if parts == 1:
+            self._rectangle(batch, (0, gemm.m), units)
+            return
+        # part after part of each strip: at most the end of one strip, whole strips, and the start of another
+        at, stop = f.stack("i64"), f.index(units[1])
+        f.store(f.index(units[0]), at)
+        with f.repeat() as leave_if:
+            unit = f.load(at, "i64")
+            leave_if(f.compare("sge", unit, stop))
+            strip, part, left = f.idiv(unit, parts), f.irem(unit, parts), f.isub(stop, unit)
+            whole = f.and_(
+                f.compare("eq", f.index(part), constant(0, "i64")),
+                f.compare("sge", f.index(left), constant(parts, "i64")),
+            )
+            strips = f.select(whole, f.index(f.idiv(left, parts)), constant(1, "i64"))
+            last = f.select(whole, constant(parts, "i64"), f.index(f.imin(f.iadd(part, left), parts)))
+            rows = (f.imul(part, t.part_rows), f.imin(f.imul(last, t.part_rows), gemm.m))
+            self._rectangle(batch, rows, (strip, f.iadd(strip, strips)))
+            done = f.select(whole, f.index(f.imul(strips, parts)), f.index(f.isub(last, part)))
+            f.store(f.index(f.iadd(unit, done)), at)
+
+    def _rectangle(self, batch: Value, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
+        """Some rows of some strips of columns."""
+        f, t, gemm = self.f, self.tiling, self.gemm
         a, b = (
             f.offset(f.arguments[name], f.imul(self._batch_offset(matrix, batch), BYTES[matrix.dtype]))
             for name, matrix in (("a", gemm.a), ("b", gemm.b))

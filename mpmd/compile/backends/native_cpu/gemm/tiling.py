@@ -28,6 +28,8 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 _LONGEST_CHUNK = 4096
 # Beyond so many rows of A a packed copy of B, whose pages are few, is read faster than it costs to make.
 _MOST_ROWS_IN_PLACE = 1536
+# Units of work for a fair share among many threads, and tiles that a unit has at least.
+_WANTED_UNITS, _FEWEST_TILES = 64, 8
 _LINE, _PAGE = 64, 4096
 
 
@@ -45,6 +47,8 @@ class Tiling:
         panels: strips of B that are done together.
         pack_a, pack_b: whether the operand is copied first; a strip of B at the edge always is.
         split: what threads divide between them: `columns` or `rows`.
+        part_rows: rows of the parts into which strips of columns are divided for many threads, a multiple of
+            `rows`; zero where they are not divided.
     """
 
     step: str
@@ -57,6 +61,7 @@ class Tiling:
     pack_a: bool
     pack_b: bool
     split: str
+    part_rows: int = 0
 
 
 def register_tile(target: CpuTarget) -> tuple[int, int]:
@@ -89,7 +94,16 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     room = target.l3_bytes // 4 if pack_a or not pack_b else target.l2_bytes // 8
     panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
-    return Tiling(step, rows, vectors, width, kc, mc, panels, pack_a, pack_b, split)
+    part_rows = 0
+    if split == "columns" and not pack_a:  # whoever does a part would have to pack A again
+        part_rows = _part_rows(gemm.m, rows, columns * gemm.batch_size)
+    return Tiling(step, rows, vectors, width, kc, mc, panels, pack_a, pack_b, split, part_rows)
+
+
+def _part_rows(m: int, rows: int, strips: int) -> int:
+    """How strips are divided, so that many threads have equal shares; zero if there are enough strips."""
+    parts = min(-(-_WANTED_UNITS // strips), m // (_FEWEST_TILES * rows))
+    return -(-m // parts // rows) * rows if parts > 1 else 0
 
 
 def _even_chunk(k: int, longest: int) -> int:
