@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
@@ -19,6 +20,7 @@ class CompileOptions:
         disable_passes: names of passes over HLO to leave out.
         memory_bytes: memory of a device; values are computed again where a fragment would need more than is
             left beside what is alive meanwhile.  0 sets no limit.
+        cores: for each mesh on CPU the cores that work for it; a mesh without has one, whichever that is.
     """
 
     dump: Dump | None = None
@@ -26,6 +28,7 @@ class CompileOptions:
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
     memory_bytes: int = 0
+    cores: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> str:
