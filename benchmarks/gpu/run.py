@@ -62,6 +62,7 @@ EXPERIMENTS = (
     Entry("example", 170, ("absl-py", "flax", "optax")),
     Entry("flash_attention", 140, ("triton",)),
     Entry("command_buffer", 60),
+    Entry("plan_kernels", 50),
     Entry("dlpack_export", 50),
 )
 
