@@ -55,13 +55,14 @@ class Entry:
 # The most useful first: the budget may end before the list does.
 EXPERIMENTS = (
     Entry("version_drift", 150, ("absl-py",), beside=True),
-    Entry("environment", 60),
-    Entry("handler_launch", 60),
-    Entry("cublaslt_epilogues", 80),
+    Entry("environment", 90),
+    Entry("handler_launch", 75),
+    Entry("cublaslt_epilogues", 100),
     Entry("shared_device", 50, ("absl-py",)),
     Entry("example", 170, ("absl-py", "flax", "optax")),
     Entry("flash_attention", 140, ("triton",)),
     Entry("command_buffer", 60),
+    Entry("plan_kernels", 50),
     Entry("dlpack_export", 50),
 )
 

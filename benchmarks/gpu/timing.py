@@ -73,21 +73,32 @@ def relative_error(found: Any, wanted: Any) -> float:
     return float(jnp.linalg.norm((found - wanted).ravel()) / jnp.linalg.norm(wanted.ravel()))
 
 
-def busy(gpu: bool, seconds: float = 0.3) -> Any:
-    """A function that starts about `seconds` of work on the device and returns an array at once."""
+def busy(gpu: bool, seconds: float = 0.3) -> Callable[[], Any]:
+    """A function that starts about `seconds` of work on the device and returns an array at once.
+
+    It is a row of programs without loops: in a loop the host may wait for the device.
+    """
     import jax
     import jax.numpy as jnp
 
-    size = 4096 if gpu else 256
+    size, products = (8192, 8) if gpu else (512, 8)
 
     @jax.jit
-    def multiply(x: jax.Array, times: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, times, lambda _, y: (y @ x) * jnp.asarray(1.0 / size, x.dtype), x)
+    def multiply(x: jax.Array, y: jax.Array) -> jax.Array:
+        for _ in range(products):
+            y = (y @ x) * jnp.asarray(2.0 / size, x.dtype)
+        return y
 
     x = jax.random.uniform(jax.random.key(0), (size, size), jnp.bfloat16 if gpu else jnp.float32)
-    jax.block_until_ready(multiply(x, jnp.int32(2)))
-    trial = 100
-    start = time.perf_counter()
-    jax.block_until_ready(multiply(x, jnp.int32(trial)))
-    times = jnp.int32(max(1, round(trial * seconds / (time.perf_counter() - start))))
-    return lambda: multiply(x, times)
+
+    def start(programs: int) -> jax.Array:
+        y = x
+        for _ in range(programs):
+            y = multiply(x, y)
+        return y
+
+    jax.block_until_ready(start(1))
+    begin = time.perf_counter()
+    jax.block_until_ready(start(4))
+    programs = max(1, min(30, round(4 * seconds / (time.perf_counter() - begin))))
+    return lambda: start(programs)
