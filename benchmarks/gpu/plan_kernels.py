@@ -89,7 +89,7 @@ def print_plan(plan: KernelPlan, arch: str) -> PlanKernel:
             outer = unflatten(f, f.idiv(thread, pieces), range(last), plan.extents)
             start = f.imul(f.irem(thread, pieces), lanes)
             scope = Scope(f, plan, pointers).inside(outer)
-            store_all(scope.inside(lanes=Lanes(last, start, lanes)))
+            store_all([scope.inside(lanes=Lanes(last, start, lanes))])
     return PlanKernel(plan, lanes, -(-threads // BLOCK), _to_ptx(module, plan.name, names, arch))
 
 

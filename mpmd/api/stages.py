@@ -301,6 +301,7 @@ class Compiled:
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
         leaves = jax.tree.leaves((args, kwargs))
+        jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
         results, costs = measure_costs(self._executor, self._placement, leaves)
         return self._results(results), costs
 

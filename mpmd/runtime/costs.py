@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from mpmd.runtime.channels.placement import Placement
@@ -65,7 +64,6 @@ def measure_costs(
     Raises:
         FragmentError: a fragment failed.
     """
-    jax.block_until_ready(inputs)  # or the first fragments would be charged with the step before
     meter = CostMeter()
     results = executor.run(inputs, observers=[meter], one_by_one=True)
     fragments = {name: statistics.median(seconds) for name, seconds in meter.samples.items()}
