@@ -339,25 +339,29 @@ class _Traced:
         return made
 
     def _calls(self, callee: Function, counter: int) -> None:
-        """Some calls, of which one may use what another gave."""
+        """Some calls, of which one may use what another gave; every other time all have one constant."""
         if self.rng.random() < 0.3 and types_of(callee.args) == types_of(callee.results):
             self._loop(callee)
             return
+        first = self._constant(callee.args[0].tensor) if counter % 2 else None
         for k in range(self.rng.randint(1, 3)):
-            self._call("mpmd.call", callee, f" {{call_counter = {4 * counter + k} : ui32}}")
+            self._call("mpmd.call", callee, f" {{call_counter = {4 * counter + k} : ui32}}", first)
+
+    def _constant(self, tensor: str) -> Value:
+        made = self.w.new(tensor)
+        self.w.lines.append(f"{made.name} = stablehlo.constant dense<3> : {tensor}")
+        return made
 
     def _inputs(self, callee: Function) -> list[Value]:
         inputs = []
         for arg in callee.args:
             fitting = [v for v in self.pool if v.tensor == arg.tensor]
-            if not fitting:
-                fitting = [self.w.new(arg.tensor)]
-                self.w.lines.append(f"{fitting[0].name} = stablehlo.constant dense<3> : {arg.tensor}")
-            inputs.append(self.rng.choice(fitting))
+            inputs.append(self.rng.choice(fitting or [self._constant(arg.tensor)]))
         return inputs
 
-    def _call(self, op: str, callee: Function, attributes: str) -> None:
+    def _call(self, op: str, callee: Function, attributes: str, first: Value | None = None) -> None:
         inputs = self._inputs(callee)
+        inputs[:1] = [first or inputs[0]]
         made = [self.w.new(v.tensor) for v in callee.results]
         self.w.lines.append(
             f"{names_of(made)} = {op} @{callee.name}({names_of(inputs)}){attributes} "
