@@ -86,11 +86,8 @@ class Experiment:
         self._write()
 
     @contextlib.contextmanager
-    def part(self, name: str, needs_seconds: float = 0.0) -> Iterator[None]:
-        """A part that may fail alone: what it raises is kept, and the next part runs.
-
-        With less time left than it needs, its first figure or check is not reached: see `has_time`.
-        """
+    def part(self, name: str) -> Iterator[None]:
+        """A part that may fail alone: what it raises is kept, and the next part runs."""
         self.say(f"-- {name}")
         start = time.monotonic()
         try:

@@ -172,9 +172,13 @@ class _Emitter:
         api = f.load(f.offset(self.frame, ffi.FRAME["api"]), "ptr")
         get = f.load(f.offset(api, API_STREAM_GET), "ptr")
         error = f.op(f"call ptr {get}(ptr {request})", "ptr")
-        with f.when(f.op(f"icmp ne ptr {error}, null", "i1"), returns=True, value=error):
-            pass
+        self._return_if_error(error)
         return f.load(request, "ptr", 3)
+
+    def _return_if_error(self, error: Value) -> None:
+        """Ends the handler with an error that XLA made."""
+        with self.f.when(self.f.op(f"icmp ne ptr {error}, null", "i1"), returns=True, value=error):
+            pass
 
     def _buffers(self) -> list[Value]:
         f, found = self.f, []

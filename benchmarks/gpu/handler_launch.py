@@ -27,6 +27,7 @@ from benchmarks.gpu.table import Recorder, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 ALPHA = 2.5
+SMALL, LARGE = 1 << 10, 1 << 27
 SHRINK = 0.3  # with it a step of the chain shrinks differences of rounding
 
 
@@ -124,7 +125,7 @@ def _on_gpu(run: Experiment, code: Compiled) -> None:
         _equal(run, "the driver compiles PTX", handler, 1 << 16)
     with run.part("failing launch"):
         _failing(run, table, driver.kernels(code.image, ["scale_add"]), context)
-    for count in (1 << 10, 1 << 27):
+    for count in (SMALL, LARGE):
         with run.part(f"time of {count} elements"):
             kernels = driver.kernels(code.image, ["scale_add"])
             _times(run, table, kernels, context, count)
@@ -220,7 +221,7 @@ def _times(run: Experiment, table: Any, kernels: list[int], context: int, count:
     for name, found in times.items():
         run.figure(f"{count}.{name}", found.figures())
         run.figure(f"{count}.{name}_bytes_per_s", 12.0 * count / found.median, "B/s")
-    if count == 1 << 10:
+    if count == SMALL:
         run.figure("boundary_us", 1e6 * (times["handler"].median - times["xla"].median), "us")
 
 

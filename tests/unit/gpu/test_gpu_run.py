@@ -130,7 +130,7 @@ def test_unknown_experiments_are_refused(arguments, tmp_path):
     done = subprocess.run(
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and "no experiment no_such_experiment; there are version_drift" in done.stderr
+    assert done.returncode == 2 and "no experiment no_such_experiment; there are environment" in done.stderr
 
 
 def test_every_experiment_is_a_module_that_asks_something():
