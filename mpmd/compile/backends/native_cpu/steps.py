@@ -20,6 +20,7 @@ from mpmd.compile.backends.native_cpu.program import (
 )
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.thin_products import as_reduction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -173,7 +174,10 @@ class _Lowering:
         if isinstance(thunk, CopyThunk):
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
-            return [self._matmul(thunk)]
+            reduction = as_reduction(thunk)
+            if reduction is None or self.code.scratch_bytes(reduction.plan):  # a product has none
+                return [self._matmul(thunk)]
+            thunk = reduction
         assert isinstance(thunk, KernelThunk)
         sequence = self.code.of(thunk.plan, _in_place(thunk))
         temporaries: list[Address] = []
