@@ -34,6 +34,19 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
     counting.note_edit()
 
 
+def run_mlir_alone(pipeline: str, module: ir.Module) -> None:
+    """Runs MLIR's passes on a module none of whose ops anybody holds.
+
+    Raises:
+        IRError: a pass fails; the module is of no use then.
+    """
+    with context():
+        try:
+            _manager(pipeline).run(module.operation)
+        except ir.MLIRError as e:
+            raise IRError(f"{pipeline} failed: {e}") from e
+
+
 def mlir_problem(pipeline: str) -> str:
     """Why there is no such pipeline; empty if there is."""
     try:
