@@ -87,6 +87,8 @@ class NativeBackend:
             return self.native.compile(fragment, mesh)
         except CompileError as error:
             refused = error
+        if mesh.size > 1:  # parts that wait for other devices would have to run in the same order on all
+            return self._by_xla(fragment, mesh, tuple(str(refused).splitlines()[:1]))
         try:
             return MixedBackend(self.native).compile(fragment, mesh)
         except CompileError as error:

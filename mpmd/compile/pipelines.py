@@ -11,10 +11,14 @@ from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass
 
 
-def cpu_pipeline() -> list[Pass]:
-    """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order."""
+def cpu_pipeline(devices: int = 1) -> list[Pass]:
+    """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order.
+
+    Args:
+        devices: how many run the program together.
+    """
     return [
-        *cpu_preparation(),  # before this each instruction stands alone, after it they are kernels
+        *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         Fusion(),  # last change of the graph
     ]
@@ -27,12 +31,18 @@ def scheduling_pipeline() -> list[Pass]:
     ]
 
 
-def cpu_preparation() -> list[Pass]:
-    """What makes of any program one of instructions that kernels can compute, each by itself."""
+def cpu_preparation(devices: int = 1) -> list[Pass]:
+    """What makes of any program one of instructions that kernels can compute, each by itself.
+
+    Args:
+        devices: how many run the program together.
+    """
+    together = groups.communication() if devices > 1 else []
     return [
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
+        *together,  # constants are folded: what depends on the device alone can be told
         *groups.products(),  # products as the kernels like them
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
         FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself

@@ -20,18 +20,27 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
     """
     open_grave()
     with context():
-        manager = _manager(pipeline)
         result = module.operation.clone()
-        try:
-            manager.run(result)
-        except ir.MLIRError as e:
-            raise IRError(f"{pipeline} failed: {e}") from e
+    run_mlir_alone(pipeline, result)
     bury_contents(module)
     for op in list(result.opview.body.operations):
         module.body.append(op)
     for name, attribute in result.attributes.items():
         module.operation.attributes[name] = attribute
     counting.note_edit()
+
+
+def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
+    """Runs MLIR's passes on a module none of whose ops anybody holds.
+
+    Raises:
+        IRError: a pass fails; the module is of no use then.
+    """
+    with context():
+        try:
+            _manager(pipeline).run(module.operation)
+        except ir.MLIRError as e:
+            raise IRError(f"{pipeline} failed: {e}") from e
 
 
 def mlir_problem(pipeline: str) -> str:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
 from mpmd.runtime.clients import _available_cores
+from tests.differential.test_meshes import CASES, two_layers
+from tests.differential.test_sharded_models import MESHES, UNLIKE, pipelined_on, shardings
 from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
 from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
+from tests.support.sharded_models import SHARDED_MODELS, STAGES
 
 ALL = MODELS | FLAX_MODELS
 QUICK = ("uneven", "mixture", "scanned_layers", "half_precision")
@@ -103,14 +106,78 @@ def test_the_rest_of_a_fragment_stays_native():
         np.testing.assert_allclose(got, wanted, rtol=2e-5)
 
 
-def test_meshes_of_several_devices_are_compiled_by_xla_and_counted():
-    x = np.ones((4, 8), np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compiled = one_stage(jnp.tanh, mesh=2).compiled(x)
-    assert compiled.cost_analysis()["fallbacks"] == 1
-    assert "native fragments run on meshes of one device" in compiled.as_text("clusters")
-    np.testing.assert_allclose(compiled(x), np.tanh(x), rtol=1e-6)
+SEVERAL = [(name, mesh) for name in SHARDED_MODELS for mesh in MESHES if mesh != "one device"]
+QUICK_SEVERAL = {("mlp", "two and two"), ("mixture", "four for tensors"), ("transformer", "two for data")}
+
+
+def check_native(jitted, step, state, batch):
+    """Trains as with `jax.jit`, and all of it natively."""
+    compiled = jitted.compiled(state, *batch)
+    assert {e.backend for e in compiled.executables.values()} == {"native"}
+    assert compiled.cost_analysis()["fallbacks"] == 0
+    check_training(jitted, jax.jit(step), state, batch)
+    jitted.clear_cache()
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [pytest.param(*c, marks=[] if c in QUICK_SEVERAL else pytest.mark.slow) for c in SEVERAL],
+)
+def test_models_on_meshes_of_several_devices_train_as_with_jit(name, mesh):
+    model, axes = SHARDED_MODELS[name](), MESHES[mesh]
+    init, update = sgd_momentum()
+    step = training_step(model.loss, 2, update)
+    options = {**shardings(model, axes), "backend": "native"}
+    native = pipelined(step, STAGES, mesh=axes, options=options, donate_argnums=0)
+    check_native(native, step, init(model.params), model.batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "meshes"),
+    [
+        pytest.param(n, m, marks=[] if (n, m) == ("mlp", "data here, tensors there") else pytest.mark.slow)
+        for n in SHARDED_MODELS
+        for m in UNLIKE
+    ],
+)
+def test_models_on_meshes_that_are_not_alike_train_as_with_jit(name, meshes):
+    model, axes = SHARDED_MODELS[name](), UNLIKE[meshes]
+    init, update = sgd_momentum()
+    step = training_step(model.loss, 2, update)
+    native = pipelined_on(step, axes, {**shardings(model, axes[0] | axes[1]), "backend": "native"})
+    check_native(native, step, init(model.params), model.batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_shardings_inside_and_at_the_border_are_kept(case):
+    mesh, options, constraint = CASES[case]
+    params, loss, batch = two_layers(constraint)
+    init, update = sgd_momentum()
+    options = {**options, "backend": "native"}
+    native = pipelined(training_step(loss, 2, update), 2, mesh=mesh, options=options, donate_argnums=0)
+    check_native(native, training_step(two_layers()[1], 2, update), init(params), batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 4}, {"data": 2, "model": 2}], ids=str)
+@pytest.mark.parametrize("name", ["tied", "mixture", "shared_by_all", "scanned_layers", "dropout"])
+def test_models_on_sharded_batches_train_as_with_jit(name, mesh):
+    params, loss, batch = MODELS[name].build(2)
+    init, update = sgd_momentum()
+    step = training_step(loss, 2, update)
+    options = {"in_shardings": (None, *(P("data") for _ in batch)), "backend": "native"}
+    native = pipelined(step, 2, mesh=mesh, options=options, donate_argnums=0)
+    check_native(native, step, init(params), batch)
+
+
+def test_the_memory_of_a_device_is_that_of_its_part():
+    x, w = np.ones((4, 8), np.float32), np.ones((8, 16), np.float32)
+    axes = {"in_shardings": (P("data"), None)}
+    compiled = one_stage(lambda x, w: jnp.tanh(x @ w), mesh={"data": 2}, **axes).compiled(x, w)
+    (memory,) = compiled.fragment_memory().values()
+    assert memory.arguments == x.nbytes // 2 + w.nbytes
+    assert "num_partitions=2" in compiled.as_text("hlo")
 
 
 def test_whoever_calls_does_not_wait_for_large_fragments():

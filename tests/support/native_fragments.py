@@ -22,13 +22,17 @@ POISON = 0xA5
 _MLIR = {"bool": "i1", "float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 
 
+def mlir_type(dtype: Any) -> str:
+    """The MLIR element type of a NumPy dtype."""
+    name = str(dtype)
+    return _MLIR.get(name) or ("ui" if name.startswith("u") else "i") + name.lstrip("uint")
+
+
 def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -> FragmentModule:
     """A function of arrays as a fragment on a mesh of one device."""
 
     def spec(value: Any) -> ValueSpec:
-        name = str(value.dtype)
-        kind = _MLIR.get(name) or ("ui" if name.startswith("u") else "i") + name.lstrip("uint")
-        return ValueSpec(tuple(value.shape), kind, ((),) * len(value.shape))
+        return ValueSpec(tuple(value.shape), mlir_type(value.dtype), ((),) * len(value.shape))
 
     text = jax.jit(function).lower(*arguments).as_text()
     results = jax.tree.leaves(jax.eval_shape(function, *arguments))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpmd.compile.hlo.attributes import ReplicaGroups
+from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.lowering.site import Rule, Site
@@ -72,21 +73,23 @@ def all_to_all(site: Site) -> Sequence[HloInstruction]:
         made = site.build.add(
             "all-to-all", value, dimensions=(split,), replica_groups=groups, channel_id=channel
         )
-        out.append(made if split == joined else _rejoin(site, made, split, joined, count))
+        out.append(rejoin(site.build, made, split, joined, count))
     return out
 
 
-def _rejoin(site: Site, value: HloInstruction, split: int, joined: int, count: int) -> HloInstruction:
+def rejoin(build: HloBuilder, value: HloInstruction, split: int, joined: int, count: int) -> HloInstruction:
     """Parts that lie one after the other along `split`, laid one after the other along `joined`."""
+    if split == joined:
+        return value
     dims = value.shape.dims
     parts = (*dims[:split], count, dims[split] // count, *dims[split + 1 :])
-    apart = site.build.reshape(value, parts)
+    apart = build.reshape(value, parts)
     order = [d for d in range(len(parts)) if d != split]
     place = order.index(joined if joined < split else joined + 1)
     order.insert(place, split)
-    moved = site.build.transpose(apart, order)
+    moved = build.transpose(apart, order)
     result = [d // count if i == split else d * count if i == joined else d for i, d in enumerate(dims)]
-    return site.build.reshape(moved, result)
+    return build.reshape(moved, result)
 
 
 def collective_permute(site: Site) -> HloInstruction:

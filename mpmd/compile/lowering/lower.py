@@ -5,7 +5,8 @@ Source: the mapping is that of the StableHLO specification, whose operations HLO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
@@ -13,7 +14,7 @@ from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.hlo.text import quote
 from mpmd.compile.lowering import (
     collectives,
@@ -28,8 +29,11 @@ from mpmd.compile.lowering import (
     special_functions,
 )
 from mpmd.compile.lowering.program import Block, Operation, Program, ValueId
-from mpmd.compile.lowering.reader import read_program
+from mpmd.compile.lowering.reader import named_axes, read_program
 from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.spmd.localise import localise
+from mpmd.compile.lowering.spmd.rules import spread_rule
+from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
 from mpmd.errors import CompileError, HloError
 
 RULES: dict[str, Rule] = {
@@ -57,6 +61,26 @@ def lower(source: Any) -> HloModule:
         IRError: the text is no MLIR module.
     """
     return lower_program(read_program(source))
+
+
+def lower_for_mesh(
+    text: str, axes: Mapping[str, int], arguments: Sequence[Spec], results: Sequence[Spec]
+) -> HloModule:
+    """A StableHLO module as the HLO of each device of a mesh.
+
+    Args:
+        text: MLIR of the module.
+        axes: the mesh's axes and their sizes, the outermost first.
+        arguments: for each argument of `main` the axes that cut its dims.
+        results: the same for its results.
+
+    Raises:
+        CompileError: an operation or type has no HLO, or Shardy cannot partition the module.
+        IRError: the text is no MLIR module.
+    """
+    program = read_program(with_collectives(text, axes, arguments, results))
+    cuts = [tuple(named_axes(names, axes) for names in spec) for spec in results]
+    return lower_program(localise(program, math.prod(axes.values()), cuts))
 
 
 def lower_program(program: Program) -> HloModule:
@@ -87,6 +111,7 @@ class Lowering:
     Attributes:
         program: what is lowered.
         module: what is made.
+        partial: values of which every device has a partial result, and with what these are joined.
     """
 
     def __init__(self, program: Program, module: HloModule) -> None:
@@ -95,6 +120,8 @@ class Lowering:
         self._functions: dict[str, HloComputation] = {}
         self._closed: dict[Any, HloComputation] = {}
         self._imported: dict[str, HloComputation] = {}
+        self._reducers: dict[tuple[str, str], HloComputation] = {}
+        self.partial: dict[ValueId, str] = {}
 
     def function(self, name: str) -> HloComputation:
         """A function as a computation; lowered once.
@@ -119,6 +146,16 @@ class Lowering:
         if found is None:
             inner = Lowering(program, self.module)
             found = self._imported[key] = inner.function("main")
+        return found
+
+    def reducer(self, opcode: str, dtype: str) -> HloComputation:
+        """`(a, b) -> opcode(a, b)` on scalars; made once."""
+        found = self._reducers.get((opcode, dtype))
+        if found is None:
+            builder = HloBuilder.create(self.module, f"{opcode}_{dtype}")
+            scalar = array(dtype, ())
+            builder.build(builder.add(opcode, builder.parameter(scalar), builder.parameter(scalar)))
+            found = self._reducers[opcode, dtype] = builder.computation
         return found
 
     def closed_region(self, site: Site, block: Block) -> HloComputation:
@@ -169,6 +206,8 @@ class Lowering:
     def _operations(self, builder: HloBuilder, block: Block, values: dict[ValueId, HloInstruction]) -> None:
         for operation in block.operations:
             rule = RULES.get(operation.name)
+            if operation.spread is not None:
+                rule = spread_rule(operation, rule)
             site = Site(self, builder, operation, [values[v] for v in operation.operands], values)
             if rule is None:
                 raise site.error("no rule lowers this operation")

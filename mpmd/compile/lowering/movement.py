@@ -80,6 +80,7 @@ def dimension_size(site: Site) -> HloInstruction:
 
 
 RULES: dict[str, Rule] = {
+    "sdy.constant": constant,
     "stablehlo.broadcast_in_dim": broadcast_in_dim,
     "stablehlo.concatenate": concatenate,
     "stablehlo.constant": constant,

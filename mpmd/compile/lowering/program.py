@@ -12,6 +12,37 @@ ValueId = int
 """A value: the result of an operation or the argument of a block, numbered across the program."""
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of a mesh, or a part of one: device `d` stands at `d // stride % size` on it."""
+
+    stride: int
+    size: int
+
+
+Sharding = tuple[tuple[Axis, ...], ...]
+"""For each dim the axes that cut it, the outermost cut first."""
+
+
+@dataclass(slots=True)
+class Spread:
+    """What an operation is for the mesh as a whole, while its records speak of one device.
+
+    Attributes:
+        whole: the operation with whole shapes.
+        operands: how its operands are cut.
+        results: how its results are cut.
+        shapes: whole shapes of its operands.
+        devices: how many devices the mesh has.
+    """
+
+    whole: Operation
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    shapes: tuple[Shape, ...]
+    devices: int
+
+
 @dataclass(slots=True)
 class Operation:
     """One operation.
@@ -24,6 +55,8 @@ class Operation:
         attributes: as Python values: numbers, strings, tuples, arrays, dimension records.
         regions: computations inside it.
         source: where it comes from, e.g. `jit(step)/mul`; "" if unknown.
+        shardings: how its results are cut, where the program says so.
+        spread: what it is on the whole mesh, where the records speak of one device.
     """
 
     name: str
@@ -33,16 +66,22 @@ class Operation:
     attributes: dict[str, Any]
     regions: tuple[Block, ...]
     source: str
+    shardings: tuple[Sharding, ...] = ()
+    spread: Spread | None = None
 
 
 @dataclass(slots=True)
 class Block:
-    """A computation: arguments, operations, returned values."""
+    """A computation: arguments, operations, returned values.
+
+    `shardings` says how the arguments of a function are cut, where the program says so.
+    """
 
     arguments: tuple[ValueId, ...]
     shapes: tuple[Shape, ...]
     operations: list[Operation] = field(default_factory=list)
     returned: tuple[ValueId, ...] = ()
+    shardings: tuple[Sharding | None, ...] = ()
 
     def walk(self) -> Iterator[Operation]:
         """All operations, those of inner blocks included."""

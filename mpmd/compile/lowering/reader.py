@@ -1,11 +1,13 @@
-"""Reading StableHLO: the one module of the compiler that touches MLIR's bindings.
+"""Reading StableHLO: with `spmd/shardy.py` all of the compiler that touches MLIR's bindings.
 
 Everything after it works on the records of `program.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,15 @@ from mpmd import ir
 from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDims
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
 from mpmd.compile.lowering.dense import parse_dense
-from mpmd.compile.lowering.program import Block, Function, Operation, Program, ValueId
+from mpmd.compile.lowering.program import Axis, Block, Function, Operation, Program, Sharding, ValueId
 from mpmd.errors import CompileError
+from mpmd.sharding.shards import axes_of, sdy_meshes
 
 _IGNORED = frozenset({"sdy.mesh", "mpmd.topology"})
 _CONFIGURATIONS = frozenset({"backend_config", "mhlo.backend_config"})
+_SHARDING = "sdy.sharding"
+_CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})
+_REDUCED_AXES = {"sdy.all_reduce": "reduction_axes", "sdy.reduce_scatter": "reduce_scatter_axes"}
 _RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _ENUM = re.compile(r"#\w+<\w+ (\w+)>$")
 _CHANNEL = re.compile(r"#stablehlo.channel_handle<handle = (\d+)")
@@ -85,11 +91,13 @@ class _Reader:
     def __init__(self) -> None:
         self.ids: dict[mlir.Value, ValueId] = {}
         self.shapes: dict[str, Shape] = {}
+        self.meshes: dict[str, dict[str, int]] = {}
 
     def program(self, module: mlir.Module) -> Program:
         attributes = module.operation.attributes
         name = _text(attributes, "sym_name") or "main"
         functions = {}
+        self.meshes = {mesh: axes_of(attribute) for mesh, attribute in sdy_meshes(module.operation).items()}
         for op in module.body.operations:
             if op.operation.name == "func.func":
                 function = self.function(op.operation)
@@ -116,7 +124,12 @@ class _Reader:
             raise CompileError(f"function @{name} must have one block, got {len(blocks)}")
         listed = mlir.ArrayAttr(op.attributes["arg_attrs"]) if "arg_attrs" in op.attributes else []
         notes = tuple({a.name: _attribute(a.attr) for a in mlir.DictAttr(d)} for d in listed)
-        return Function(name, self.block(blocks[0]), notes)
+        body = self.block(blocks[0])
+        if self.meshes:
+            given = [{a.name: a.attr for a in mlir.DictAttr(d)} for d in listed]
+            cuts = [d.get(_SHARDING) for d in given]
+            body.shardings = tuple(None if cut is None else self.sharding(cut) for cut in cuts)
+        return Function(name, body, notes)
 
     def block(self, block: mlir.Block) -> Block:
         made = Block(
@@ -135,15 +148,45 @@ class _Reader:
         name = op.name
         regions = tuple(self.block(block) for region in op.regions for block in region.blocks)
         results = op.results
+        attributes = {"value": _constant(op)} if name in _CONSTANTS else _attributes(op)
+        if name in _REDUCED_AXES:
+            axes = self._axes_of(op.attributes["out_sharding"])
+            attributes["axes"] = sharding_axes(str(op.attributes[_REDUCED_AXES[name]]), axes)
+        if name == "sdy.manual_computation":
+            given = ir.sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
+            attributes["in_cuts"] = tuple(map(self.sharding, given))
+            axes = next(iter(self.meshes.values()), {})
+            attributes["axes"] = sharding_axes(str(op.attributes["manual_axes"]), axes)
         return Operation(
             name,
             tuple([self.ids[v] for v in op.operands]),
             tuple([self.define(v) for v in results]),
             tuple([self.shape(v.type) for v in results]),
-            {"value": _constant(op)} if name == "stablehlo.constant" else _attributes(op),
+            attributes,
             regions,
             _source(op.location),
+            self.shardings(op) if self.meshes else (),
         )
+
+    def shardings(self, op: mlir.Operation) -> tuple[Sharding, ...]:
+        """How an operation's results are cut; empty if it does not say."""
+        given = op.attributes
+        if "out_sharding" in given:
+            return (self.sharding(given["out_sharding"]),)
+        name = next((n for n in (_SHARDING, "out_shardings") if n in given), None)
+        if name is None or not ir.sdy.TensorShardingPerValueAttr.isinstance(given[name]):
+            return ()
+        return tuple(map(self.sharding, ir.sdy.TensorShardingPerValueAttr(given[name]).shardings))
+
+    def sharding(self, attribute: mlir.Attribute) -> Sharding:
+        """How a value is cut."""
+        axes = self._axes_of(attribute)
+        dims = ir.sdy.TensorShardingAttr(attribute).dimension_shardings
+        return tuple(sharding_axes(str(dim), axes) for dim in dims)
+
+    def _axes_of(self, sharding: mlir.Attribute) -> dict[str, int]:
+        """The axes of a sharding's mesh, and their sizes."""
+        return self.meshes.get(str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref).lstrip("@"), {})
 
     def define(self, value: mlir.Value) -> ValueId:
         number = self.ids[value] = len(self.ids)
@@ -157,6 +200,25 @@ class _Reader:
         return found
 
 
+def sharding_axes(text: str, axes: Mapping[str, int]) -> tuple[Axis, ...]:
+    """The axes that a list such as `{"data", "model":(2)4}` names, on a mesh with axes of these sizes."""
+    found = []
+    for name, before, part in _AXIS.findall(text):
+        size = axes[name]
+        inner = math.prod(list(axes.values())[list(axes).index(name) + 1 :])
+        if part:
+            inner, size = inner * (size // (int(before) * int(part))), int(part)
+        if size > 1:
+            found.append(Axis(inner, size))
+    return tuple(found)
+
+
+def named_axes(names: Sequence[str], axes: Mapping[str, int]) -> tuple[Axis, ...]:
+    """The axes of the given names, on a mesh with axes of these sizes."""
+    return sharding_axes(" ".join(f'"{name}"' for name in names), axes)
+
+
+_AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,]+?)(?:, .*)?>$")
 _ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
 

@@ -19,6 +19,7 @@ from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import is_poison
 from mpmd.compile.thunks.thunk import (
+    CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
     KernelThunk,
@@ -318,6 +319,13 @@ def _overlaps(thunk: Thunk) -> list[str]:
         if thunk.plan.epilogue is None:
             return found
         plan, operands = thunk.plan.epilogue, dict(thunk.operands)
+    elif isinstance(thunk, CollectiveThunk):
+        return [
+            f"writes {place} over {read}, which a device may still read"
+            for result, place in enumerate(thunk.writes)
+            for operand, read in enumerate(thunk.reads)
+            if place.overlaps(read) and not (place == read and thunk.plan.may_share(operand, result))
+        ]
     else:
         return []
     for result in plan.results:

@@ -9,22 +9,28 @@ from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import Poison
 from mpmd.compile.thunks.thunk import (
+    CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
+    DeviceThunk,
     KernelThunk,
     MatmulThunk,
     Thunk,
     WhileThunk,
 )
 
-SILENT = FORWARDING | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
+SILENT = FORWARDING | {"parameter", "constant", "after-all"}
 """Opcodes that do nothing when the program runs."""
+
+WITHOUT_KERNEL = SILENT | {"while", "conditional", "partition-id"}
+"""Opcodes that are no kernel."""
 
 
 class KernelPlans:
@@ -52,21 +58,24 @@ class KernelPlans:
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode not in SILENT and instruction.opcode not in ("while", "conditional"):
+                if instruction.opcode not in WITHOUT_KERNEL:
                     self.of(instruction)
 
     def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
-        """The plan of an instruction's kernel; None for products and for what needs no kernel."""
+        """The plan of an instruction's kernel; None for products, collectives and what needs no kernel."""
         planned = self._plans.get(instruction)
-        return None if planned is None or isinstance(planned, DotPlan) else planned.plan
+        return None if planned is None or isinstance(planned, DotPlan | CollectivePlan) else planned.plan
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
-        if instruction.opcode in SILENT or instruction.opcode in ("while", "conditional"):
+        if instruction.opcode in WITHOUT_KERNEL:
             return False
         planned = self.of(instruction)
         if isinstance(planned, UpdatePlan):
             return False
+        if isinstance(planned, CollectivePlan):
+            own = instruction.operand_indices(instruction.operands[operand]) == [operand]
+            return own and planned.may_share(operand, result)
         source = instruction.operands[operand]
         if instruction.opcode == "fusion":
             source = instruction.to_apply.parameters[operand]
@@ -118,6 +127,8 @@ class Emitter:
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
+            elif instruction.opcode == "partition-id":
+                thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
             else:
                 thunks += self._kernel(instruction)
             if self.poison is not None:
@@ -133,6 +144,11 @@ class Emitter:
     def _kernel(self, instruction: HloInstruction) -> list[Thunk]:
         planned = self.plans.of(instruction)
         place = _Places(self.assignment, instruction)
+        if isinstance(planned, CollectivePlan):
+            at = self.assignment.at
+            results = [at(instruction, index) for index, _ in instruction.shape.leaves()]
+            arrays = (*(at(o) for o in instruction.operands), *results)
+            return [CollectiveThunk(instruction.name, planned, arrays)]
         if isinstance(planned, UpdatePlan):
             target = place.result(planned.result)
             operands = (*(place.array(a) for a in planned.arrays), target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.collectives import CollectivePlan
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,58 @@ class CopyThunk:
 
 
 @dataclass(frozen=True)
+class CollectiveThunk:
+    """Devices that meet and work on each other's arrays.
+
+    Attributes:
+        name: of the instruction that it computes.
+        plan: what they do.
+        arrays: where this device's operands and results lie.
+    """
+
+    name: str
+    plan: CollectivePlan
+    arrays: tuple[Slice, ...]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change, whichever device writes them."""
+        return self.arrays[self.plan.operands :]
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read, whichever device reads them."""
+        return self.arrays[: self.plan.operands]
+
+    def line(self) -> str:
+        """One line of a listing."""
+        groups = "".join("{" + ",".join(map(str, g)) + "}" for g in self.plan.groups)
+        return f"{self.plan.opcode} {self.name} {groups} ({', '.join(map(str, self.arrays))})"
+
+
+@dataclass(frozen=True)
+class DeviceThunk:
+    """The number of the device that runs the program, as an `u32`."""
+
+    name: str
+    target: Slice
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return (self.target,)
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Nothing is read."""
+        return ()
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"device {self.name} ({self.target})"
+
+
+@dataclass(frozen=True)
 class WhileThunk:
     """Thunks repeated while a flag is set.
 
@@ -169,7 +222,7 @@ class ConditionalThunk:
         return f"conditional {self.name} ({self.selector})"
 
 
-Thunk = KernelThunk | MatmulThunk | CopyThunk | WhileThunk | ConditionalThunk
+Thunk = KernelThunk | MatmulThunk | CopyThunk | CollectiveThunk | DeviceThunk | WhileThunk | ConditionalThunk
 
 
 def conflict(a: Thunk, b: Thunk) -> bool:

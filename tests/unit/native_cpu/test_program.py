@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import ffi
+from mpmd.compile.backends.native_cpu import ffi, mesh_call
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
@@ -286,7 +286,7 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     text = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     sizes = {"size_t": 8, "int64_t": 8, "int": 4, "XLA_FFI_DataType": 4, "XLA_FFI_ExecutionStage": 4}
     sizes |= {"XLA_FFI_Extension_Type": 4, "XLA_FFI_InternalExtension_Type": 4}
-    sizes |= {"XLA_FFI_Handler_Traits": 4, "XLA_FFI_Error_Code": 4}
+    sizes |= {"int32_t": 4, "XLA_FFI_Handler_Traits": 4, "XLA_FFI_Error_Code": 4}
 
     def layout(name):
         body = re.search(rf"struct {name} \{{(.*?)\}}", text, re.S).group(1)
@@ -324,7 +324,11 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert metadata["api_version"] + version["major_version"] == ffi.METADATA["major"]
     assert metadata["api_version"] + version["minor_version"] == ffi.METADATA["minor"]
     assert metadata["traits"] == ffi.METADATA["traits"]
-    assert layout("XLA_FFI_Api")["XLA_FFI_Error_Create"] == ffi.API_ERROR_CREATE
+    api, offered = layout("XLA_FFI_Api"), ("Error_Create", "RunId_Get", "DeviceOrdinal_Get")
+    assert [api[f"XLA_FFI_{name}"] for name in offered] == list(ffi.API.values())
+    assert frame["ctx"] == mesh_call.CONTEXT
+    assert layout("XLA_FFI_RunId_Get_Args")["run_id"] == mesh_call.ANSWER
+    assert layout("XLA_FFI_DeviceOrdinal_Get_Args")["device_ordinal"] == mesh_call.ANSWER
     monkeypatch.setattr(ffi, "API_MINOR", 99)
     ffi.check_version.cache_clear()
     with pytest.raises(CompileError, match=r"native code needs 0\.99 or a later minor version"):

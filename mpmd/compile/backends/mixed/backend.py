@@ -214,7 +214,7 @@ class MixedBackend:
 
     def _load(self, mixture: Mixture, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
         programs = [
-            None if part.native is None else self.native.register(part.native, fragment.mesh)
+            None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
             for part in mixture.parts
         ]
         return MixedExecutable(fragment, mixture, _jitted(fragment, mesh, mixture, programs))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
+from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.executable import MemoryStats
@@ -25,7 +26,7 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, fingerprint
 from mpmd.errors import CompileError
 
-_FORMAT = 1
+_FORMAT = 2
 _TEXTS = {
     "hlo": "after_optimizations.txt",
     "buffers": "buffer-assignment.txt",
@@ -113,6 +114,8 @@ class Artefact:
             "workspace_bytes": self.code.workspace_bytes,
             "imports": self.code.imports,
             "exports": self.code.exports,
+            "devices": self.code.devices,
+            "mesh": None if self.code.mesh is None else dataclasses.astuple(self.code.mesh),
             "arena_bytes": self.arena_bytes,
             "aliases": sorted(self.aliases.items()),
             "costs": self.costs,
@@ -146,6 +149,8 @@ class Artefact:
                 tuple(said["imports"]),
                 tuple(said["exports"]),
                 listing,
+                said["devices"],
+                None if said["mesh"] is None else MeshLayout(*said["mesh"]),
             )
             return Artefact(
                 program,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
-from mpmd.compile.lowering import lower
+from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import cpu_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
@@ -191,7 +192,7 @@ class NativeCpuBackend:
     name: str = "native"
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
-        """Compiles for the one device of `mesh`; see `Backend`.
+        """Compiles for the devices of `mesh`; see `Backend`.
 
         Raises:
             CompileError: it needs something that native code does not have.
@@ -200,7 +201,7 @@ class NativeCpuBackend:
         if unfit:
             raise CompileError(unfit)
         target = self.target or host_target()
-        made, kept = compiled_or_kept(fragment, target, self.options)
+        made, kept = compiled_or_kept(fragment, target, self.options, axes=dict(mesh.shape))
         return self._load(made, target, fragment, mesh, kept)
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
@@ -216,26 +217,30 @@ class NativeCpuBackend:
     def _load(
         self, made: Artefact, target: CpuTarget, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
-        program = self.register(made, fragment.mesh)
-        jitted = _jitted(fragment, mesh, program, made.aliases, is_work(made.costs))
+        program = self.register(made, fragment.mesh, mesh)
+        # XLA gives each device of several a thread anyhow
+        large = mesh.size == 1 and is_work(made.costs)
+        jitted = _jitted(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, made, target, jitted, kept)
 
-    def register(self, made: Artefact, mesh: str) -> RegisteredProgram:
-        """Machine code with the memory and threads of a mesh, as JAX calls it.
+    def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
+        """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
 
         Raises:
             CompileError: the code does not load.
         """
-        cores = self.options.cores.get(mesh, ())
-        threads = (len(cores) or self.threads) if _is_large(made.costs) else 1
+        devices = [device.local_hardware_id for device in mesh.devices.flat]
+        cores = self.options.cores.get(name, ())
+        threads = max(1, (len(cores) or self.threads) // len(devices)) if _is_large(made.costs) else 1
         return register(
             made.code,
             self.target or host_target(),
             arena_bytes=made.arena_bytes,
             constants=made.constants,
-            instance="-".join([mesh, str(threads), *map(str, cores)]),
-            pools=[_pool(mesh, threads, cores)] if threads > 1 else [],
+            instance="-".join([name, str(threads), *map(str, cores)]),
+            pools=_pools(name, threads, cores, len(devices)) if threads > 1 else [],
             cache=self.options.cache,
+            devices=devices if len(devices) > 1 else (0,),
         )
 
 
@@ -244,6 +249,7 @@ def compiled_or_kept(
     target: CpuTarget,
     options: CompileOptions = DEFAULTS,
     module: HloModule | None = None,
+    axes: Mapping[str, int] | None = None,
 ) -> tuple[Artefact, bool]:
     """What a fragment becomes: from the cache if it has it, and whether it is from there.
 
@@ -254,23 +260,25 @@ def compiled_or_kept(
         target: for which CPU.
         options: what the user says about compiling.
         module: the fragment as HLO, if its text is no StableHLO; the passes change it.
+        axes: the axes of its mesh and their sizes; None for one device.
 
     Raises:
         CompileError: something in it has no native code.
     """
     if options.cache is None or options.dump is not None:
-        return compile_fragment(fragment, target, options, module).artefact(), False
+        return compile_fragment(fragment, target, options, module, axes=axes).artefact(), False
     reserved = f" {fragment.reserved_bytes}" if options.memory_bytes else ""
-    kept = KeptArtefacts(options.cache, target, options.key + reserved)
+    devices = f" {tuple(axes.items())}" if axes is not None and _count(axes) > 1 else ""
+    kept = KeptArtefacts(options.cache, target, options.key + reserved + devices)
     found = kept.of_fragment(fragment)
     if found is not None:
         return found, True
-    module = module or lower(fragment.text)
+    module = module or lowered(fragment, axes)
     program = kept.program_key(fragment, module)
     found = kept.of_program(fragment, program)
     if found is not None:
         return found, True
-    made = compile_fragment(fragment, target, options, module).artefact()
+    made = compile_fragment(fragment, target, options, module, axes=axes).artefact()
     kept.keep(fragment, program, made)
     return made, False
 
@@ -300,6 +308,7 @@ def prepare_fragment(
     options: CompileOptions = DEFAULTS,
     module: HloModule | None = None,
     *,
+    axes: Mapping[str, int] | None = None,
     poison: bool = False,
 ) -> Prepared:
     """From StableHLO to steps with addresses: everything but machine code.
@@ -309,6 +318,7 @@ def prepare_fragment(
         target: for which CPU.
         options: what the user says about compiling.
         module: the fragment lowered, if that was done; the passes change it.
+        axes: the axes of its mesh and their sizes; None for one device.
         poison: overwrite memory as soon as it is free, so that wrong reads show.
 
     Raises:
@@ -316,10 +326,10 @@ def prepare_fragment(
     """
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
-    module = module or lower(fragment.text)
+    module = module or lowered(fragment, axes)
     clock("lowering")
     timing = Timing()
-    passes, watch = cpu_pipeline(), _watch(fragment, module, options.dump)
+    passes, watch = cpu_pipeline(_count(axes)), _watch(fragment, module, options.dump)
     run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
@@ -352,10 +362,11 @@ def compile_fragment(
     options: CompileOptions = DEFAULTS,
     module: HloModule | None = None,
     *,
+    axes: Mapping[str, int] | None = None,
     poison: bool = False,
 ) -> Compilation:
     """From StableHLO to machine code; see `prepare_fragment`."""
-    made = prepare_fragment(fragment, target, options, module, poison=poison)
+    made = prepare_fragment(fragment, target, options, module, axes=axes, poison=poison)
     clock = _Clock(made.seconds)
     code = compile_with_handler(
         made.native.program,
@@ -370,6 +381,23 @@ def compile_fragment(
         texts = {**compilation.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
         options.dump.write_all(fragment, texts)
     return compilation
+
+
+def lowered(fragment: FragmentModule, axes: Mapping[str, int] | None = None) -> HloModule:
+    """The fragment as HLO: that of each device, if its mesh has several.
+
+    Raises:
+        CompileError: something in it has no HLO, or cannot be partitioned.
+    """
+    if axes is None or _count(axes) == 1:
+        return lower(fragment.text)
+    arguments, results = ([v.spec for v in values] for values in (fragment.arguments, fragment.results))
+    return lower_for_mesh(fragment.text, axes, arguments, results)
+
+
+def _count(axes: Mapping[str, int] | None) -> int:
+    """How many devices a mesh of such axes has."""
+    return math.prod((axes or {}).values())
 
 
 def _watch(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:
@@ -407,8 +435,8 @@ def _unfit(fragment: FragmentModule, mesh: Mesh) -> str:
     """Why native code runs on none of a mesh's fragments, or not on this one whatever it computes; or ""."""
     if mesh.devices.flat[0].platform != "cpu":
         return "native code for CPUs does not run on other devices"
-    if mesh.size != 1:
-        return "native fragments run on meshes of one device"
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        return "native fragments run on the devices of one process"
     if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
         return "native fragments do not name memories"
     if fragment.callbacks:
@@ -432,17 +460,21 @@ def is_work(costs: dict[str, float]) -> bool:
     return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_HANDING_OVER
 
 
-_POOLS: dict[tuple[str, int, tuple[int, ...]], WorkerPool] = {}
+_POOLS: dict[tuple[str, int, tuple[int, ...], int], WorkerPool] = {}
 _LOCK = threading.Lock()
 
 
-def _pool(mesh: str, threads: int, cores: tuple[int, ...]) -> WorkerPool:
-    """The threads of a mesh."""
-    key = mesh, threads, cores
+def _pools(mesh: str, threads: int, cores: tuple[int, ...], devices: int) -> list[WorkerPool]:
+    """The threads of each device of a mesh; each has its share of the cores."""
+    found = []
     with _LOCK:
-        if key not in _POOLS:
-            _POOLS[key] = WorkerPool(threads, cores)
-        return _POOLS[key]
+        for device in range(devices):
+            own = cores[device * threads : (device + 1) * threads]
+            key = mesh, threads, own, device
+            if key not in _POOLS:
+                _POOLS[key] = WorkerPool(threads, own)
+            found.append(_POOLS[key])
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -484,7 +516,7 @@ def _jitted(
     fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int], large: bool
 ) -> jax.stages.Compiled:
     """The custom call as a compiled function of JAX, arguments and results in the order that JAX wants."""
-    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in array_types(mesh, fragment.results)]
+    results = [_local(t) for t in array_types(mesh, fragment.results)]
     order = Order.of(aliases, fragment)
     given = [order.arguments.index(k) for k in range(len(order.arguments))]
 
@@ -494,17 +526,31 @@ def _jitted(
         return [*(made[k] for k in order.results), *token]
 
     run.__name__ = run.__qualname__ = fragment.name
+    outcome = [
+        *(named_sharding(mesh, fragment.results[k]) for k in order.results),
+        *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+    ]
+    if mesh.size > 1:
+        run = jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=tuple(named_sharding(mesh, fragment.arguments[k]).spec for k in order.arguments),
+            out_specs=[sharding.spec for sharding in outcome],
+            check_vma=False,
+        )
     jitted = jax.jit(
         run,
         donate_argnums=tuple(range(len(aliases))),
         keep_unused=True,
-        out_shardings=[
-            *(named_sharding(mesh, fragment.results[k]) for k in order.results),
-            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
-        ],
+        out_shardings=outcome,
     )
     types = array_types(mesh, fragment.arguments)
     with warnings.catch_warnings():
         # What cannot be donated is freed by the runtime; nothing is lost.
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         return jitted.lower(*(types[k] for k in order.arguments)).compile()
+
+
+def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What each device has of an array."""
+    return jax.ShapeDtypeStruct(whole.sharding.shard_shape(whole.shape), whole.dtype)

@@ -24,7 +24,7 @@ def refusals(computation: HloComputation) -> dict[HloInstruction, str]:
 
 def _reason(instruction: HloInstruction) -> str:
     """Why an instruction has no native code; "" if it has."""
-    if instruction.opcode in SILENT:
+    if instruction.opcode in SILENT or instruction.opcode == "partition-id":
         return ""
     if instruction.opcode in ("while", "conditional"):
         for computation in instruction.called:

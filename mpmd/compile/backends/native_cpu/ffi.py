@@ -3,8 +3,10 @@
     XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame)
 
 reads the data pointers of all arguments and results, takes a free slot (arena, workspaces, threads), runs the
-program, and frees the slot.  Arrays, donation and asynchronous dispatch stay JAX's own.  The arena is ours
-and is kept: memory that is touched for the first time in every call would cost more than many a kernel.
+program, and frees the slot.  On a mesh of several devices XLA calls it once per device, each on a thread of
+its own; every device has a slot, and devices that exchange data meet before they begin.  Arrays, donation and
+asynchronous dispatch stay JAX's own.  The arena is ours and is kept: memory that is touched for the first
+time in every call would cost more than many a kernel.
 
 Source: xla/ffi/api/c_api.h, which jaxlib ships; offsets below are of API version 0.3, and later versions of
     the same
@@ -31,10 +33,17 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.meeting import (
+    DEVICE_AT,
+    MEETING_BYTES,
+    MESH_AT,
+    PATIENCE,
+    PATIENCE_NAPS,
+)
+from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES, MeshCall
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun, WorkerPool
-from mpmd.compile.backends.native_cpu.waiting import BARRIER_BYTES
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
 
@@ -45,11 +54,8 @@ FRAME = {"extension": 8, "api": 16, "stage": 32, "arg_count": 56, "args": 72, "r
 BUFFER_DATA = 24
 EXTENSION = {"type": 8, "metadata": 24}
 METADATA = {"major": 24, "minor": 28, "traits": 32}
-API_ERROR_CREATE = 48
+API = {"error_create": 48, "run_id": 176, "device_ordinal": 184}
 _METADATA_EXTENSION, _EXECUTE_STAGE, _FAILED_PRECONDITION = 1, 3, 9
-
-# a slot: its own busy flag, then pointers
-_BUSY, _ARENA, _WORKSPACE, _BARRIER, _POOL, _SLOT_BYTES = 0, 8, 16, 24, 32, 64
 
 
 @lru_cache(maxsize=1)
@@ -121,9 +127,12 @@ class _Handler:
             self._return_if(f.compare("ne", stage, constant(_EXECUTE_STAGE, "i32")))
             self._check_count("arg_count", self.arguments, "arguments", spare=1)
             self._check_count("ret_count", self.results, "results")
+            if self.program.devices > 1:
+                MeshCall(f, self.frame, self.program, self._service, self._error).emit(self._run)
+                return
             slot = self._take_slot()
             self._run(slot)
-            f.atomic_store(constant(0, "i64"), f.offset(slot, _BUSY))
+            f.atomic_store(constant(0, "i64"), f.offset(slot, SLOT["busy"]))
             f.ret(Value("null", "ptr"))
 
     def _return_if(self, condition: Value) -> None:
@@ -167,9 +176,12 @@ class _Handler:
         f.store(Value("null", "ptr"), request, 1)
         f.store(Value(f"@{symbol}", "ptr"), request, 2)
         f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
-        api = f.load(f.offset(self.frame, FRAME["api"]), "ptr")
-        create = f.load(f.offset(api, API_ERROR_CREATE), "ptr")
-        return f.op(f"call ptr {create}(ptr {request})", "ptr")
+        return f.op(f"call ptr {self._service('error_create')}(ptr {request})", "ptr")
+
+    def _service(self, name: str) -> Value:
+        """A function of XLA's."""
+        api = self.f.load(self.f.offset(self.frame, FRAME["api"]), "ptr")
+        return self.f.load(self.f.offset(api, API[name]), "ptr")
 
     def _take_slot(self) -> Value:
         """The first free slot, waiting for one if all are taken."""
@@ -179,15 +191,15 @@ class _Handler:
         at = f.stack("i64")
         f.store(constant(0, "i64"), at)
         with f.repeat() as leave_if:
-            slot = f.offset(slots, f.imul(f.load(at, "i64"), _SLOT_BYTES))
-            was_busy = f.atomic_exchange(f.offset(slot, _BUSY), 1)
+            slot = f.offset(slots, f.imul(f.load(at, "i64"), SLOT_BYTES))
+            was_busy = f.atomic_exchange(f.offset(slot, SLOT["busy"]), 1)
             leave_if(f.compare("eq", was_busy, constant(0, "i64")))
             following = f.add(f.load(at, "i64"), constant(1, "i64"))
             wrapped = f.compare("sge", following, count)
             f.store(f.select(wrapped, constant(0, "i64"), following), at)
             with f.when(wrapped):
                 f.call("sched_yield", result="i32")
-        return f.offset(slots, f.imul(f.load(at, "i64"), _SLOT_BYTES))
+        return f.offset(slots, f.imul(f.load(at, "i64"), SLOT_BYTES))
 
     def _run(self, slot: Value) -> None:
         """Fill the table and run the program on the slot's threads."""
@@ -198,11 +210,11 @@ class _Handler:
                 buffer = f.load(buffers, "ptr", number)
                 f.store(f.load(f.offset(buffer, BUFFER_DATA), "ptr"), table, entries)
                 entries += 1
-        fields = ([_ARENA] if self.arena else []) + [_WORKSPACE, _BARRIER]
+        fields = ([SLOT["arena"]] if self.arena else []) + [SLOT["workspace"], SLOT["barrier"]]
         for offset in fields:
             f.store(f.load(f.offset(slot, offset), "ptr"), table, entries)
             entries += 1
-        pool = f.load(f.offset(slot, _POOL), "ptr")
+        pool = f.load(f.offset(slot, SLOT["pool"]), "ptr")
         alone = f.op(f"icmp eq ptr {pool}, null", "i1")
         entry = Value(f"@{self.program.name}", "ptr")
         with f.when(alone):
@@ -277,6 +289,8 @@ def register(
     slots: int = 1,
     pools: Sequence[WorkerPool] = (),
     cache: DiskCache | None = None,
+    devices: Sequence[int] = (0,),
+    patience: int = PATIENCE_NAPS,
 ) -> RegisteredProgram:
     """Make a program callable from JAX; the same program and instance twice is the same target.
 
@@ -289,17 +303,30 @@ def register(
         slots: how many calls may run at the same time, each with an arena.
         pools: threads of each slot; without one the calling thread works alone.
         cache: where functions that programs share are kept, if they are.
+        devices: the numbers, in XLA, of the devices that run it together, in the order of the mesh; each
+            has a slot.
+        patience: naps for which a device waits for the others.
 
     Raises:
-        CompileError: the code does not load, or this jaxlib's interface has another layout.
+        CompileError: the code does not load, this jaxlib's interface has another layout, or the program is
+            one of another number of devices.
     """
     check_version()
+    if len(devices) != compiled.devices:
+        raise CompileError(
+            f"program {compiled.name} runs on {compiled.devices} devices; it was given {len(devices)}"
+        )
     name = f"mpmd.{compiled.fingerprint}" + (f".{instance}" if instance else "")
+    if len(devices) > 1:
+        name += f".{'_'.join(map(str, devices))}"
+        slots = len(devices)
     with _LOCK:
         if name in _REGISTERED:
             return _REGISTERED[name][0]
         code = compiled.load(target, cache)
         memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
+        if len(devices) > 1:
+            kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
         program = RegisteredProgram(name, compiled, slots)
@@ -312,7 +339,7 @@ def _slots(
     compiled: CompiledProgram, arena_bytes: int, constants: bytes, slots: int, pools: Sequence[WorkerPool]
 ) -> tuple[np.ndarray, list[Any]]:
     """The slots' memory, and everything that it points to."""
-    memory = aligned_empty((slots * _SLOT_BYTES // 8,), np.int64)
+    memory = aligned_empty((slots * (SLOT_BYTES + 8) // 8,), np.int64)
     memory[:] = 0
     kept: list[Any] = []
     for number in range(slots):
@@ -321,15 +348,33 @@ def _slots(
         arena = aligned_empty((max(64, arena_bytes),), np.uint8)
         arena[: len(constants)] = np.frombuffer(constants, np.uint8)
         workspace = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
-        barrier = aligned_empty((BARRIER_BYTES,), np.uint8)
+        barrier = aligned_empty((MEETING_BYTES,), np.uint8)
         barrier[:] = 0
         kept.append((arena, workspace, barrier, pool))
-        fields = {_ARENA: arena.ctypes.data, _WORKSPACE: workspace.ctypes.data, _BARRIER: barrier.ctypes.data}
+        fields = {
+            SLOT["arena"]: arena.ctypes.data,
+            SLOT["workspace"]: workspace.ctypes.data,
+            SLOT["barrier"]: barrier.ctypes.data,
+        }
         if pool is not None and threads > 1:
-            fields[_POOL] = pool.address
+            fields[SLOT["pool"]] = pool.address
         for offset, address in fields.items():
-            memory[(number * _SLOT_BYTES + offset) // 8] = address
+            memory[(number * SLOT_BYTES + offset) // 8] = address
     return memory, kept
+
+
+def _join(
+    compiled: CompiledProgram, memory: np.ndarray, kept: list[Any], devices: Sequence[int], patience: int
+) -> np.ndarray:
+    """Tell each device its number and where it meets the others; returns the memory in which they meet."""
+    memory[len(devices) * SLOT_BYTES // 8 :] = devices
+    mesh = aligned_empty((max(64, compiled.mesh.bytes if compiled.mesh is not None else 0),), np.uint8)
+    mesh[:] = 0
+    mesh[PATIENCE : PATIENCE + 8].view(np.int64)[0] = patience
+    for number, (_, _, barrier, _) in enumerate(kept):
+        barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data
+        barrier[DEVICE_AT : DEVICE_AT + 8].view(np.int64)[0] = number
+    return mesh
 
 
 def _capsule(address: int) -> Any:

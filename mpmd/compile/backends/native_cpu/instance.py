@@ -17,12 +17,12 @@ import numpy as np
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES, MeshLayout
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.backends.native_cpu.waiting import BARRIER_BYTES
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
 
@@ -39,6 +39,8 @@ class CompiledProgram:
         imports: names of the shared functions that it calls.
         exports: symbols that are looked up in it.
         listing: the LLVM assembly that it was compiled from, compressed; no part of the code.
+        devices: how many devices run it together.
+        mesh: the memory that they share; None if they never meet.
     """
 
     name: str
@@ -48,6 +50,8 @@ class CompiledProgram:
     imports: tuple[str, ...]
     exports: tuple[str, ...]
     listing: bytes = field(default=b"", compare=False, repr=False)
+    devices: int = 1
+    mesh: MeshLayout | None = None
 
     @property
     def llvm(self) -> str:
@@ -58,7 +62,11 @@ class CompiledProgram:
     def fingerprint(self) -> str:
         """A name for the content: equal for equal code."""
         digest = hashlib.sha256(self.code)
-        digest.update(repr((self.name, self.pointers, self.workspace_bytes, self.imports)).encode())
+        digest.update(
+            repr(
+                (self.name, self.pointers, self.workspace_bytes, self.imports, self.devices, self.mesh)
+            ).encode()
+        )
         return digest.hexdigest()[:16]
 
     def load(self, target: CpuTarget, cache: DiskCache | None = None) -> LoadedCode:
@@ -96,6 +104,8 @@ def compile_program(program: Program, target: CpuTarget, module: Module | None =
         tuple(imports),
         (program.name, *further),
         zlib.compress(text.encode(), 1),
+        program.devices,
+        program.mesh,
     )
 
 
@@ -116,7 +126,7 @@ class ProgramInstance:
         self.code = compiled.load(target)
         threads = pool.threads if pool else 1
         self.workspaces = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
-        self.barrier = np.zeros(BARRIER_BYTES + 64, np.uint8)
+        self.barrier = np.zeros(MEETING_BYTES + 64, np.uint8)
         self.entry = self.code.address(compiled.name)
         integer, pointer = ctypes.c_int64, ctypes.c_void_p
         self._run = self.code.function(compiled.name, integer, integer, pointer)

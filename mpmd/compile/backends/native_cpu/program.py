@@ -3,37 +3,28 @@
     void run(i64 thread, i64 threads, ptr table)
 
 Every thread walks the same steps, takes its share of each kernel's units and meets the others at barriers.
-The table holds the caller's pointers, then the workspaces and the barrier.  Nothing here knows of XLA.
+The table holds the caller's pointers, then the workspaces and the barrier, behind which stand the memory of
+the mesh and the device's number.  Nothing here knows of XLA.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.exchange import Address, Exchange, ExchangeEntry, WriteDevice
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, MET_AT, Meet, MeshLayout
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.waiting import Barrier
 from mpmd.errors import CompileError
 
 _LINE = 64
-
-
-@dataclass(frozen=True)
-class Address:
-    """A place in memory.
-
-    Attributes:
-        entry: number of the pointer in the table.
-        offset: bytes after it.
-    """
-
-    entry: int
-    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ class Choose:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step = Run | Repeat | While | Choose
+Step = Run | Repeat | While | Choose | Exchange | WriteDevice
 
 
 @dataclass(frozen=True)
@@ -103,17 +94,38 @@ class Program:
         name: symbol of the entry.
         pointers: how many pointers the caller gives.
         steps: what is done.
+        devices: how many devices run it together.
     """
 
     name: str
     pointers: int
     steps: tuple[Step, ...]
+    devices: int = 1
 
     @property
     def workspace_bytes(self) -> int:
         """Size of one thread's workspace, in whole cache lines."""
-        most = max((r.kernel.workspace_bytes for r in runs(self.steps)), default=0)
+        most = max((k.workspace_bytes for k in self.kernels()), default=0)
         return -(-most // _LINE) * _LINE
+
+    def kernels(self) -> list[CpuKernel]:
+        """The kernels of all steps, in order."""
+        moves = [m.kernel for step in exchanges(self.steps) for m in step.moves]
+        return [r.kernel for r in runs(self.steps)] + moves
+
+    @functools.cached_property
+    def meetings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The ways in which its devices are grouped; first all of them, who meet before they begin."""
+        everybody = (tuple(range(self.devices)),)
+        return tuple(dict.fromkeys([everybody, *(e.groups for e in exchanges(self.steps))]))
+
+    @functools.cached_property
+    def mesh(self) -> MeshLayout | None:
+        """The memory that its devices share; None if they never meet."""
+        met = exchanges(self.steps)
+        if not met:
+            return None
+        return MeshLayout(self.devices, max(len(e.arrays) for e in met), len(self.meetings))
 
     def emit(self, module: Module) -> list[SharedFunction]:
         """Add all kernels and the entry to a module; returns the shared functions that they call.
@@ -123,10 +135,13 @@ class Program:
                 table.
         """
         shared: dict[str, SharedFunction] = {Barrier().name: Barrier()}
+        if self.mesh is not None:
+            shared[Meet().name] = Meet()
         for run in runs(self.steps):
             self._check(run)
-            if not module.defines(run.kernel.name):
-                shared.update({s.name: s for s in run.kernel.emit(module)})
+        for kernel in self.kernels():
+            if not module.defines(kernel.name):
+                shared.update({s.name: s for s in kernel.emit(module)})
         arguments = [("thread", "i64"), ("threads", "i64"), ("table", "ptr")]
         with FunctionBuilder(module, self.name, arguments) as f:
             _Entry(self, f).emit()
@@ -149,11 +164,29 @@ def runs(steps: Sequence[Step]) -> list[Run]:
     for step in steps:
         if isinstance(step, Run):
             found.append(step)
-        elif isinstance(step, Choose):
-            found += [r for branch in step.branches for r in runs(branch)]
         else:
-            found += runs(step.test) + runs(step.body) if isinstance(step, While) else runs(step.body)
+            found += [r for part in _parts(step) for r in runs(part)]
     return found
+
+
+def exchanges(steps: Sequence[Step]) -> list[Exchange]:
+    """All exchanges inside of steps, in order."""
+    found: list[Exchange] = []
+    for step in steps:
+        if isinstance(step, Exchange):
+            found.append(step)
+        else:
+            found += [e for part in _parts(step) for e in exchanges(part)]
+    return found
+
+
+def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
+    """The lists of steps inside of a step."""
+    if isinstance(step, Choose):
+        return step.branches
+    if isinstance(step, While):
+        return (step.test, step.body)
+    return (step.body,) if isinstance(step, Repeat) else ()
 
 
 class _Entry:
@@ -172,10 +205,12 @@ class _Entry:
     def emit(self) -> None:
         self._steps(self.program.steps)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Let all threads of this device come so far."""
         self.f.call(Barrier().name, self.barrier, self.threads)
 
-    def _address(self, address: Address) -> Value:
+    def address(self, address: Address) -> Value:
+        """A place in memory as a pointer."""
         return self.f.offset(self.table[address.entry], address.offset)
 
     def _steps(self, steps: Sequence[Step], *, first_waits: bool = False) -> None:
@@ -183,25 +218,29 @@ class _Entry:
         for number, step in enumerate(steps):
             if isinstance(step, Run):
                 if (step.waits and number) or (first_waits and not number):
-                    self._wait()
+                    self.wait()
                 self._run(step)
                 continue
             if number or first_waits:
-                self._wait()
+                self.wait()
             if isinstance(step, Repeat):
                 with f.loop(0, step.times) as loop:
                     with f.when(f.compare("ne", loop.i, constant(0, "i64"))):
-                        self._wait()
+                        self.wait()
                     self._steps(step.body)
             elif isinstance(step, While):
                 self._while(step)
-            else:
+            elif isinstance(step, Choose):
                 self._choose(step)
+            elif isinstance(step, Exchange):
+                self._exchange(step)
+            else:
+                self._write_device(step)
 
     def _run(self, run: Run) -> None:
         """This thread's share of a kernel."""
         f, units = self.f, run.kernel.units
-        pointers = [self._address(run.addresses[p]) for p in run.kernel.pointers]
+        pointers = [self.address(run.addresses[p]) for p in run.kernel.pointers]
         begin = f.index(f.idiv(f.imul(self.thread, units), self.threads))
         end = f.index(f.idiv(f.imul(f.iadd(self.thread, 1), units), self.threads))
         with f.when(f.compare("slt", begin, end)):
@@ -211,22 +250,38 @@ class _Entry:
         f = self.f
         with f.repeat() as leave_if:
             self._steps(step.test)
-            self._wait()
-            flag = f.load(self._address(step.flag), "i8")
+            self.wait()
+            flag = f.load(self.address(step.flag), "i8")
             leave_if(f.compare("eq", flag, constant(0, "i8")))
+            if self.program.mesh is not None:  # without the others the flag may stay set for ever
+                met = f.load(f.offset(self.barrier, MET_AT), "i64")
+                leave_if(f.compare("eq", met, constant(0, "i64")))
             self._steps(step.body, first_waits=True)
-            self._wait()
+            self.wait()
 
     def _choose(self, step: Choose) -> None:
         f = self.f
         last = len(step.branches) - 1
-        selector = f.load(self._address(step.selector), "i32")
+        selector = f.load(self.address(step.selector), "i32")
         legal = f.compare("ult", selector, constant(last, "i32"))
         chosen = f.select(legal, selector, constant(last, "i32"))
-        self._wait()  # a branch may overwrite its own selector
+        self.wait()  # a branch may overwrite its own selector
         for number, branch in enumerate(step.branches):
             with f.when(f.compare("eq", chosen, constant(number, "i32"))):
                 self._steps(branch)
+
+    def _exchange(self, step: Exchange) -> None:
+        mesh = self.program.mesh
+        assert mesh is not None
+        meeting = self.program.meetings.index(step.groups)
+        ExchangeEntry(self, self.program.name, mesh, meeting).emit(step)
+
+    def _write_device(self, step: WriteDevice) -> None:
+        f = self.f
+        with f.when(f.compare("eq", self.thread, constant(0, "i64"))):
+            device = f.load(f.offset(self.barrier, DEVICE_AT), "i64")
+            f.store(f.op(f"trunc i64 {device} to i32", "i32"), self.address(step.target))
+        self.wait()
 
 
 def sequence_steps(

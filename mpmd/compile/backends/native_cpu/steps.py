@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
+from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, WriteDevice
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.program import (
@@ -27,9 +28,12 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.collectives import OWN, Piece
 from mpmd.compile.thunks.thunk import (
+    CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
+    DeviceThunk,
     KernelThunk,
     MatmulThunk,
     Thunk,
@@ -121,7 +125,12 @@ def native_program(
         constants[place.offset : place.offset + len(data)] = data
     pointers = lowering.arena + 1
     arena_bytes = lowering.constant_bytes + assignment.arena_bytes
-    return NativeProgram(Program(name, pointers, tuple(steps)), arena_bytes, bytes(constants))
+    module = assignment.occupancy.dataflow.module
+    devices = module.replica_count * module.num_partitions
+    return NativeProgram(Program(name, pointers, tuple(steps), devices), arena_bytes, bytes(constants))
+
+
+_APART = (WhileThunk, ConditionalThunk, CollectiveThunk, DeviceThunk)
 
 
 class _Lowering:
@@ -149,12 +158,12 @@ class _Lowering:
         steps: list[Step] = []
         running: list[Thunk] = []
         for thunk in thunks:
-            if isinstance(thunk, WhileThunk | ConditionalThunk):
-                steps.append(self._control(thunk))
+            if isinstance(thunk, _APART):
+                steps.append(self._apart(thunk))
                 running = [thunk]
                 continue
             made = self._runs(thunk)
-            control = bool(running) and isinstance(running[-1], WhileThunk | ConditionalThunk)
+            control = bool(running) and isinstance(running[-1], _APART)
             waits = control or any(conflict(thunk, other) for other in running)
             if made:
                 made[0] = replace(made[0], waits=waits)
@@ -162,12 +171,37 @@ class _Lowering:
             steps += made
         return steps
 
-    def _control(self, thunk: WhileThunk | ConditionalThunk) -> Step:
+    def _apart(self, thunk: Thunk) -> Step:
+        """A step that waits for all before it, and for which all after it wait."""
+        if isinstance(thunk, DeviceThunk):
+            return WriteDevice(self.address(thunk.target))
+        if isinstance(thunk, CollectiveThunk):
+            return self._exchange(thunk)
         if isinstance(thunk, WhileThunk):
             condition, body = self.steps(thunk.condition), self.steps(thunk.body)
             return While(tuple(condition), self.address(thunk.flag), tuple(body))
+        assert isinstance(thunk, ConditionalThunk)
         branches = tuple(tuple(self.steps(b)) for b in thunk.branches)
         return Choose(self.address(thunk.selector), branches)
+
+    def _exchange(self, thunk: CollectiveThunk) -> Exchange:
+        plan = thunk.plan
+        published = {array: number for number, array in enumerate(plan.peers)}
+        arrays = tuple(self.address(thunk.arrays[array]) for array in plan.peers)
+        moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
+        return Exchange(plan.groups, plan.members, plan.ranks, arrays, moves)
+
+    def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
+        """The kernel of a piece; none for an empty array."""
+        if not piece.plan.size:
+            return []
+        (kernel,) = self.code.of(piece.plan, piece.plan.results).kernels
+        places = {}
+        for number, (pointer, operand) in enumerate(zip(piece.pointers, piece.plan.operands, strict=True)):
+            own = pointer.member == OWN
+            array = self.address(thunk.arrays[pointer.array]) if own else published[pointer.array]
+            places[f"p{number}"] = Peer(pointer.member, array, pointer.stride * BYTES[operand.dtype])
+        return [Move(kernel, places, piece.shared, piece.devices)]
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         """The runs of a thunk."""

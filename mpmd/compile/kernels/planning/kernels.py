@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePlan, plan_collective
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
 from mpmd.compile.kernels.planning.sorting import plan_sort
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
-PlannedKernel = GroupPlan | DotPlan | UpdatePlan
+PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan
 
 
 def plan_members(
@@ -51,6 +52,8 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     Raises:
         NoPlan: no single kernel computes it.
     """
+    if instruction.opcode in COLLECTIVES:
+        return plan_collective(name, instruction)
     if instruction.opcode == "sort":
         plan, arrays = plan_sort(name, instruction)
         return GroupPlan(plan, arrays, (instruction,) * len(instruction.operands))

@@ -1,0 +1,148 @@
+"""What the handler of a program of several devices does: find its device, meet the others, run.
+
+XLA calls the handler once per device and launch.  It launches programs of several devices one after the
+other, each device on a thread that nothing else holds, so devices may wait for each other.  What XLA promises
+is checked: devices that come from different launches, or do not come at all, make the call fail, not hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.meeting import FAILED, LATE, MESH_AT, MET_AT, MIXED, Meet
+from mpmd.compile.backends.native_cpu.program import Program
+
+CONTEXT = 24
+"""Offset of the execution's context in the frame of a call."""
+
+ANSWER = 24
+"""Offset of XLA's answer in the struct of a question about the call."""
+
+SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32}
+"""A slot: its own busy flag, then pointers.  Behind the slots of devices stand their numbers in XLA."""
+
+SLOT_BYTES = 64
+
+_NULL = Value("null", "ptr")
+
+
+class MeshCall:
+    """Emission of the part of a handler that begins once its buffers are counted.
+
+    Args:
+        f: the handler under construction.
+        frame: the frame of the call.
+        program: what it runs.
+        service: gives a function of XLA's by name.
+        error: makes an XLA_FFI_Error of a symbol and a message.
+    """
+
+    def __init__(
+        self,
+        f: FunctionBuilder,
+        frame: Value,
+        program: Program,
+        service: Callable[[str], Value],
+        error: Callable[[str, str], Value],
+    ) -> None:
+        self.f = f
+        self.frame = frame
+        self.program = program
+        self.service = service
+        self.error = error
+        self.slots = f.load(Value(f"@{program.name}_slots", "ptr"), "ptr")
+
+    def emit(self, run: Callable[[Value], None]) -> None:
+        """Everything until the handler returns; `run` emits the program's run on a slot."""
+        f = self.f
+        number = self._number()
+        slot = f.offset(self.slots, f.imul(number, SLOT_BYTES))
+        with f.repeat() as leave_if:
+            was_busy = f.atomic_exchange(f.offset(slot, SLOT["busy"]), 1)
+            leave_if(f.compare("eq", was_busy, constant(0, "i64")))
+            f.call("sched_yield", result="i32")
+        if self.program.mesh is None:
+            run(slot)
+            self._leave(slot)
+            f.ret(_NULL)
+            return
+        own = f.load(f.offset(slot, SLOT["barrier"]), "ptr")
+        mesh = f.load(f.offset(own, MESH_AT), "ptr")
+        failed = f.offset(mesh, FAILED)
+        self._meet(mesh, number)
+        with f.when(f.compare("eq", f.atomic_load(failed), constant(0, "i64"))):
+            f.store(constant(1, "i64"), f.offset(own, MET_AT))
+            run(slot)
+        self._leave(slot)
+        self._return_failures(f.atomic_load(failed))
+        f.ret(_NULL)
+
+    def _leave(self, slot: Value) -> None:
+        self.f.atomic_store(constant(0, "i64"), self.f.offset(slot, SLOT["busy"]))
+
+    def _asked(self, name: str, size: int) -> Value:
+        """A number that XLA knows about this call, at the end of a struct of so many bytes."""
+        f = self.f
+        request = f.stack("i64", 4)
+        f.store(constant(size, "i64"), request)
+        f.store(_NULL, request, 1)
+        f.store(f.load(f.offset(self.frame, CONTEXT), "ptr"), request, 2)
+        f.store(constant(0, "i64"), request, 3)
+        error = f.op(f"call ptr {self.service(name)}(ptr {request})", "ptr")
+        with f.when(f.op(f"icmp ne ptr {error}, null", "i1"), returns=True, value=error):
+            pass
+        return f.load(f.offset(request, ANSWER), "i64")
+
+    def _number(self) -> Value:
+        """This device's number in the mesh."""
+        f, devices = self.f, self.program.devices
+        ordinal = f.op(f"and i64 {self._asked('device_ordinal', 28)}, {2**32 - 1}", "i64")
+        known = f.offset(self.slots, SLOT_BYTES * devices)
+        number = constant(devices, "i64")
+        for k in range(devices):
+            here = f.compare("eq", f.load(known, "i64", k), ordinal)
+            number = f.select(here, constant(k, "i64"), number)
+        self._fail_if(
+            f.compare("eq", number, constant(devices, "i64")),
+            "elsewhere",
+            "was called on a device that it was not loaded for",
+        )
+        return number
+
+    def _meet(self, mesh: Value, number: Value) -> None:
+        """Wait until the devices of one launch are there."""
+        f, layout = self.f, self.program.mesh
+        assert layout is not None
+        run = self._asked("run_id", 32)
+        f.store(run, f.offset(mesh, layout.run(0)), number)
+        barrier = f.offset(mesh, layout.barrier(0, 0))
+        bounded = constant(1, "i64")
+        f.call(Meet().name, mesh, barrier, constant(layout.devices, "i64"), bounded, result="i64")
+        same = f.op("or i1 true, true", "i1")
+        for k in range(layout.devices):
+            its = f.load(f.offset(mesh, layout.run(k)), "i64")
+            same = f.op(f"and i1 {same}, {f.compare('eq', its, run)}", "i1")
+        good = f.compare("eq", f.atomic_load(f.offset(mesh, FAILED)), constant(0, "i64"))
+        with f.when(f.op(f"and i1 {good}, {f.not_(same)}", "i1")):
+            f.atomic_store(constant(MIXED, "i64"), f.offset(mesh, FAILED))
+
+    def _return_failures(self, failed: Value) -> None:
+        f = self.f
+        reasons = {
+            LATE: (
+                "late",
+                "waited too long for the other devices of its mesh: one did not come, or took another branch",
+            ),
+            MIXED: ("mixed", "was called by devices of different launches at the same time"),
+        }
+        for code, (symbol, message) in reasons.items():
+            self._fail_if(f.compare("eq", failed, constant(code, "i64")), symbol, message)
+
+    def _fail_if(self, condition: Value, symbol: str, message: str) -> None:
+        f, name = self.f, self.program.name
+        with f.branch_value(condition, _NULL) as branch:
+            branch.value = self.error(f"{name}_{symbol}", f"native program {name} {message}")
+        with f.when(condition, returns=True, value=branch.result()):
+            pass

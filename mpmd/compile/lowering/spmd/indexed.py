@@ -1,0 +1,226 @@
+"""Local parts of gather and scatter: each device reads, and adds to, the rows of a table that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.hlo.attributes import GatherDims, ScatterDims
+from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.evaluator.reducers import simple_opcode
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import array
+from mpmd.compile.lowering.program import Axis, Sharding
+from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.spmd.devices import parts
+from mpmd.compile.lowering.spmd.movement import Made, with_attributes
+from mpmd.compile.lowering.spmd.moves import begin, own_place
+from mpmd.compile.lowering.spmd.partial import neutral_of
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """A gather or a scatter, in words that fit both.
+
+    Attributes:
+        table: whole sizes of the array that is indexed.
+        cut: how it is cut.
+        sizes: whole sizes of a window.
+        mapped: dims of the table that the parts of an index stand for.
+        batching: dims of the table that go along with dims of the indices.
+        index_batching: those dims of the indices.
+        vector_dim: the dim of the indices that holds an index.
+        index_cut: how the indices are cut.
+        window_dims: dims of the windows' array that stand for dims of the table.
+        window_cut: how the windows' array is cut.
+    """
+
+    table: tuple[int, ...]
+    cut: Sharding
+    sizes: tuple[int, ...]
+    mapped: tuple[int, ...]
+    batching: tuple[int, ...]
+    index_batching: tuple[int, ...]
+    vector_dim: int
+    index_cut: Sharding
+    window_dims: dict[int, int]
+    window_cut: Sharding
+
+    @property
+    def scattered(self) -> list[int]:
+        """Cut dims of the table of which an index chooses one element."""
+        chosen = [d for d in self.mapped if self.cut[d]]
+        return [d for d in chosen if d not in self.window_dims.values()]
+
+    @property
+    def index_dims(self) -> list[int]:
+        """Dims of the indices that count them."""
+        return [d for d in range(len(self.index_cut)) if d != self.vector_dim]
+
+    def fits(self) -> bool:
+        """Whether devices can work on what they have."""
+        of_windows = {d: self.window_cut[w] for w, d in self.window_dims.items()}
+        for d, axes in enumerate(self.cut):
+            if d in of_windows:
+                if of_windows[d] != axes or (axes and self.sizes[d] != self.table[d]):
+                    return False
+            elif d in self.batching:
+                if self.index_cut[self.index_batching[self.batching.index(d)]] != axes:
+                    return False
+            elif axes and d not in self.mapped:
+                return False
+        if self.vector_dim < len(self.index_cut) and self.index_cut[self.vector_dim]:
+            return False
+        counted = [c for w, c in enumerate(self.window_cut) if w not in self.window_dims]
+        return counted == [self.index_cut[d] for d in self.index_dims]
+
+    def local_sizes(self) -> tuple[int, ...]:
+        """Sizes of a window on one device."""
+        of_windows = self.window_dims.values()
+        return tuple(
+            n // parts(axes) if d in of_windows else n
+            for d, (n, axes) in enumerate(zip(self.sizes, self.cut))
+        )
+
+
+def gather(site: Site, plain: Rule) -> Made | None:
+    """Rows of other devices are read as zeros, and the sum over the devices is what was asked for."""
+    spread = site.operation.spread
+    assert spread is not None
+    dims: GatherDims = site.required("dimension_numbers")
+    sizes = tuple(site.required("slice_sizes"))
+    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
+    kept = [d for d in range(len(sizes)) if d not in gone]
+    found = _Indexed(
+        spread.shapes[0].dims,
+        spread.operands[0],
+        sizes,
+        dims.start_index_map,
+        dims.operand_batching_dims,
+        dims.start_indices_batching_dims,
+        dims.index_vector_dim,
+        spread.operands[1],
+        dict(zip(dims.offset_dims, kept)),
+        spread.results[0],
+    )
+    if not found.fits():
+        return None
+    local = with_attributes(site, slice_sizes=found.local_sizes())
+    if not found.scattered:
+        return plain(local)
+    build = site.build
+    table, indices = site.operands
+    starts, inside = _own_indices(build, found, indices, clamp=True)
+    made = plain(Site(site.lowering, build, local.operation, [table, starts], site.values))
+    assert isinstance(made, HloInstruction)
+    counted = [w for w in range(made.shape.rank) if w not in found.window_dims]
+    mask = build.broadcast(inside, made.shape.dims, counted)
+    site.lowering.partial[site.operation.results[0]] = "or" if made.shape.dtype == "pred" else "add"
+    return build.select(mask, made, build.full(0, made.shape.dtype, made.shape.dims))
+
+
+def scatter(site: Site, plain: Rule) -> Made | None:
+    """Rows of other devices lie outside of the own part and are left out; cut updates leave partial sums."""
+    spread = site.operation.spread
+    assert spread is not None
+    if len(site.operands) != 3:
+        return None
+    dims: ScatterDims = site.required("scatter_dimension_numbers")
+    table, updates = spread.shapes[0].dims, spread.shapes[2].dims
+    gone = (*dims.inserted_window_dims, *dims.input_batching_dims)
+    kept = [d for d in range(len(table)) if d not in gone]
+    windows = dict(zip(dims.update_window_dims, kept))
+    sizes = [1] * len(table)
+    for w, d in windows.items():
+        sizes[d] = updates[w]
+    found = _Indexed(
+        table,
+        spread.operands[0],
+        tuple(sizes),
+        dims.scatter_dims_to_operand_dims,
+        dims.input_batching_dims,
+        dims.scatter_indices_batching_dims,
+        dims.index_vector_dim,
+        spread.operands[1],
+        windows,
+        spread.operands[2],
+    )
+    if not found.fits() or spread.results[0] != spread.operands[0]:
+        return None
+    value, indices, given = site.operands
+    batched = dims.scatter_indices_batching_dims
+    summed = [axis for d in found.index_dims if d not in batched for axis in found.index_cut[d]]
+    if summed:
+        opcode = simple_opcode(site.region())
+        if opcode is None or opcode == "xor":
+            return None
+        value = _once(site.build, value, opcode, summed)
+        site.lowering.partial[site.operation.results[0]] = opcode
+    if found.scattered:
+        indices, _ = _own_indices(site.build, found, indices, clamp=False)
+    return plain(Site(site.lowering, site.build, site.operation, [value, indices, given], site.values))
+
+
+def _once(build: HloBuilder, value: HloInstruction, opcode: str, axes: Sequence[Axis]) -> HloInstruction:
+    """A value that counts once: the first device has it, the others what changes nothing."""
+    neutral = neutral_of(opcode, value.shape.dtype)
+    if neutral is None or _is_all(value, neutral):
+        return value
+    first = build.compare(own_place(build, axes), build.constant(0, "s32"), "EQ")
+    nothing = build.full(neutral, value.shape.dtype, value.shape.dims)
+    return build.select(build.broadcast(first, value.shape.dims), value, nothing)
+
+
+def _is_all(value: HloInstruction, number: float) -> bool:
+    while value.opcode == "broadcast":
+        value = value.operands[0]
+    literal = value.literal if value.opcode == "constant" else None
+    return literal is not None and not isinstance(literal, tuple) and bool((literal == number).all())
+
+
+def _own_indices(
+    build: HloBuilder, found: _Indexed, indices: HloInstruction, *, clamp: bool
+) -> tuple[HloInstruction, HloInstruction]:
+    """Indices counted from the beginning of the device's part, and which of them lie in it.
+
+    Args:
+        build: where to.
+        found: the gather or scatter.
+        indices: as given, counted in the whole table.
+        clamp: whether an index outside of the whole table means its nearest row, as it does in a gather.
+    """
+    indices = build.convert(indices, "s64" if indices.shape.info.bits > 32 else "s32")
+    dtype, shape = indices.shape.dtype, indices.shape.dims
+    has_vector = found.vector_dim < len(shape)
+    low, last, count = [], [], []
+    for d in found.mapped:
+        cut = found.cut[d] if d in found.scattered else ()
+        part = found.table[d] // parts(cut)
+        low.append(build.convert(begin(build, cut, part), dtype) if cut else build.constant(0, dtype))
+        last.append(build.constant(found.table[d] - found.sizes[d], dtype))
+        count.append(build.constant(part - found.sizes[d], dtype))
+
+    def spread_out(values: Sequence[HloInstruction]) -> HloInstruction:
+        if not has_vector:
+            return build.broadcast(values[0], shape)
+        vector = build.concatenate([build.reshape(v, (1,)) for v in values], 0)
+        return build.broadcast(vector, shape, (found.vector_dim,))
+
+    zero = build.full(0, dtype, shape)
+    if clamp:
+        indices = build.add("clamp", zero, indices, spread_out(last))
+    own = build.add("subtract", indices, spread_out(low))
+    inside = build.add("and", build.compare(own, zero, "GE"), build.compare(own, spread_out(count), "LE"))
+    if has_vector:
+        both = HloBuilder.create(build.computation.module, "and_pred")
+        scalar = array("pred", ())
+        both.build(both.add("and", both.parameter(scalar), both.parameter(scalar)))
+        true = build.constant(True, "pred")
+        inside = build.reduce([inside], [true], (found.vector_dim,), both.computation)
+    return own, inside
+
+
+LOCAL: dict[str, Callable[[Site, Rule], Made | None]] = {
+    "stablehlo.gather": gather,
+    "stablehlo.scatter": scatter,
+}

@@ -1,0 +1,142 @@
+"""Values between devices: gathered, cut, cut in another way, as HLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpmd.compile.hlo.attributes import ReplicaGroups
+from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.lowering.collectives import rejoin
+from mpmd.compile.lowering.program import Axis, Sharding
+from mpmd.compile.lowering.spmd.devices import groups, parts, place
+
+CHANNEL = 1
+"""The channel of every collective that a partitioned program has: its ids are devices."""
+
+
+def own_place(build: HloBuilder, axes: Sequence[Axis]) -> HloInstruction:
+    """Which of the parts this device has, as an `s32`."""
+    device = build.convert(build.add("partition-id"), "s32")
+    total: HloInstruction | None = None
+    for axis in axes:
+        found = device
+        if axis.stride > 1:
+            found = build.add("divide", found, build.constant(axis.stride, "s32"))
+        found = build.add("remainder", found, build.constant(axis.size, "s32"))
+        if total is None:
+            total = found
+        else:
+            total = build.add("add", build.add("multiply", total, build.constant(axis.size, "s32")), found)
+    return build.constant(0, "s32") if total is None else total
+
+
+def begin(build: HloBuilder, axes: Sequence[Axis], size: int) -> HloInstruction:
+    """Where this device's part of a dim begins, if each part has `size` elements; an `s32`."""
+    return build.add("multiply", own_place(build, axes), build.constant(size, "s32"))
+
+
+def joined(axes: Sequence[Axis], devices: int) -> dict[str, Any]:
+    """The attributes of a collective over axes."""
+    return {
+        "replica_groups": ReplicaGroups(groups(axes, devices)),
+        "channel_id": CHANNEL,
+        "use_global_device_ids": True,
+    }
+
+
+def gathered(
+    build: HloBuilder, value: HloInstruction, dim: int, axes: Sequence[Axis], devices: int
+) -> HloInstruction:
+    """A dim with the parts of all devices along axes."""
+    if not axes:
+        return value
+    dims = list(value.shape.dims)
+    dims[dim] *= parts(axes)
+    return build.add(
+        "all-gather",
+        value,
+        shape=value.shape.with_dims(dims),
+        dimensions=(dim,),
+        **joined(axes, devices),
+    )
+
+
+def own_part(build: HloBuilder, value: HloInstruction, cuts: Sharding) -> HloInstruction:
+    """This device's part of a value that it has whole."""
+    if not any(cuts):
+        return value
+    sizes = [n // parts(axes) for n, axes in zip(value.shape.dims, cuts, strict=True)]
+    zero = build.constant(0, "s32")
+    starts = [begin(build, axes, n) if axes else zero for axes, n in zip(cuts, sizes)]
+    return build.dynamic_slice(value, starts, sizes)
+
+
+def resharded(
+    build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
+) -> HloInstruction:
+    """A value cut in another way: what a dim gives up is gathered or exchanged, what it gets is cut off."""
+    if source == target:
+        return value
+    given_up = [_rest(a, b) for a, b in zip(source, target, strict=True)]
+    gets = [_rest(b, a) for a, b in zip(source, target, strict=True)]
+    permuted = _permuted(build, value, source, target, devices)
+    if permuted is not None:
+        return permuted
+    for dim, axes in enumerate(given_up):
+        to = next((d for d, got in enumerate(gets) if axes and got == axes and d != dim), None)
+        if to is None:
+            value = gathered(build, value, dim, axes, devices)
+            continue
+        value = _exchanged(build, value, to, dim, axes, devices)
+        gets[to] = ()
+    return own_part(build, value, tuple(gets))
+
+
+def _rest(axes: Sequence[Axis], others: Sequence[Axis]) -> tuple[Axis, ...]:
+    """What follows the axes that both begin with."""
+    common = 0
+    while common < min(len(axes), len(others)) and axes[common] == others[common]:
+        common += 1
+    return tuple(axes[common:])
+
+
+def _exchanged(
+    build: HloBuilder, value: HloInstruction, split: int, along: int, axes: Sequence[Axis], devices: int
+) -> HloInstruction:
+    """One dim whole, another cut along the same axes instead."""
+    count = parts(axes)
+    made = build.add(
+        "all-to-all",
+        value,
+        dimensions=(split,),
+        replica_groups=ReplicaGroups(groups(axes, devices)),
+        channel_id=CHANNEL,
+    )
+    return rejoin(build, made, split, along, count)
+
+
+def _permuted(
+    build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
+) -> HloInstruction | None:
+    """The same parts on other devices; None if the parts are others, or are on more devices than before."""
+    if [parts(a) for a in source] != [parts(a) for a in target]:
+        return None
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for device in range(devices):
+        holders.setdefault(tuple(place(a, device) for a in source), []).append(device)
+    wanted: dict[tuple[int, ...], list[int]] = {}
+    for device in range(devices):
+        wanted.setdefault(tuple(place(a, device) for a in target), []).append(device)
+    pairs: list[tuple[int, int]] = []
+    for part, targets in wanted.items():
+        have = holders.get(part, [])
+        if len(have) != len(targets):
+            return None
+        stay = [d for d in targets if d in have]
+        pairs += [(d, d) for d in stay]
+        pairs += zip([d for d in have if d not in stay], [d for d in targets if d not in stay])
+    return build.add(
+        "collective-permute", value, source_target_pairs=tuple(sorted(pairs)), channel_id=CHANNEL
+    )

@@ -1,0 +1,256 @@
+"""What operations on cut values need beyond the shapes of one device.
+
+Shardy leaves every operation free of conflicts: its operands are cut as its result is, and where a cut dim
+is summed away, an `sdy.all_reduce` follows.  A rule here either sees that the local operation is the local
+part of the whole one and lowers it, or adds what is missing, or says that it is neither.  Then `whole` does
+it: every device gathers the operands, does the whole operation and keeps its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.lowering import control, elementwise, special_functions
+from mpmd.compile.lowering.program import Operation, Sharding, Spread
+from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.spmd import indexed, movement
+from mpmd.compile.lowering.spmd.devices import local
+from mpmd.compile.lowering.spmd.moves import gathered, joined, own_part, resharded
+from mpmd.compile.lowering.spmd.partial import COMPLETE, reduces_to
+from mpmd.errors import CompileError
+
+Made = HloInstruction | Sequence[HloInstruction]
+
+_EXCHANGES = frozenset(
+    {
+        "sdy.all_gather",
+        "sdy.all_slice",
+        "sdy.all_to_all",
+        "sdy.collective_permute",
+        "sdy.propagation_barrier",
+        "sdy.reshard",
+        "sdy.sharding_constraint",
+    }
+)
+
+_OF_ELEMENTS = (
+    {*elementwise.RULES, *special_functions.RULES, "stablehlo.optimization_barrier"}
+    - {"chlo.top_k", "stablehlo.map"}
+    - {"stablehlo.bitcast_convert"}
+)
+
+_SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
+
+_LOCAL_COLLECTIVES = frozenset(
+    {
+        "stablehlo.all_gather",
+        "stablehlo.all_reduce",
+        "stablehlo.all_to_all",
+        "stablehlo.collective_broadcast",
+        "stablehlo.collective_permute",
+        "stablehlo.partition_id",
+        "stablehlo.reduce_scatter",
+        "stablehlo.replica_id",
+    }
+)
+"""Of a `shard_map`: they speak of one device."""
+
+
+def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
+    """The rule of an operation of a partitioned program.
+
+    Args:
+        operation: with `spread`.
+        plain: the rule for one device, if there is one.
+    """
+    spread, name = operation.spread, operation.name
+    assert spread is not None
+    if name in _EXCHANGES:
+        return reshard
+    if name == "sdy.all_reduce":
+        return all_reduce
+    if name == "sdy.reduce_scatter":
+        return reduce_scatter
+    if plain is None or name in _SHELLS or name in _LOCAL_COLLECTIVES:
+        return plain
+    if not any(any(cut) for cut in (*spread.operands, *spread.results)):
+        return plain
+    of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
+
+    def rule(site: Site) -> Made:
+        made = of_part(site, plain) if of_part is not None else None
+        return whole(site, plain) if made is None else made
+
+    return rule
+
+
+LocalRule = Callable[[Site, Rule], Made | None]
+"""The local part of an operation, given its rule for one device; None if there is no such part."""
+
+
+def whole(site: Site, plain: Rule) -> Made:
+    """All of the operation on every device, which then keeps its part."""
+    spread = _spread(site)
+    operands = []
+    for value, cut in zip(site.operands, spread.operands, strict=True):
+        for dim, axes in enumerate(cut):
+            value = gathered(site.build, value, dim, axes, spread.devices)
+        operands.append(value)
+    made = plain(Site(site.lowering, site.build, spread.whole, operands, site.values))
+    results = [made] if isinstance(made, HloInstruction) else list(made)
+    for number in site.operation.results:
+        site.lowering.partial[number] = COMPLETE
+    return [own_part(site.build, value, cut) for value, cut in zip(results, spread.results, strict=True)]
+
+
+def of_elements(site: Site, plain: Rule) -> Made | None:
+    """Each element by itself: operands are cut as the results are."""
+    spread = _spread(site)
+    cuts: set[Sharding] = set(spread.results)
+    cuts |= {cut for cut, shape in zip(spread.operands, spread.shapes) if shape.rank}
+    return plain(site) if len(cuts) == 1 else None
+
+
+# -- communication ----------------------------------------------------------------------------------------
+
+
+def reshard(site: Site) -> Made:
+    """A value cut in another way."""
+    spread = _spread(site)
+    (value,) = site.operands
+    return resharded(site.build, value, spread.operands[0], spread.results[0], spread.devices)
+
+
+def all_reduce(site: Site) -> Made:
+    """Partial results of the devices along some axes combined, by what their producer reduces with."""
+    (value,), axes = site.operands, site.required("axes")
+    opcode = site.lowering.partial.get(site.operation.operands[0])
+    if opcode is None:
+        raise site.error("it does not follow an operation that gives partial results")
+    if opcode == COMPLETE or not axes:
+        return value
+    reducer = site.lowering.reducer(opcode, value.shape.dtype)
+    return site.build.add("all-reduce", value, called=(reducer,), **joined(axes, _spread(site).devices))
+
+
+def reduce_scatter(site: Site) -> Made:
+    """Partial results combined, each device keeping its part."""
+    spread, reduced = _spread(site), all_reduce(site)
+    assert isinstance(reduced, HloInstruction)
+    return resharded(site.build, reduced, spread.operands[0], spread.results[0], spread.devices)
+
+
+# -- products and reductions ------------------------------------------------------------------------------
+
+
+def dot(site: Site, plain: Rule) -> Made | None:
+    """Contracted dims are cut alike: the local products are partial sums."""
+    spread, dims = _spread(site), site.required("dot_dimension_numbers")
+    a, b = spread.operands
+    pairs = [*zip(dims.lhs_batch, dims.rhs_batch), *zip(dims.lhs_contracting, dims.rhs_contracting)]
+    if any(a[i] != b[j] for i, j in pairs):
+        return None
+    expected = [a[i] for i in dims.lhs_batch]
+    expected += [c for i, c in enumerate(a) if i not in (*dims.lhs_batch, *dims.lhs_contracting)]
+    expected += [c for j, c in enumerate(b) if j not in (*dims.rhs_batch, *dims.rhs_contracting)]
+    if tuple(expected) != spread.results[0]:
+        return None
+    if any(a[i] for i in dims.lhs_contracting):
+        site.lowering.partial[site.operation.results[0]] = "add"
+    return plain(site)
+
+
+def reduce(site: Site, plain: Rule) -> Made | None:
+    """A cut dim that is reduced leaves partial results."""
+    spread, dims = _spread(site), site.required("dimensions")
+    count = len(spread.results)
+    cut = spread.operands[0]
+    kept = tuple(axes for d, axes in enumerate(cut) if d not in dims)
+    if any(c != cut for c in spread.operands[:count]) or any(r != kept for r in spread.results):
+        return None
+    if not any(cut[d] for d in dims):
+        return plain(site)
+    opcode = reduces_to(site.region(), site.operands[count]) if count == 1 else None
+    if opcode is None:
+        return None
+    site.lowering.partial[site.operation.results[0]] = opcode
+    return plain(site)
+
+
+def convolution(site: Site, plain: Rule) -> Made | None:
+    """Batches of the input and features of the output may be cut."""
+    spread, dims = _spread(site), site.required("dimension_numbers")
+    grouped = site.attribute("feature_group_count", 1) != 1 or site.attribute("batch_group_count", 1) != 1
+    (given, kernel), (result,) = spread.operands, spread.results
+    wanted: list[tuple[object, ...]] = [()] * len(result)
+    wanted[dims.out_batch] = given[dims.lhs_batch]
+    wanted[dims.out_feature] = kernel[dims.rhs_output_feature]
+    others = [c for d, c in enumerate(given) if d != dims.lhs_batch]
+    others += [c for d, c in enumerate(kernel) if d != dims.rhs_output_feature]
+    if grouped or any(others) or tuple(wanted) != result:
+        return None
+    return plain(site)
+
+
+def along_other_dims(attribute: Callable[[Site], Sequence[int]]) -> LocalRule:
+    """A rule for operations that work along some dims, which must be whole, and on all others alike."""
+
+    def rule(site: Site, plain: Rule) -> Made | None:
+        spread, dims = _spread(site), attribute(site)
+        cuts = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
+        if len(cuts) != 1:
+            return None
+        (cut,) = cuts
+        if any(cut[d] for d in dims):
+            return None
+        shapes = tuple(local(shape, cut) for shape in spread.whole.shapes)
+        operation = dataclasses.replace(site.operation, shapes=shapes)
+        made = plain(Site(site.lowering, site.build, operation, site.operands, site.values))
+        results = [made] if isinstance(made, HloInstruction) else made
+        wanted = zip(results, spread.results, strict=True)
+        return [resharded(site.build, value, cut, target, spread.devices) for value, target in wanted]
+
+    return rule
+
+
+def _sorted_dim(site: Site) -> Sequence[int]:
+    return (site.attribute("dimension", -1) % _spread(site).shapes[0].rank,)
+
+
+def _window_dims(site: Site) -> Sequence[int]:
+    sizes = site.attribute("window_dimensions")
+    padding = site.attribute("padding")
+    rank = len(sizes)
+    names = ("window_strides", "base_dilations", "window_dilations")
+    ones = [site.attribute(name) or (1,) * rank for name in names]
+    none = [(0, 0)] * rank if padding is None else [tuple(map(int, row)) for row in padding]
+    plain_dim = [
+        sizes[d] == 1 and none[d] == (0, 0) and all(values[d] == 1 for values in ones) for d in range(rank)
+    ]
+    return [d for d in range(rank) if not plain_dim[d]]
+
+
+def _last_dim(site: Site) -> Sequence[int]:
+    return (_spread(site).shapes[0].rank - 1,)
+
+
+def _spread(site: Site) -> Spread:
+    spread = site.operation.spread
+    if spread is None:
+        raise CompileError(f"{site.name} says nothing of the mesh")
+    return spread
+
+
+_LOCAL: dict[str, LocalRule] = {
+    "chlo.top_k": along_other_dims(_last_dim),
+    "stablehlo.convolution": convolution,
+    "stablehlo.dot_general": dot,
+    "stablehlo.reduce": reduce,
+    "stablehlo.reduce_window": along_other_dims(_window_dims),
+    "stablehlo.sort": along_other_dims(_sorted_dim),
+    **movement.LOCAL,
+    **indexed.LOCAL,
+}
+"""Where the local part of an operation is not simply that of its elements."""

@@ -1,0 +1,114 @@
+"""Shardy's part: how every value of a fragment is cut, and every communication as an operation of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mpmd import ir
+from mpmd.errors import CompileError, IRError
+from mpmd.sharding.shards import axes_by_dim, axes_of, axis_size
+
+Spec = Sequence[Sequence[str]]
+"""For each dim the names of the axes that cut it."""
+
+_SHARDING = "sdy.sharding"
+_MESH = "mesh"
+_PROPAGATE = "sdy-propagation-pipeline"
+_EXPLICIT = (
+    "func.func(sdy-insert-explicit-reshards{enable-full-version=true})",
+    "func.func(sdy-reshard-to-collectives)",
+)
+
+
+def with_collectives(
+    text: str, axes: Mapping[str, int], arguments: Sequence[Spec], results: Sequence[Spec]
+) -> ir.Module:
+    """A module in which operations agree with how their operands are cut, and communication is explicit.
+
+    Args:
+        text: MLIR of a module with a function `main`.
+        axes: the mesh's axes and their sizes, the outermost first.
+        arguments: how the arguments of `main` are cut.
+        results: how its results are cut.
+
+    Raises:
+        CompileError: the module speaks of another mesh, or Shardy cannot do it.
+        IRError: the text is no MLIR module.
+    """
+    module = ir.parse(text)
+    with ir.context(), ir.Location.unknown():
+        mesh = _mesh_of(module, axes, text)
+        main = ir.symbol_table(module)["main"]
+        for attribute, specs in (("arg_attrs", arguments), ("res_attrs", results)):
+            dicts = ir.attribute_dicts(main, attribute, len(specs))
+            for given, spec in zip(dicts, specs, strict=True):
+                given[_SHARDING] = _sharding(mesh, spec)
+            ir.put_attribute_dicts(main, attribute, dicts)
+        _run(_PROPAGATE, module)
+        _drop_uneven(module, axes)
+        for pipeline in _EXPLICIT:
+            _run(pipeline, module)
+    return module
+
+
+def _run(pipeline: str, module: ir.Module) -> None:
+    try:
+        ir.run_mlir_alone(pipeline, module)
+    except IRError as error:
+        raise CompileError(f"Shardy cannot partition the fragment: {error}") from error
+
+
+def _mesh_of(module: ir.Module, axes: Mapping[str, int], text: str) -> str:
+    """The name of the fragment's mesh, which is made if the module has none; meshes of others go.
+
+    Raises:
+        CompileError: its values are on another mesh.
+    """
+    wanted = []
+    for op in [op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)]:
+        name, mesh = str(op.sym_name.value), ir.sdy.MeshAttr(op.mesh)
+        if list(axes_of(mesh).items()) == list(axes.items()) and not mesh.device_ids:
+            wanted.append(name)
+        elif f"<@{name}," in text:
+            raise CompileError(f"the fragment has values on {mesh}; its devices are a mesh of {dict(axes)}")
+        else:
+            ir.erase(op)
+    if wanted:
+        return wanted[0]
+    made = ir.sdy.MeshAttr.get([ir.sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()])
+    with ir.at_start(module.body):
+        ir.sdy.MeshOp(_MESH, made)
+    return _MESH
+
+
+def _sharding(mesh: str, spec: Spec) -> ir.Attribute:
+    dims = [
+        ir.sdy.DimensionShardingAttr.get([ir.sdy.AxisRefAttr.get(name) for name in names], is_closed=True)
+        for names in spec
+    ]
+    return ir.sdy.TensorShardingAttr.get(mesh, dims)
+
+
+def _drop_uneven(module: ir.Module, axes: Mapping[str, int]) -> None:
+    """Leaves dims whole that their axes do not divide: reshards follow, uneven parts would need masks."""
+    for op in ir.walk(module.operation):
+        given = op.attributes.get(_SHARDING) if _SHARDING in op.attributes else None
+        if given is None or not ir.sdy.TensorShardingPerValueAttr.isinstance(given):
+            continue
+        shardings = list(ir.sdy.TensorShardingPerValueAttr(given).shardings)
+        even = [_even(s, list(v.type.shape), axes) for s, v in zip(shardings, op.results, strict=True)]
+        if even != shardings:
+            op.attributes[_SHARDING] = ir.sdy.TensorShardingPerValueAttr.get(even)
+
+
+def _even(sharding: ir.Attribute, shape: Sequence[int], axes: Mapping[str, int]) -> ir.Attribute:
+    whole = ir.sdy.TensorShardingAttr(sharding)
+    parts = [math.prod(axis_size(a, dict(axes)) for a in dim) for dim in axes_by_dim(sharding)]
+    if all(size % count == 0 for size, count in zip(shape, parts)):
+        return sharding
+    dims = [
+        dim if size % count == 0 else ir.sdy.DimensionShardingAttr.get([], is_closed=True)
+        for dim, size, count in zip(whole.dimension_shardings, shape, parts)
+    ]
+    return ir.sdy.TensorShardingAttr.get(whole.mesh_or_ref, dims)

@@ -1,0 +1,75 @@
+"""Functions of one device, under `shard_map`, as native fragments of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, NativeExecutable
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from tests.support.native_fragments import mlir_type
+
+
+def mesh_of(axes: Mapping[str, int], first: int = 0) -> Mesh:
+    """A mesh of this process's devices, beginning with number `first`."""
+    count = int(np.prod(list(axes.values())))
+    devices = np.array(jax.devices()[first : first + count])
+    return Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
+
+
+def value_spec(value: Any, spec: PartitionSpec) -> ValueSpec:
+    """An array as a fragment's argument or result."""
+    named = [() if names is None else (names,) if isinstance(names, str) else tuple(names) for names in spec]
+    named += [()] * (len(value.shape) - len(named))
+    return ValueSpec(tuple(value.shape), mlir_type(value.dtype), tuple(named))
+
+
+class OnMesh:
+    """A function of each device's parts: compiled natively, and by `jax.jit`.
+
+    Args:
+        function: of one device.
+        arguments: whole arrays.
+        mesh: the devices.
+        given: how the arguments are cut.
+        wanted: how the results are cut.
+        backend: compiles it.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        arguments: Sequence[Any],
+        mesh: Mesh,
+        given: Sequence[PartitionSpec],
+        wanted: Any,
+        backend: NativeCpuBackend | None = None,
+    ) -> None:
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=tuple(given), out_specs=wanted, check_vma=False)
+        self.jitted = jax.jit(mapped)
+        results = jax.tree.leaves(jax.eval_shape(mapped, *arguments))
+        self.fragment = FragmentModule(
+            "fragment",
+            "mesh",
+            self.jitted.lower(*arguments).as_text(),
+            tuple(value_spec(a, s) for a, s in zip(arguments, given, strict=True)),
+            tuple(value_spec(r, s) for r, s in zip(results, jax.tree.leaves(wanted), strict=True)),
+        )
+        self.arguments = [
+            jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arguments, given, strict=True)
+        ]
+        self.native: NativeExecutable = (backend or NativeCpuBackend()).compile(self.fragment, mesh)
+
+    def check(self, tolerance: float = 1e-6) -> None:
+        """Compare the results of both, on every device."""
+        wanted = jax.tree.leaves(self.jitted(*self.arguments))
+        for got, want in zip(self.native(*self.arguments), wanted, strict=True):
+            assert got.dtype == want.dtype
+            assert got.sharding.is_equivalent_to(want.sharding, want.ndim)
+            for mine, its in zip(got.addressable_shards, want.addressable_shards, strict=True):
+                a, b = (np.asarray(x.data, np.float64) for x in (mine, its))
+                np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
