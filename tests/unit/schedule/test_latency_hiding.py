@@ -5,7 +5,7 @@ import pytest
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.cost.device import H200
 from mpmd.compile.schedule.heap import Heap
-from mpmd.compile.schedule.latency_hiding import Clock, LatencyHidingSchedule
+from mpmd.compile.schedule.latency_hiding_schedule import Clock, LatencyHidingSchedule
 from mpmd.errors import PassError
 
 PAIR = """HloModule pair, replica_count=4, is_scheduled=true
