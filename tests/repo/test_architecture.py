@@ -171,8 +171,8 @@ def test_every_pass_is_named_after_its_file():
     wrong = []
     for name, kind in PASSES.items():
         stem = name.partition("-")[2].replace("-", "_")
-        module = kind.__module__.removeprefix("mpmd.").removeprefix("compile.").removeprefix("passes.")
-        folders = module.split(".")[1:]  # below that of its family
+        family = re.sub(r"^mpmd\.(compile\.)?(passes\.)?", "", kind.__module__)
+        folders = family.split(".")[1:]  # below that of its family
         if "_".join(folders) != stem or kind.__name__.lower() != stem.replace("_", ""):
             wrong.append(f"{name}: {kind.__module__}.{kind.__name__}")
     assert wrong == []

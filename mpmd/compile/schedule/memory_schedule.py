@@ -30,7 +30,7 @@ SCHEDULERS: dict[str, Scheduler] = {
 class MemorySchedule(Pass):
     """Orders every computation so that little memory is in use at once.
 
-    instructions in any order -> instructions in the order in which they run
+    p = f(x); q = f(y); r = sum(p); s = sum(q)  ->  p = f(x); r = sum(p); q = f(y); s = sum(q)
 
     Callees come first.  Each scheduler orders the computation, the simulated heap tells the peak of each
     order, and the one with the lowest peak is taken; `exchange` then looks for a better one near it.
