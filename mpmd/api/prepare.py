@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
+from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.support.source import frames_of
 
 MESH = "mesh"
@@ -49,15 +50,19 @@ def mark_shardings(
     main = ir.symbol_table(module)["main"]
     _make_mesh(module, axes)
     problems: list[str] = []
-    for what, specs, values, put in (
-        ("argument", inputs, main.args, main.set_arg_attribute),
-        ("result", results, main.returned, main.set_result_attribute),
+    for what, specs, values, row in (
+        ("argument", inputs, main.args, "arg_attrs"),
+        ("result", results, main.returned, "res_attrs"),
     ):
+        dicts = ir.attribute_dicts(main, row, len(values))
         for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
             if spec is not None:
-                found: list[str] = []
-                put(i, "sdy.sharding", _sharding(spec, value.type.shape, axes, found))
+                dims = axes_of_dims(spec, len(value.type.shape))
+                found = _spec_problems(spec, dims, value.type.shape, axes)
                 problems += [f"{what} {i}: {problem}" for problem in found]
+                if not found:
+                    dicts[i]["sdy.sharding"] = _attribute(dims)
+        ir.put_attribute_dicts(main, row, dicts)
     if problems:
         raise collect(ConfigError, problems, "the shardings cannot be used:")
     for arg, spec in zip(main.args, inputs):
@@ -67,7 +72,7 @@ def mark_shardings(
 
 def forget_cuts(module: ir.Module) -> None:
     """Removes the marks of how batches are cut into microbatches."""
-    for op in ir.walk(module):
+    for op in ir.walk(module, ir.stablehlo.ReshapeOp):
         ir.put(op, _CUT, None)
 
 
@@ -87,7 +92,7 @@ def _shard_within_microbatches(arg: ir.Value, dims: list[tuple[str, ...]], axes:
         readers = ir.users(op.result)
         if devices > 1 and rows % devices == 0 and readers:
             sharding = {"sharding": _attribute([*dims[:batch], (), *dims[batch:]])}
-            kind, where = op.result.type, ir.before(ir.first_of(readers))
+            kind, where = op.result.type, ir.before(in_block_order(readers)[0])
             made = ir.create("sdy.sharding_constraint", [op.result], [kind], where, sharding, op.location)
             for reader in readers:
                 ir.replace_uses_in(op.result, made.result, reader)
@@ -101,15 +106,6 @@ def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
         "sdy.mesh", [], [], ir.at_start(module.body),
         {"sym_name": ir.StringAttr.get(MESH), "mesh": ir.Attribute.parse(f"#sdy.mesh<[{text}]>")},
     )  # fmt: skip
-
-
-def _sharding(
-    spec: Any, shape: Sequence[int], axes: dict[str, int], problems: list[str]
-) -> ir.Attribute | None:
-    dims = axes_of_dims(spec, len(shape))
-    found = _spec_problems(spec, dims, shape, axes)
-    problems += found
-    return None if found else _attribute(dims)
 
 
 def _spec_problems(

@@ -22,18 +22,18 @@ from jax.extend.mlir.ir import OpView as Op
 from mpmd.ir.context import context, op_text, to_text
 from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
-    after, append_arg, at_end, at_start, before, clone, clone_body, clone_with, create, erase, erase_args,
-    make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild, reorder,
-    replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
+    after, append_arg, at_end, at_start, before, change_args, clone, clone_body, clone_with, create, erase,
+    erase_args, make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild,
+    reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
-from mpmd.ir.kept import open_grave
+from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
     Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    PURE, arg_index, first_of, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
+    PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
     read_by, result_index, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse

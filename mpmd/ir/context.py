@@ -52,15 +52,20 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, 
 
 def _address(op: Any) -> int:
     try:
-        return _pointer_of(op.operation._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr")
+        return _pointer_of(op._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr")
     except RuntimeError:  # the bindings know that it was erased: it is equal to itself alone
         return -id(op)
 
 
+_have_one_address = ir.OpView.__eq__
+
+
 def _equal(op: Any, other: object) -> bool:
-    return isinstance(other, _OPS) and _address(op) == _address(other)
+    try:
+        return other is not None and bool(_have_one_address(op, other))
+    except RuntimeError:
+        return op is other
 
 
-_OPS = (ir.Operation, ir.OpView)
-for _class in _OPS:
+for _class in (ir.Operation, ir.OpView):
     _class.__hash__, _class.__eq__ = _address, _equal

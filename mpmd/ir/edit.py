@@ -1,8 +1,8 @@
 """Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
 
-An erased op is taken out of its program and freed a few passes later (`kept`): its object raises when it is
-used again, objects for its values and for what is in its body do no harm.  An erased block argument is freed
-at once: an object for it must not be used again.
+An erased op is taken out of its program and freed much later (`kept`): its object raises when it is used
+again, objects for its values and for what is in its body do no harm, a program that uses one is invalid.  So
+is one that uses a block argument that was erased.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.extend.mlir.ir import Value
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury, keep
+from mpmd.ir.kept import bury, bury_block, keep, stand_ins
 from mpmd.ir.ops import Fragment, Func, Transfer
 from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, Origin, string_array
@@ -64,16 +64,11 @@ def make_fragment(
     if inferred_by:
         attributes["mpmd.inferred_by"] = string_array(inferred_by)
     made = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
-    block = made.regions[0].blocks.append(
-        *(_inner_type(v.type) for v in inputs), arg_locs=[location] * len(inputs)
-    )
+    kinds = (v.type.tensor if isinstance(v.type, MeshTensor) else v.type for v in inputs)
+    block = made.regions[0].blocks.append(*kinds, arg_locs=[location] * len(inputs))
     returned = body(list(block.arguments), ir.InsertionPoint(block))
     create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
     return made
-
-
-def _inner_type(kind: ir.Type) -> ir.Type:
-    return kind.tensor if isinstance(kind, MeshTensor) else kind
 
 
 def make_transfer(
@@ -140,17 +135,47 @@ def replace(op: Op, values: Sequence[Value]) -> None:
     bury(op)
 
 
-def erase_args(block: ir.Block, indices: Iterable[int]) -> None:
-    """Erases block arguments that nothing uses.
+def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
+    """Erases block arguments that nothing uses: the ops move to a block that has the others only.
+
+    Those are other values there.  (MLIR would free the arguments at once.)
 
     Raises:
         IRError: one of them is used.
     """
-    for i in sorted(set(indices), reverse=True):
-        if not is_unused(block.arguments[i]):
+    args, gone = list(block.arguments), dict.fromkeys(indices)
+    for i in gone:
+        if not is_unused(args[i]):
             raise IRError(f"cannot erase block argument {i}: it is still used")
-        counting.note_edit()
-        block.erase_argument(i)
+    if not gone:
+        return block
+    counting.note_edit()
+    left, spare = [arg for i, arg in enumerate(args) if i not in gone], args[next(iter(gone))]
+    made = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
+    for old, new in zip(left, made.arguments):
+        old.replace_all_uses_with(spare)  # uses keep their order if they are replaced twice
+        spare.replace_all_uses_with(new)
+    for _ in range(len(block.operations)):
+        made.append(at_start(block).ref_operation)
+    bury_block(block)
+    return made
+
+
+def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
+    """Changes the arguments of a block to ones like those values; what then stands where each was used."""
+    counting.note_edit()
+    args, kinds = list(block.arguments), [(v.type, v.location) for v in like]
+    first, second = stand_ins(len(args)), stand_ins(len(args))
+    for arg, once, twice in zip(args, first, second):
+        arg.replace_all_uses_with(once)  # with the caller's replacement it is three times, as good as once
+        once.replace_all_uses_with(twice)
+    for arg, (kind, location) in zip(args, kinds):
+        arg.set_type(kind)
+        arg.set_location(location)
+    for kind, location in kinds[len(args) :]:
+        block.add_argument(kind, location)
+    erase_args(block, range(len(like), len(args)))
+    return second
 
 
 def append_arg(block: ir.Block, like: Value, kind: ir.Type | None = None) -> Value:
@@ -234,8 +259,9 @@ def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
     counting.note_edit()
     for arg, value in zip(op.args, values, strict=True):
         replace_uses(arg, value)
-    for inner in ops(op.body):
-        inner.operation.move_before(where.operation)
+    body = op.body
+    for _ in range(len(body.operations) - 1):
+        at_start(body).ref_operation.move_before(where.operation)
     return op.returned
 
 

@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from mpmd.ir.context import context
 
 _MODULES = collections.deque[Any](maxlen=4)
-_GRAVES = collections.deque[tuple[ir.Module, ir.Value]](maxlen=4)
+_GRAVES = collections.deque[tuple[ir.Module, ir.Value]](maxlen=2)  # each with what its ops use: nothing
 
 
 def keep(module: Any) -> Any:
@@ -22,14 +22,21 @@ def keep(module: Any) -> Any:
     return module
 
 
-def open_grave() -> None:
-    """Called when a pass begins: what was erased four passes ago is freed."""
-    unknown = ir.Location.unknown(context())
-    grave = ir.Module.create(unknown)
-    kind = ir.NoneType.get(context())
-    where = ir.InsertionPoint(grave.body)
-    nothing = ir.Operation.create("builtin.unrealized_conversion_cast", [kind], loc=unknown, ip=where)
-    _GRAVES.append((grave, nothing.results[0]))
+def free_erased() -> None:
+    """Called when a program was found valid, as one that uses what was erased is not.
+
+    What was erased before the last time is freed.
+    """
+    grave = ir.Module.create(ir.Location.unknown(context()))
+    _GRAVES.append((grave, stand_ins(1, grave)[0]))
+
+
+def stand_ins(count: int, grave: ir.Module | None = None) -> list[ir.Value]:
+    """Values of no program, to stand for others for a moment."""
+    kinds, unknown = [ir.NoneType.get(context())] * count, ir.Location.unknown(context())
+    where = ir.InsertionPoint((grave or _grave()[0]).body)
+    made = ir.Operation.create("builtin.unrealized_conversion_cast", kinds, loc=unknown, ip=where)
+    return list(made.results)
 
 
 def bury(op: ir.OpView | ir.Operation) -> None:
@@ -38,8 +45,9 @@ def bury(op: ir.OpView | ir.Operation) -> None:
     grave, nothing = _grave()
 
     def use_nothing(inner: ir.Operation) -> ir.WalkResult:
-        for i in range(len(inner.operands)):
-            inner.operands[i] = nothing
+        operands = inner.operands
+        for i in range(len(operands)):
+            operands[i] = nothing
         return ir.WalkResult.ADVANCE
 
     if len(operation.regions):  # what is in it may use what was moved out of it
@@ -50,14 +58,18 @@ def bury(op: ir.OpView | ir.Operation) -> None:
     operation._set_invalid()
 
 
+def bury_block(block: ir.Block) -> None:
+    """Takes a block without ops out of its op."""
+    block.append_to(_grave()[0].operation.regions[0])
+
+
 def bury_contents(module: Any) -> None:
     """Takes everything out of a module."""
-    grave, _ = _grave()
     for op in list(module.body.operations):
-        grave.body.append(op)
+        _grave()[0].body.append(op)
 
 
 def _grave() -> tuple[ir.Module, ir.Value]:
     if not _GRAVES:
-        open_grave()
+        free_erased()
     return _GRAVES[-1]

@@ -7,7 +7,7 @@ from jax.extend.mlir import ir, passmanager
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury_contents, open_grave
+from mpmd.ir.kept import bury_contents
 
 
 def run_mlir(pipeline: str, module: ir.Module) -> None:
@@ -18,7 +18,6 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
     Raises:
         IRError: a pass fails; the module stays as it was.
     """
-    open_grave()
     with context():
         result = module.operation.clone()
     run_mlir_alone(pipeline, result)

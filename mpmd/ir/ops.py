@@ -163,14 +163,6 @@ class Func(func.FuncOp):
         """Attribute `name` of result `index`; None if it has none."""
         return _nth(self.attributes.get("res_attrs"), index).get(name)
 
-    def set_arg_attribute(self, index: int, name: str, attribute: ir.Attribute | None) -> None:
-        """Sets or (None) removes an attribute of an argument."""
-        _put_nth(self, "arg_attrs", len(self.args), index, name, attribute)
-
-    def set_result_attribute(self, index: int, name: str, attribute: ir.Attribute | None) -> None:
-        """Sets or (None) removes an attribute of a result."""
-        _put_nth(self, "res_attrs", len(self.returned), index, name, attribute)
-
 
 @_extends
 class Fragment(mpmd.FragmentOp):
@@ -327,11 +319,3 @@ _known_entries = functools.lru_cache(1 << 14)(entries_of)
 
 def _nth(attribute: ir.Attribute | None, index: int) -> dict[str, ir.Attribute]:
     return {} if attribute is None else entries_of(ir.ArrayAttr(attribute)[index])
-
-
-def _put_nth(f: Func, which: str, count: int, index: int, name: str, attribute: ir.Attribute | None) -> None:
-    dicts = attribute_dicts(f, which, count)
-    dicts[index].pop(name, None)
-    if attribute is not None:
-        dicts[index][name] = attribute
-    put_attribute_dicts(f, which, dicts)

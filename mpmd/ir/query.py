@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -76,11 +75,6 @@ def uses(v: Value) -> list[tuple[Op, int]]:
     return [(use.owner, use.operand_number) for use in v.uses]
 
 
-def first_of(some: Sequence[Op]) -> Op:
-    """The op that stands first, of at least one, all in one block."""
-    return functools.reduce(lambda a, b: b if stands_before(b, a) else a, some)
-
-
 def stands_before(a: Op, b: Op) -> bool:
     """Whether `a` comes before `b` in the block of both.  Amortised constant time, moves included."""
     return bool(a.operation.is_before_in_block(b.operation))
@@ -128,21 +122,15 @@ _EFFECTS = frozenset([
 
 def is_pure(op: Op) -> bool:
     """Whether the op, and all in it, only computes its results; of an op that MLIR does not know: no."""
-    pure = True
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        nonlocal pure
-        if inner.name == "func.call":
-            pure = PURE in inner.attributes
-        elif inner.name == "stablehlo.custom_call":
-            effect = inner.attributes.get("has_side_effect")
-            pure = effect is None or not ir.BoolAttr(effect).value
-        else:
-            pure = inner.name not in _EFFECTS and _is_known(inner.name)
-        return ir.WalkResult.ADVANCE if pure else ir.WalkResult.INTERRUPT
-
-    op.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return pure
+    operation = op.operation
+    if operation.name == "func.call":
+        return PURE in operation.attributes
+    if operation.name == "stablehlo.custom_call":
+        effect = operation.attributes.get("has_side_effect")
+        return effect is None or not ir.BoolAttr(effect).value
+    inside = (inner for region in operation.regions for block in region for inner in block.operations)
+    is_known = operation.name not in _EFFECTS and _is_known(operation.name)
+    return is_known and all(map(is_pure, inside))
 
 
 @functools.cache

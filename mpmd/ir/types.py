@@ -156,7 +156,7 @@ def string_array(strings: Iterable[str]) -> ir.Attribute:
 
 def _register() -> None:
     sample = ir.Type.parse('!mpmd.mesh_tensor<"m", tensor<f32>>', context())
-    ir.register_type_caster(sample.typeid, replace=True)(lambda kind: MeshTensor(kind))
+    ir.register_type_caster(sample.typeid, replace=True)(functools.lru_cache(None)(MeshTensor))
 
 
 _register()

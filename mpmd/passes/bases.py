@@ -25,7 +25,6 @@ class ModulePass(Pass):
 
     def run(self, module: ir.Module) -> bool:
         """Rewrites `module`; True iff that changed it."""
-        ir.open_grave()
         before = ir.edits()
         with ir.context(), ir.Location.unknown():
             self.rewrite(module)

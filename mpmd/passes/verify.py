@@ -26,7 +26,9 @@ def verify(module: ir.Module) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError as e:
-        raise IRError(f"the program is invalid: {e}") from None
+        problems = list(_uses_of_what_was_erased(module))
+        raise IRError(f"the program is invalid: {' '.join(problems) or e}") from None
+    ir.free_erased()
 
 
 def violations(module: ir.Module) -> Iterator[str]:
@@ -42,6 +44,14 @@ def violations(module: ir.Module) -> Iterator[str]:
                 found = _fragment_problems(op) if isinstance(op, ir.Fragment) else _call_problems(op, symbols)
                 for problem in found:
                     yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
+
+
+def _uses_of_what_was_erased(module: ir.Module) -> Iterator[str]:
+    for op in ir.walk(module):
+        for i, value in enumerate(op.operands):
+            made_by = ir.producer(value) or value.owner.owner.opview
+            if ir.module_of(made_by) != module.operation:
+                yield f"operand {i} of {op.operation.name} at {op.location} was erased."
 
 
 def _topology_problems(f: ir.Func) -> Iterator[str]:

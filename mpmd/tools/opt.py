@@ -185,6 +185,7 @@ def _printed(module: mlir.Module, command: Command) -> str:
 def _verify(module: mlir.Module) -> None:
     """MLIR's verifier alone: the field's test files are not held to the rest of our rules."""
     module.operation.verify()
+    ir.free_erased()
 
 
 def _after(

@@ -65,8 +65,7 @@ def make_for(loop: CountedLoop) -> ir.For:
     ir.create("mpmd.return", returned, [], ir.before(old), location=old.location)
     old.operation.erase()
     _erase_unused(body)
-    ir.erase_args(body, [loop.counter])
-    body.append_to(made.regions[0])
+    ir.erase_args(body, [loop.counter]).append_to(made.regions[0])
     _replace_loop(loop, list(made.results))
     return made
 

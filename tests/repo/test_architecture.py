@@ -17,7 +17,7 @@ from tests.repo.tree import ROOT, imports, module_name, parsed, text, tracked
 PASSES = {**MPMD_PASSES, **HLO_PASSES}
 MOST_LINES = 600
 MOST_FUNCTION_LINES = 70
-MOST_VOCABULARY_LINES = 1240
+MOST_VOCABULARY_LINES = 1260
 LONG_LISTS = {"mpmd/pipeline.py"}  # each pipeline is one list, to be read from top to bottom
 BAD_FILES = {"util", "utils", "helper", "helpers", "common", "misc"}
 BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")

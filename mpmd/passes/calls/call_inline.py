@@ -8,7 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
-from mpmd.passes.calls.shared_bodies import SharedBodies
+from mpmd.passes.calls.shared_bodies import share_bodies
 from mpmd.support import diagnostics
 
 
@@ -47,7 +47,8 @@ class CallInline(ModulePass):
         if failed:
             return
         if self.share_bodies:
-            _share_bodies([symbols[name] for name in dict.fromkeys(call.callee_name for _, call in calls)])
+            callees = [symbols[name] for name in dict.fromkeys(call.callee_name for _, call in calls)]
+            share_bodies([fragment for f in callees for fragment in ir.fragments(f) if fragment.is_user])
         for _, call in calls:
             attributes = {name: a for name, a in call.attributes.items() if name != "callee"}
             where = call.location
@@ -57,15 +58,6 @@ class CallInline(ModulePass):
                     if isinstance(fragment, (ir.Fragment, ir.FragmentCall)):
                         for name, attribute in attributes.items():
                             ir.put(fragment, name, attribute)
-
-
-def _share_bodies(callees: list[ir.Func]) -> None:
-    """Makes the bodies of named fragments functions, once for all calls."""
-    bodies = SharedBodies()
-    for f in callees:
-        for fragment in ir.fragments(f):
-            if fragment.is_user:
-                bodies.share(fragment)
 
 
 def _problem(call: ir.Call, f: ir.Func, symbols: dict[str, ir.Func], calling: set[str]) -> str | None:

@@ -13,55 +13,55 @@ drop dead code narrow the calls, and the export puts the bodies back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from mpmd import ir
 from mpmd.passes.calls.inlining import inline_call
-from mpmd.passes.fragments.bodies import body_text, outline
+from mpmd.passes.fragments.bodies import body_keys, outline
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"
 
 
-class SharedBodies:
+def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
     """Makes the bodies of fragments of one module functions; equal bodies become one.
 
     `first` is the number of the first function, for modules that have some already.
     """
-
-    def __init__(self, first: int = 0) -> None:
-        self._first = first
-        self._functions: dict[str, ir.Func] = {}
-
-    def share(self, fragment: ir.Fragment) -> None:
-        """Puts a fragment in the place of one, with a call in the place of what that computes."""
+    functions: dict[Hashable, ir.Func] = {}
+    for fragment, identity in zip(fragments, body_keys(fragments)):
         returned = fragment.returned
         makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
         computed = [v for v, op in makers.items() if not ir.is_constant(op)]
         if not computed:
-            return
-        text = body_text(fragment)
-        if text not in self._functions:
+            continue
+        if identity not in functions:
             positions = [returned.index(v) for v in computed]
-            number = self._first + len(self._functions)
-            self._functions[text] = _function(fragment, f"{_PREFIX}{number}", positions)
-        function = self._functions[text]
+            functions[identity] = _function(fragment, f"{_PREFIX}{first + len(functions)}", positions)
+        constants = [op for op in makers.values() if ir.is_constant(op)]
+        _call_instead(fragment, functions[identity], computed, constants)
 
-        def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
-            values = dict(zip(fragment.args, args))
-            for constant in [op for op in makers.values() if ir.is_constant(op)]:
-                ir.clone_with(constant, values, inside)
-            values.update(zip(computed, _call(function, args, inside, fragment.location).results))
-            return [values[v] for v in returned]
 
-        types, where = [r.type for r in fragment.results], ir.before(fragment)
-        made = ir.make_fragment(
-            fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
-        )
-        for name, attribute in fragment.attributes.items():
-            ir.put(made, name, attribute)
-        ir.replace(fragment, list(made.results))
+def _call_instead(
+    fragment: ir.Fragment, function: ir.Func, computed: Sequence[ir.Value], constants: Sequence[ir.Op]
+) -> None:
+    """Puts a fragment in the place of one, with a call in the place of what that computes."""
+
+    def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
+        values = dict(zip(fragment.args, args))
+        for constant in constants:
+            ir.clone_with(constant, values, inside)
+        values.update(zip(computed, _call(function, args, inside, fragment.location).results))
+        return [values[v] for v in fragment.returned]
+
+    types, where = [r.type for r in fragment.results], ir.before(fragment)
+    made = ir.make_fragment(
+        fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
+    )
+    for name, attribute in fragment.attributes.items():
+        ir.put(made, name, attribute)
+    ir.replace(fragment, list(made.results))
 
 
 def numbered(module: ir.Module) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,4 +35,4 @@ class DelayInferredFragments(FunctionPass):
         """Last first, so that a chain of inferred fragments moves as a whole."""
         for fragment in reversed(ir.fragments(f)):
             if not fragment.is_user and not ir.is_unused(fragment):
-                ir.move_before(fragment, ir.first_of(ir.users(fragment)))
+                ir.move_before(fragment, in_block_order(ir.users(fragment))[0])

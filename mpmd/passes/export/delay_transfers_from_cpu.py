@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.passes.fragments.moving import moving
 
 
@@ -38,4 +39,4 @@ class DelayTransfersFromCpu(FunctionPass):
                 source = transfer.tensor.type
                 on_host = source.mesh.endswith("/cpu") or source.on_host
                 if on_host and not ir.is_unused(transfer):
-                    ir.move_before(transfer, ir.first_of(ir.users(transfer)))
+                    ir.move_before(transfer, in_block_order(ir.users(transfer))[0])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import program_identity, program_signature
+from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 
@@ -51,19 +50,19 @@ class LowerToFragmentCalls(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Groups all fragments of the module, names the groups, and replaces the members."""
         callers = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
-        groups = _groups([fragment for f in callers for fragment in ir.fragments(f)])
+        groups = programs(fragment for f in callers for fragment in ir.fragments(f))
         bodies = functions_of(module)
         if bodies:
             groups = _with_own_bodies(groups, module)
-        sites = [[Site.of(fragment) for fragment in group] for group in groups.values()]
+        sites = [[Site.of(fragment) for fragment in group] for group in groups]
         name = module.operation.attributes.get("sym_name")
         of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
         suffix = of_module.removeprefix("jit_")
         names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
         if self.verbose_logging:
-            self._log(of_module, list(groups.values()), sites, names, transposed)
-        for group, name in zip(groups.values(), names):
+            self._log(of_module, groups, sites, names, transposed)
+        for group, name in zip(groups, names):
             _lower_group(group, name)
         for body in bodies:
             ir.erase(body)
@@ -85,33 +84,17 @@ class LowerToFragmentCalls(ModulePass):
             log.info("Module %s on mesh %s will execute:\n%s", of_module, mesh, "\n".join(lines))
 
 
-def _groups(fragments: Iterable[ir.Fragment]) -> dict[Hashable, list[ir.Fragment]]:
-    """The fragments that are one program, for each program, in order."""
-    groups: dict[Hashable, list[ir.Fragment]] = {}
-    for fragment in fragments:
-        groups.setdefault(program_identity(fragment), []).append(fragment)
-    return groups
-
-
-def _with_own_bodies(
-    groups: dict[Hashable, list[ir.Fragment]], module: ir.Module
-) -> dict[Hashable, list[ir.Fragment]]:
+def _with_own_bodies(groups: list[list[ir.Fragment]], module: ir.Module) -> list[list[ir.Fragment]]:
     """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
     symbols = ir.symbol_table(module)
-    group_of = {group[0]: group for group in groups.values()}
+    group_of = {group[0]: group for group in groups}
     for first in group_of:
         put_back(first, symbols)
-    same_signature = collections.Counter(program_signature(first) for first in group_of)
-    united: dict[Hashable, list[ir.Fragment]] = {}
-    for first in group_of:
-        signature = program_signature(first)
-        is_alone = same_signature[signature] == 1
-        united.setdefault(signature if is_alone else program_identity(first), []).append(first)
     place = {g: i for f in ir.funcs(module) if f.is_mpmd for i, g in enumerate(ir.fragments(f))}
-    return {
-        identity: sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
-        for identity, firsts in united.items()
-    }
+    return [
+        sorted((g for first in firsts for g in group_of[first]), key=place.__getitem__)
+        for firsts in programs(group_of)
+    ]
 
 
 def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor, says_host, type_says_host
-from mpmd.passes.export.programs import program_identity
+from mpmd.passes.export.programs import programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,7 @@ def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
 
 def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
     """Leaves to fragments that can be one program what all of them may spend."""
-    groups: dict[Hashable, list[ir.Fragment]] = {}
-    for fragment in spent:
-        groups.setdefault(program_identity(fragment), []).append(fragment)
-    for group in groups.values():
+    for group in programs(spent):
         common = set(spent[group[0]]).intersection(*(spent[fragment] for fragment in group))
         for fragment in group:
             spent[fragment] = sorted(common)

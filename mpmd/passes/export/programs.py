@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from mpmd import ir
+from mpmd.passes.fragments.bodies import body_keys
 
 
-def program_identity(fragment: ir.Fragment) -> Hashable:
-    """Equal for fragments that can be one program.
+def programs(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
+    """The fragments in groups, each of which can be one program; both in the order of the first members."""
+    some = list(fragments)
+    groups: dict[Hashable, list[ir.Fragment]] = {}
+    for fragment, identity in zip(some, body_keys(some, _signature)):
+        groups.setdefault(identity, []).append(fragment)
+    return list(groups.values())
 
-    The text of a fragment begins with one line of its own attributes and operands; its body follows.
-    """
-    body = ir.op_text(fragment).partition("\n")[2]
-    return program_signature(fragment), hashlib.sha256(body.encode()).digest()
 
-
-def program_signature(fragment: ir.Fragment) -> Hashable:
+def _signature(fragment: ir.Fragment) -> Hashable:
     """All that makes the identity of a program but what it computes."""
     return (
         fragment.mesh,

@@ -1,17 +1,55 @@
-"""What fragments compute: as text, to compare it, and as functions."""
+"""What fragments compute: to compare it, and as functions."""
 
 from __future__ import annotations
 
-import hashlib
+import collections
+from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
 
 
-def body_text(fragment: ir.Fragment) -> str:
-    """Equal for fragments whose bodies do the same: a digest of the body and of its argument types."""
-    types = " ".join(str(arg.type) for arg in fragment.args)
-    body = ir.op_text(fragment).partition("\n")[2].rpartition("\n")[0]
-    return hashlib.sha256(f"{types}\n{body}".encode()).hexdigest()
+def inner_types(fragment: ir.Fragment) -> Hashable:
+    """The types of what its body takes and returns."""
+    return tuple(v.type for v in (*fragment.args, *fragment.returned))
+
+
+def body_keys(
+    fragments: Sequence[ir.Fragment], signature: Callable[[ir.Fragment], Hashable] = inner_types
+) -> list[Hashable]:
+    """For each fragment a key, equal for those of one signature whose bodies do the same.
+
+    The signature must tell the types of the body's arguments.  Bodies are looked into where it does not do.
+    """
+    signatures = [signature(fragment) for fragment in fragments]
+    count = collections.Counter(signatures)
+    return [
+        (signature, _body_key(fragment.body) if count[signature] > 1 else None)
+        for fragment, signature in zip(fragments, signatures)
+    ]
+
+
+def _body_key(body: ir.Block) -> Hashable:
+    """All that the ops of a block say, with numbers for values; locations do not count."""
+    number: dict[ir.Value, int] = {}
+    found: list[Hashable] = []
+
+    def look_into(block: ir.Block) -> None:
+        for arg in block.arguments:
+            number[arg] = len(number)
+        for op in block.operations:
+            operation = op.operation
+            found.append(operation.name)
+            found.extend(operation.attributes.items())
+            found.extend(number.get(v, v) for v in operation.operands)
+            for result in operation.results:
+                number[result] = len(number)
+                found.append(result.type)
+            for region in operation.regions:
+                for inner in region:
+                    look_into(inner)
+
+    look_into(body)
+    return tuple(found)
 
 
 def outline(fragment: ir.Fragment, name: str) -> ir.Func:

@@ -67,15 +67,14 @@ def _joined(
     every = [*others, last]
     like = {value: arg for fragment in reversed(every) for value, arg in zip(fragment.inputs, fragment.args)}
     inputs = [v for v in dict.fromkeys(v for fragment in every for v in fragment.inputs) if v not in made]
-    old_args = last.args
-    inside = {v: ir.append_arg(last.body, like[v]) for v in inputs}
+    old_args = ir.change_args(last.body, [like[v] for v in inputs])
+    inside = dict(zip(inputs, last.args))
     front = last.body.operations[0]
     for fragment in others:
         returned = ir.move_body(fragment, [inside[v] for v in fragment.inputs], front)
         inside |= dict(zip(fragment.results, returned))
     for value, arg in zip(last.inputs, old_args):
         ir.replace_uses(arg, inside[value])
-    ir.erase_args(last.body, range(len(old_args)))
     return inputs, inside
 
 

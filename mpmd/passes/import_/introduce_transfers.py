@@ -66,7 +66,7 @@ def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | 
     """The unassign that makes a value, perhaps in the function whose call makes it."""
     op = ir.producer(value)
     if isinstance(op, ir.Call):
-        op = ir.producer(symbols[op.callee_name].returned[ir.result_index(value)])
+        op = ir.producer(symbols[op.callee_name].terminator.operands[ir.result_index(value)])
     return op if isinstance(op, ir.Unassign) else None
 
 

@@ -85,7 +85,9 @@ def is_root(fragment: ir.Fragment) -> bool:
 def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
     """The first inferred producer whose first user is the root; moves transfers out of the way."""
     makers = (ir.producer(v) for v in root.inputs)
-    for producer in dict.fromkeys(m for m in makers if isinstance(m, ir.Fragment) and not m.is_user):
+    for producer in dict.fromkeys(m for m in makers if isinstance(m, ir.Fragment)):
+        if producer.is_user:
+            continue
         for user in ir.users(producer):
             if isinstance(user, ir.Transfer):
                 _delay_or_erase(user)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import axes_of, local_bytes, local_shape
 from mpmd.support import diagnostics
@@ -99,7 +100,7 @@ def _reshard_before(
     others = [user for user in others if not isinstance(user, ir.Fragment)]
     if others:
         old = _replicated_like(new, value) if old is None else old
-        back = _identity(value, old, ir.before(ir.first_of([transfer, *others])))
+        back = _identity(value, old, ir.before(in_block_order([transfer, *others])[0]))
         for user in others:
             ir.replace_uses_in(value, back, user)
 

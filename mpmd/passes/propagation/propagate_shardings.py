@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass, ModulePass
-from mpmd.passes.calls.shared_bodies import SharedBodies, functions_of, numbered, put_back
+from mpmd.passes.calls.shared_bodies import functions_of, numbered, put_back, share_bodies
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
+from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
@@ -79,7 +79,8 @@ class PropagateShardings(ModulePass):
         f_small = ir.funcs(small)[0]
         if self.tidy and self.share:
             PopulateUnreducedOutSharding().run(small)
-            _share_bodies(f_small, numbered(module))
+            named = [fragment for fragment in ir.fragments(f_small) if fragment.is_user]
+            share_bodies(named, numbered(module))
             for body in functions_of(small):
                 ir.clone(body, ir.InsertionPoint(module.body))
         _take_over(f, f_small, kinds)
@@ -138,7 +139,8 @@ def _take_meshes(module: ir.Module, source: Any) -> None:
 def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
     kept: dict[Hashable, list[ir.Op]] = {}
-    bodies: dict[ir.Op, Hashable] = {}
+    fragments = ir.fragments(f)
+    bodies: dict[ir.Op, Hashable] = dict(zip(fragments, body_keys(fragments, _types)))
     number_of: dict[ir.Op, int] = {}
     numbers = []
     uses = {arg: len({*ir.users(arg)}) for arg in f.args}
@@ -146,7 +148,6 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
         key: Hashable = number
         limit = 1
         if isinstance(op, ir.Fragment):
-            bodies[op] = _body_of(op)
             key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
             limit = representatives
         elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
@@ -164,11 +165,8 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     return numbers
 
 
-def _body_of(fragment: ir.Fragment) -> Hashable:
-    """Equal for fragments with equal bodies and types."""
-    body = ir.op_text(fragment).partition("\n")[2]
-    types = tuple(v.type for v in (*fragment.inputs, *fragment.results))
-    return types, hashlib.sha256(body.encode()).digest()
+def _types(fragment: ir.Fragment) -> Hashable:
+    return tuple(v.type for v in (*fragment.inputs, *fragment.results))
 
 
 def _kind_of(
@@ -201,14 +199,6 @@ def _put_back_bodies(module: ir.Module) -> None:
                 put_back(fragment, symbols)
     for body in bodies:
         ir.erase(body)
-
-
-def _share_bodies(f: ir.Func, first: int) -> None:
-    """Makes the bodies of named fragments functions, for all copies of them to call."""
-    bodies = SharedBodies(first)
-    for fragment in ir.fragments(f):
-        if fragment.is_user:
-            bodies.share(fragment)
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:

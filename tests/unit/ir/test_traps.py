@@ -132,7 +132,9 @@ def test_verifying_with_a_diagnostic_handler_ends(module: ir.Module) -> None:
 DANGEROUS = """
 import gc
 from mpmd import ir
+from mpmd.errors import IRError
 from mpmd.passes.bases import mlir_pass
+from mpmd.passes.verify import verify
 from tests.unit.ir.programs import TWO_FRAGMENTS
 
 def fresh():
@@ -185,6 +187,39 @@ outer = main.terminator
 main.returned = [main.returned[0]]
 fresh()
 print("a terminator that was replaced:", *(value.type for value in outer.operands))
+
+module, main, first, second = program()
+added = ir.append_arg(first.body, first.args[0])
+kept = first.args[0]
+ir.erase_args(first.body, [2])
+for _ in range(100):
+    ir.append_arg(first.body, first.args[0])  # takes the memory of an argument that was freed
+    ir.erase_args(first.body, [2])
+fresh()
+print("an erased argument:", added.type, added.location, len(ir.users(added)), ir.is_unused(added))
+print("an argument that stays, looked up again:", kept.type == first.args[0].type, len(ir.users(kept)))
+verify(module)
+ir.set_operand(ir.ops(first)[0], 0, added)
+try:
+    verify(module)
+except IRError as e:
+    print("an op that uses an erased argument:", str(e).partition(": ")[2])
+ir.replace_uses(added, first.args[0])
+verify(module)
+
+module, main, first, second = program()
+result, inner = second.result, ir.ops(second)[0].result
+ir.replace(second, [main.args[0]])
+ir.make_transfer(result, result.type, ir.at_end(main.body))
+try:
+    verify(module)
+except IRError as e:
+    print("an op that uses the result of an erased op:", str(e).partition(": ")[2])
+ir.create("stablehlo.abs", [inner], [inner.type], ir.at_end(main.body))
+try:
+    verify(module)
+except IRError as e:
+    print("an op that uses what was in an erased op:", "stablehlo.abs" in str(e))
 """
 
 SAID = """\
@@ -199,6 +234,11 @@ op of a module that nobody holds: main ['m1', 'm1']
 value of a module that nobody holds: m1 1
 op of a copy that nobody holds: main
 a terminator that was replaced: none none
+an erased argument: tensor<4xf32> loc("-":8:8) 0 True
+an argument that stays, looked up again: True 0
+an op that uses an erased argument: operand 0 of stablehlo.add at loc("-":9:10) was erased.
+an op that uses the result of an erased op: operand 0 of mpmd.transfer at loc("-":14:8) was erased.
+an op that uses what was in an erased op: True
 """
 
 
@@ -210,7 +250,6 @@ def test_objects_for_what_is_gone_do_no_harm() -> None:
 
 
 def test_an_erased_block_argument_is_in_no_list(main: ir.Func) -> None:
-    """An object for it is the one thing that must not be used again."""
     added = ir.append_arg(main.body, like=main.args[0])
     assert main.args[2] == added
     ir.erase_args(main.body, [2])

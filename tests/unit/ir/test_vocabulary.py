@@ -46,7 +46,6 @@ def test_users_newest_first_and_in_block_order(main: ir.Func) -> None:
     first = ir.fragments(main)[0]
     assert names(ir.users(main.args[0])) == ["fragment"]
     assert names(in_block_order(block_users(first))) == ["transfer", "fragment"]
-    assert ir.first_of(ir.users(first)) == ir.ops(main, ir.Transfer)[0]
 
 
 def test_users_in_regions_count_for_the_op_around_them() -> None:

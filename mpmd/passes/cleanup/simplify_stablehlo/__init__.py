@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
-from mpmd.passes.fragments.bodies import body_text
+from mpmd.passes.fragments.bodies import body_keys
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
@@ -67,14 +67,9 @@ class SimplifyStablehlo(FunctionPass):
         """Fragments first: of those with equal bodies one is simplified, and the others take its body."""
         if f.is_external:
             return
-        model_of: dict[str, ir.Fragment | None] = {}
+        model_of: dict[Hashable, ir.Fragment | None] = {}
         fragments = ir.fragments(f)
-        like = collections.Counter(map(_signature, fragments))
-        for fragment in fragments:
-            if like[_signature(fragment)] == 1:
-                _simplify(fragment)
-                continue
-            body = body_text(fragment)
+        for fragment, body in zip(fragments, body_keys(fragments)):
             if body not in model_of:
                 edits = ir.edits()
                 _simplify(fragment)
@@ -84,11 +79,6 @@ class SimplifyStablehlo(FunctionPass):
             if model is not None:
                 _take_body(fragment, model)
         _simplify(f)
-
-
-def _signature(fragment: ir.Fragment) -> Hashable:
-    """Equal for fragments with equal bodies; cheaper than to compare these."""
-    return tuple(v.type for v in (*fragment.args, *fragment.returned))
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
@@ -111,14 +101,15 @@ def _simplify(where: ir.Func | ir.Fragment) -> None:
         _remove_dead_ops(where)
 
 
-def _ops(where: ir.Func | ir.Fragment) -> list[ir.Op]:
-    """The ops of a body, however deep, but for those in fragments; outer before inner."""
+def _ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
+    """The ops of a body, however deep, but for terminators and what is in fragments; outer before inner."""
     found = []
     for op in ir.ops(where):
-        if isinstance(op, ir.Fragment) or not len(op.operation.regions):
-            found.append(op)
-        else:
-            found += ir.walk(op)
+        found.append(op)
+        if not isinstance(op, ir.Fragment):
+            for region in op.operation.regions:
+                for block in region:
+                    found += _ops(block)
     return found
 
 
@@ -126,13 +117,16 @@ def _round(where: ir.Func | ir.Fragment) -> bool:
     """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
     facts = Facts()
     todo = collections.deque(op for op in _ops(where) if op.operation.name in REWRITES)
-    waiting = set(todo)
-    changed = False
+    changed, waiting = False, set[ir.Op]()
     while todo:
         op = todo.popleft()
-        waiting.discard(op)
+        if changed:
+            waiting.discard(op)
+            if ir.is_unused(op):
+                continue
         again = _rewrite(op, facts)
-        changed |= bool(again)
+        if again and not changed:  # mostly nothing ever applies
+            changed, waiting = True, set(todo)
         for other in again:
             if other not in waiting and other.operation.name in REWRITES:
                 waiting.add(other)
@@ -142,7 +136,7 @@ def _round(where: ir.Func | ir.Fragment) -> bool:
 
 def _rewrite(op: ir.Op, facts: Facts) -> list[ir.Op]:
     """Applies the first rewrite that fits; the ops to look at again."""
-    if ir.is_unused(op) or "sdy.sharding" in op.attributes:
+    if "sdy.sharding" in op.attributes:
         return []
     for rewrite in REWRITES[op.operation.name]:
         value = rewrite(op, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import Any
@@ -68,6 +69,7 @@ class Facts:
         return self._offsets[op]
 
 
+@functools.lru_cache(None)
 def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
     """Whether integers of a tensor type are signed, and their bits; None if its elements are no integers."""
     found = _INTEGER.fullmatch(str(kind.element_type))

@@ -57,7 +57,8 @@ def broadcast(op: ir.Op, facts: Facts) -> ir.Value | None:
 def add_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x + 0` -> `x`: for integers; for floating point only -0, as +0 turns -0 into +0."""
     is_integer = integer_kind(op.results[0].type) is not None
-    for value, other in (tuple(op.operands), tuple(op.operands)[::-1]):
+    left, right = op.operands
+    for value, other in ((left, right), (right, left)):
         text = facts.splat(other)
         if text is not None and (text in ("0", "false") if is_integer else _number(text) == (0.0, -1.0)):
             return value
@@ -75,7 +76,8 @@ def subtract_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 def multiply_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x * 1` -> `x`."""
-    for value, other in (tuple(op.operands), tuple(op.operands)[::-1]):
+    left, right = op.operands
+    for value, other in ((left, right), (right, left)):
         if _is_one(facts.splat(other)):
             return value
     return None
@@ -89,7 +91,8 @@ def divide_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
 def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`p and true`, `p or false` -> `p`."""
     neutral = "true" if op.operation.name == "stablehlo.and" else "false"
-    for value, other in (tuple(op.operands), tuple(op.operands)[::-1]):
+    left, right = op.operands
+    for value, other in ((left, right), (right, left)):
         if facts.splat(other) == neutral:
             return value
     return None

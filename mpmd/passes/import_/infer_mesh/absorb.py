@@ -42,9 +42,9 @@ class _Growing:
 
         The old one is left behind without a body, for values of it may stand in the tables of others.
         """
-        value_of = self._value_of
-        ir.erase_args(fragment.body, [i for i, arg in enumerate(fragment.args) if arg not in value_of])
-        inputs = [renamed.get(value_of[arg], value_of[arg]) for arg in fragment.args]
+        values = [self._value_of.get(arg) for arg in fragment.args]
+        ir.erase_args(fragment.body, [i for i, value in enumerate(values) if value is None])
+        inputs = [renamed.get(value, value) for value in values if value is not None]
         made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
         for old, new in zip(fragment.results, made.results):
             for user, number in reversed(ir.uses(old)):
@@ -62,23 +62,23 @@ class Absorber:
     def __init__(self, max_clones: int) -> None:
         self._max_clones = max_clones
         self._growing: dict[ir.Fragment, _Growing] = {}
-        self._readers: dict[ir.Op, dict[ir.Fragment, None]] = {}
+        self._reader: dict[ir.Assign, ir.Fragment] = {}
         self._dead: dict[ir.Op, None] = {}
         self._renamed: dict[ir.Value, ir.Value] = {}
 
     def place(self, op: ir.Op) -> None:
         """Inlines, clones or wraps an op whose results only assigns use (and tokens, fragments)."""
         sets.clear(op, sets.USE_SET, sets.SRC_SET)
-        read_by, elsewhere = self._consumers(op)
+        assigns, read_by, elsewhere = self._consumers(op)
         if len(read_by) == 1 and not elsewhere:
-            self._absorb(next(iter(read_by)), op, self.assigns(op), move=True)
+            self._absorb(next(iter(read_by)), op, assigns, move=True)
         elif read_by and not elsewhere and self._may_clone(op, len(read_by)):
-            self._dead.update(dict.fromkeys(a for a in self.assigns(op) if self._is_unread(a)))
-            for fragment, assigns in read_by.items():
-                self._absorb(fragment, op, assigns, move=False)
+            self._dead.update(dict.fromkeys(a for a in assigns if self._is_unread(a)))
+            for fragment, of_fragment in read_by.items():
+                self._absorb(fragment, op, of_fragment, move=False)
             self._dead[op] = None
         else:
-            self._wrap(op)
+            self._wrap(op, assigns)
 
     def finish(self) -> None:
         """Rebuilds the fragments that took in ops, and erases what that leaves behind."""
@@ -99,21 +99,19 @@ class Absorber:
 
     def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
         """The assigns of a value, or of the results of an op, that are still needed."""
-        found = [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
-        return list(dict.fromkeys(found))
+        return [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
 
-    def _consumers(self, op: ir.Op) -> tuple[dict[ir.Fragment, list[ir.Assign]], bool]:
-        """The fragments that read the op's results, each with the assigns that it reads; is there more?"""
+    def _consumers(self, op: ir.Op) -> tuple[list[ir.Assign], dict[ir.Fragment, list[ir.Assign]], bool]:
+        """The assigns of the op's results, which fragments read which of them, and whether others do too."""
+        assigns: list[ir.Assign] = []
         found: dict[ir.Fragment, list[ir.Assign]] = {}
         elsewhere = False
-        for user in dict.fromkeys(ir.users(op)):
-            if user in self._dead:
-                continue
+        for user in ir.users(op):
             if isinstance(user, ir.Fragment):  # a token
                 found.setdefault(user, [])
-            elif isinstance(user, ir.Assign):
-                readers = dict.fromkeys(ir.users(user)) | self._readers.get(user, {})
-                for reader in readers:
+            elif isinstance(user, ir.Assign) and user not in self._dead:
+                assigns.append(user)
+                for reader in self._readers(user):
                     if isinstance(reader, ir.Fragment):
                         found.setdefault(reader, []).append(user)
                     else:
@@ -121,7 +119,12 @@ class Absorber:
         for result in op.results:
             for fragment in self._token_readers(result):
                 found.setdefault(fragment, [])
-        return found, elsewhere
+        return assigns, found, elsewhere
+
+    def _readers(self, a: ir.Assign) -> list[ir.Op]:
+        """What reads the result of an assign; of one made for a fragment that grows, that fragment."""
+        reader = self._reader.get(a)
+        return ir.users(a) if reader is None else [reader]
 
     def _token_readers(self, value: ir.Value) -> list[ir.Fragment]:
         """Fragments that took in an op that reads a token."""
@@ -149,19 +152,19 @@ class Absorber:
         for value, arg in inside.items():
             if assigning.is_tensor(value.type):
                 value = assigning.assign(value, fragment.mesh, where)
-                self._readers[ir.producer(value)] = {fragment: None}
+                self._reader[value.owner] = fragment
             growing.add(arg, value)
 
     def _is_unread(self, a: ir.Assign) -> bool:
         """Whether no fragment reads it any more."""
-        readers = dict.fromkeys(ir.users(a)) | self._readers.get(a, {})
-        return all(r in self._growing and not self._growing[r].reads(a.result) for r in readers)
+        growing = (self._growing.get(reader) for reader in self._readers(a))
+        return all(g is not None and not g.reads(a.result) for g in growing)
 
-    def _wrap(self, op: ir.Op) -> None:
+    def _wrap(self, op: ir.Op, assigns: list[ir.Assign]) -> None:
         """One fragment per mesh that the op's assigns name, in mesh order."""
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
-        meshes = mesh_order([*(a.result.type.mesh for a in self.assigns(op)), *direct])
+        meshes = mesh_order([*(a.result.type.mesh for a in assigns), *direct])
         for mesh in meshes:
             made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):

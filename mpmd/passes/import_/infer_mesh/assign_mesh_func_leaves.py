@@ -10,7 +10,7 @@ from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
-from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet
+from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet, Table
 from mpmd.passes.mesh_order import mesh_order
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
@@ -162,17 +162,18 @@ class _Leaves:
 
     def assign_unused_args(self) -> None:
         """Unused arguments of a callee get a use set."""
-        f = self._f
+        f, needs = self._f, Table(USE_SET)
         for i, arg in enumerate(f.args):
             if assigning.is_tensor(arg.type) and ir.is_unused(arg):
                 possible = sets.arg_src_set(f, i)
                 mesh = self._checked(possible, f"unused input {i}", arg.location)
                 entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_IN)
-                f.set_arg_attribute(i, USE_SET, entry.attribute())
+                needs.cell((f, "arg", i)).put(entry)
+        needs.write()
 
     def assign_unused_results(self, calls: list[ir.Call]) -> None:
         """Results of a callee that no call uses get a use set."""
-        f = self._f
+        f, needs = self._f, Table(USE_SET)
         for i, value in enumerate(f.returned):
             if not calls or any(not ir.is_unused(call.results[i]) for call in calls):
                 continue
@@ -182,7 +183,8 @@ class _Leaves:
             possible = sets.src_set_of(key)
             mesh = self._checked(possible, f"unused output {i}", f.terminator.location)
             entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_OUT)
-            f.set_result_attribute(i, USE_SET, entry.attribute())
+            needs.cell((f, "result", i)).put(entry)
+        needs.write()
 
     def _checked(self, possible: MeshSet | None, what: str, location: ir.Location) -> str:
         mesh = self._default if possible is None else possible.best()

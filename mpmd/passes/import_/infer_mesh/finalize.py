@@ -44,8 +44,7 @@ class InferMeshFinalize(ModulePass):
             while self._rewrite_block(f, f.is_public):
                 assigning.remove_dead_ops(f, in_fragments=False)
             ir.return_types_changed(f)
-            _clear(f)
-            _check(f)
+            _check_and_clear(f)
 
     def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> bool:
         """One round over a block, last op first; whether it changed.  What is replaced is left unused."""
@@ -194,19 +193,10 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
     return made.results[0]
 
 
-def _clear(f: ir.Func) -> None:
-    """Removes all that inference has noted."""
+def _check_and_clear(f: ir.Func) -> None:
+    """Reports all that has no mesh; removes all that inference has noted."""
     for which in ("arg_attrs", "res_attrs"):
         sets.clear_entries(f, which, sets.USE_SET, sets.SRC_SET, COPIES)
-    for body in [f, *ir.ops(f, ir.For)]:
-        for op in ir.ops(body):
-            sets.clear(op, sets.USE_SET, sets.SRC_SET)
-            if isinstance(op, ir.For):
-                sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
-
-
-def _check(f: ir.Func) -> None:
-    """Reports all that has no mesh."""
     sides = (("input", f.args), ("output", f.returned))
     for what, values in sides:
         for i, value in enumerate(values):
@@ -216,7 +206,10 @@ def _check(f: ir.Func) -> None:
                 )
     for body in [f, *ir.ops(f, ir.For)]:
         for op in ir.ops(body):
-            if isinstance(op, _LEFT):
+            sets.clear(op, sets.USE_SET, sets.SRC_SET)
+            if isinstance(op, ir.For):
+                sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
+            elif isinstance(op, _LEFT):
                 diagnostics.error(
                     "assigns, unassigns or broadcasts are not allowed after mesh inference.\n"
                     "  A value is needed on a mesh where it is not. Add an explicit transfer, or set "

@@ -52,12 +52,15 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
     op = ir.producer(value)
     block = value.owner if op is None else op.operation.block
     from_broadcast = isinstance(op, ir.Broadcast)
+    stops = (ir.Unassign,) if from_broadcast else (ir.Unassign, *_BARRIERS)
     for use in value.uses:
         user = use.owner
-        if (is_barrier(user) and not from_broadcast) or isinstance(user, ir.Unassign):
+        if isinstance(user, stops):
             continue
         if user.operation.block != block:
             keys.append(_around(user, block))
+        elif is_meshless(user):
+            keys.append(user)
         elif isinstance(user, ir.Call):
             keys.append((symbols[user.callee_name], "arg", use.operand_number))
         elif isinstance(user, ir.For):
@@ -87,7 +90,7 @@ def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
     op = ir.producer(value)
     while isinstance(op, (ir.Call, ir.For)):
         body = symbols[op.callee_name] if isinstance(op, ir.Call) else op
-        value = body.returned[ir.result_index(value)]
+        value = body.terminator.operands[ir.result_index(value)]
         op = ir.producer(value)
     if op is None:
         return value.owner.owner.opview, "arg", ir.arg_index(value)

@@ -9,7 +9,7 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow
-from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Key, MeshSet, Table, both
+from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Cell, MeshSet, Table, both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +37,30 @@ class InferMeshPopulateSrcSet(ModulePass):
         analysis.write()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One op of a function or loop, with its own set and those of its operands, which may be anywhere."""
+
+    op: ir.Op
+    own: Cell
+    operands: list[Cell | None]
+
+
 class _SrcSets:
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self._symbols = symbols
         self._sets = Table(SRC_SET)
         self._use_sets = Table(USE_SET)
-        self._ops: dict[ir.Op, list[ir.Op]] = {}
-        self._operands: dict[ir.Op, list[Key | None]] = {}
+        self._steps: dict[ir.Op, list[_Step]] = {}
         self._reductions: dict[ir.Op, str] = {}
         self._visited: set[str] = set()
 
     def enter(self, f: ir.Func) -> None:
         """Goes forward over an entry function."""
         for i in range(len(f.args)):
-            needed = self._use_sets.uses((f, "arg", i))
+            needed = self._use_sets.cell((f, "arg", i)).meshes
             if needed:
-                self._sets.put((f, "arg", i), _inferred(needed))
+                self._sets.cell((f, "arg", i)).put(_inferred(needed))
         self._visit(f, is_entry=True)
 
     def write(self) -> None:
@@ -62,31 +70,32 @@ class _SrcSets:
             ir.put(op, REDUCE, ir.Attribute.parse(f"#mpmd.reduction<{kind}>"))
 
     def _visit(self, body: ir.Op, is_entry: bool) -> None:
-        if body not in self._ops:
-            self._ops[body] = ir.ops(body)
-        for op in self._ops[body]:
+        if body not in self._steps:
+            self._steps[body] = [
+                _Step(op, self._sets.cell(op), [self._source(v) for v in op.operands])
+                for op in ir.ops(body)
+                if isinstance(op, (ir.Assign, ir.Unassign, ir.Call, ir.For)) or flow.is_meshless(op)
+            ]
+        for step in self._steps[body]:
+            op = step.op
             if isinstance(op, ir.Unassign):
-                self._visit_unassign(op, is_entry)
+                self._visit_unassign(op, step.own, is_entry)
             elif isinstance(op, ir.Call):
-                self._visit_call(op)
+                self._visit_call(op, step.operands)
             elif isinstance(op, ir.For):
-                for i, key in enumerate(self._keys(op)):
-                    found = self._get(key)
-                    if found is not None:
-                        self._sets.put((op, "arg", i), found)
+                for i, source in enumerate(step.operands):
+                    if source is not None and source.found is not None:
+                        self._sets.cell((op, "arg", i)).put(source.found)
                 self._visit(op, is_entry)
-            elif isinstance(op, ir.Assign) or flow.is_meshless(op):
-                self._visit_op(op)
+            else:
+                self._visit_op(step)
 
-    def _keys(self, op: ir.Op) -> list[Key | None]:
-        if op not in self._operands:
-            self._operands[op] = [flow.source_key(v, self._symbols) for v in op.operands]
-        return self._operands[op]
+    def _source(self, value: ir.Value) -> Cell | None:
+        """The set of a value; None if it can be anywhere."""
+        key = flow.source_key(value, self._symbols)
+        return None if key is None else self._sets.cell(key)
 
-    def _get(self, key: Key | None) -> MeshSet | None:
-        return None if key is None else self._sets.get(key)
-
-    def _visit_unassign(self, op: ir.Unassign, is_entry: bool) -> None:
+    def _visit_unassign(self, op: ir.Unassign, own: Cell, is_entry: bool) -> None:
         """Its mesh, then those that its operand is transferred to; for an argument, those that need it."""
         found = MeshSet.of(op.tensor.type.mesh, *([op.reason] if op.reason else []))
         for user in ir.users(op.tensor):
@@ -95,32 +104,34 @@ class _SrcSets:
         if is_entry and ir.producer(op.tensor) is None:
             needed = MeshSet()
             for key in flow.use_keys(op.result, self._symbols):
-                needed |= self._use_sets.uses(key)
+                needed |= self._use_sets.cell(key).meshes
             found |= _inferred(needed)
-        self._sets.put(op, found)
+        own.put(found)
 
-    def _visit_call(self, op: ir.Call) -> None:
+    def _visit_call(self, op: ir.Call, operands: list[Cell | None]) -> None:
         callee = self._symbols[op.callee_name]
         changed = callee.symbol not in self._visited
-        for i, key in enumerate(self._keys(op)):
-            found = both(self._get(key), self._sets.get((callee, "arg", i)))
+        for i, given in enumerate(operands):
+            arg = self._sets.cell((callee, "arg", i))
+            found = both(None if given is None else given.found, arg.found)
             if found is not None:
-                changed |= self._sets.put((callee, "arg", i), found)
+                changed |= arg.put(found)
         if changed:
             self._visited.add(callee.symbol)
             self._visit(callee, is_entry=False)
 
-    def _visit_op(self, op: ir.Op) -> None:
-        found = self._sets.get(op)
-        operands = [self._get(key) for key in self._keys(op)]
+    def _visit_op(self, step: _Step) -> None:
+        found = step.own.found
+        operands = [None if source is None else source.found for source in step.operands]
         for operand in operands:
             found = both(found, operand)
         if found is not None:
-            self._sets.put(op, found)
-            self._mark_reduction(op, found, operands)
+            step.own.put(found)
+            self._mark_reduction(step, found, operands)
 
-    def _mark_reduction(self, op: ir.Op, found: MeshSet, operands: list[MeshSet | None]) -> None:
+    def _mark_reduction(self, step: _Step, found: MeshSet, operands: list[MeshSet | None]) -> None:
         """Marks a reduction whose operands can nowhere be together, or that takes up one that is marked."""
+        op = step.op
         pair = flow.concat_reduce(op)
         kind = flow.reduction_of(op) if pair is None else pair[1]
         if kind is None or any(operand is not None and not operand for operand in operands):
@@ -134,7 +145,7 @@ class _SrcSets:
         union = MeshSet()
         for operand in operands:
             union |= operand or MeshSet()
-        self._sets.put(op, union)
+        step.own.put(union)
 
     def _reduction_of(self, op: ir.Op | None) -> str | None:
         if op is None:

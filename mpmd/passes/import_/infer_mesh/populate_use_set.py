@@ -8,7 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import flow
-from mpmd.passes.import_.infer_mesh.sets import USE_SET, Key, MeshSet, Table
+from mpmd.passes.import_.infer_mesh.sets import USE_SET, Cell, Key, MeshSet, Table
 
 _MAX_ROUNDS = 10
 
@@ -41,10 +41,10 @@ class InferMeshPopulateUseSet(ModulePass):
 class _Step:
     """One op of a function, last first: what it adds to which set.
 
-    `gives` has the key of a set and those that are united into it.
+    `gives` has sets and those that are united into each.
     """
 
-    gives: list[tuple[Key, list[Key]]]
+    gives: list[tuple[Cell, list[Cell]]]
     own: MeshSet | None = None
     call: ir.Call | None = None
 
@@ -58,42 +58,43 @@ class _UseSets:
         self.table = Table(USE_SET)
         self._symbols = symbols
         self._steps: dict[str, list[_Step]] = {}
+        self._args: dict[str, list[Cell]] = {}
         self._in_chain: dict[ir.Call, bool] = {}
 
     def visit(self, f: ir.Func) -> None:
         """Goes backward over a function, then notes the sets of its arguments."""
         if f.symbol not in self._steps:
-            args = [((f, "arg", i), flow.use_keys(arg, self._symbols)) for i, arg in enumerate(f.args)]
-            self._steps[f.symbol] = [*self._steps_of(f), _Step(args)]
+            self._steps[f.symbol] = [*self._steps_of(f), self._step_of_args(f)]
         for step in self._steps[f.symbol]:
             if step.own is not None:
-                self.table.put(step.gives[0][0], step.own)
+                step.gives[0][0].put(step.own)
             elif step.call is not None:
                 self._visit_call(step)
-            for key, sources in step.gives:
-                self._unite(key, sources)
+            for cell, sources in step.gives:
+                _unite(cell, sources)
 
-    def _unite(self, key: Key, sources: list[Key]) -> MeshSet:
-        found = self.table.uses(key)
-        for source in sources:
-            found |= self.table.uses(source)
-        if found:
-            self.table.put(key, found)
-        return found
+    def _given_by(self, value: ir.Value) -> list[Cell]:
+        """The sets of the uses of a value."""
+        return [self.table.cell(key) for key in flow.use_keys(value, self._symbols)]
+
+    def _step_of_args(self, body: ir.Func | ir.For) -> _Step:
+        return _Step(
+            [(self.table.cell((body, "arg", i)), self._given_by(arg)) for i, arg in enumerate(body.args)]
+        )
 
     def _steps_of(self, body: ir.Func | ir.For) -> list[_Step]:
         steps = []
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Assign):
                 own = MeshSet.of(op.result.type.mesh, *([op.reason] if op.reason else []))
-                steps.append(_Step([(op, [])], own))
+                steps.append(_Step([(self.table.cell(op), [])], own))
             elif isinstance(op, ir.Call):
                 steps.append(_Step(self._call_gives(op), call=op))
             elif isinstance(op, ir.For):
                 steps += self._loop_steps(op)
             elif _has_use_set(op):
-                keys = [key for r in op.results for key in flow.use_keys(r, self._symbols)]
-                steps.append(_Step([(op, keys)]))
+                sources = [cell for r in op.results for cell in self._given_by(r)]
+                steps.append(_Step([(self.table.cell(op), sources)]))
         return steps
 
     def _loop_steps(self, op: ir.For) -> list[_Step]:
@@ -107,13 +108,12 @@ class _UseSets:
                 key = source
             else:
                 continue
-            gives.append((key, flow.use_keys(result, self._symbols)))
-        args = [((op, "arg", i), flow.use_keys(arg, self._symbols)) for i, arg in enumerate(op.args)]
-        return [_Step(gives), *self._steps_of(op), _Step(args)]
+            gives.append((self.table.cell(key), self._given_by(result)))
+        return [_Step(gives), *self._steps_of(op), self._step_of_args(op)]
 
-    def _call_gives(self, op: ir.Call) -> list[tuple[Key, list[Key]]]:
+    def _call_gives(self, op: ir.Call) -> list[tuple[Cell, list[Cell]]]:
         callee = self._symbols[op.callee_name]
-        return [((callee, "result", i), flow.use_keys(r, self._symbols)) for i, r in enumerate(op.results)]
+        return [(self.table.cell((callee, "result", i)), self._given_by(r)) for i, r in enumerate(op.results)]
 
     def _visit_call(self, step: _Step) -> None:
         """Goes through the callee if this call changes it, again and again if calls of it are chained."""
@@ -129,11 +129,12 @@ class _UseSets:
         assert step.call is not None
         callee = self._symbols[step.call.callee_name]
         changed = False
-        for key, sources in step.gives:
-            before = len(self.table.uses(key).meshes)
-            changed |= len(self._unite(key, sources).meshes) != before
-        known = any(self.table.get((callee, "arg", i)) is not None for i in range(len(callee.args)))
-        if changed or not known:
+        for cell, sources in step.gives:
+            before = len(cell.meshes.meshes)
+            changed |= len(_unite(cell, sources).meshes) != before
+        if callee.symbol not in self._args:
+            self._args[callee.symbol] = [self.table.cell((callee, "arg", i)) for i in range(len(callee.args))]
+        if changed or all(cell.found is None for cell in self._args[callee.symbol]):
             self.visit(callee)
             return True
         return False
@@ -146,3 +147,14 @@ class _UseSets:
                 isinstance(user, ir.Call) and user.callee_name == call.callee_name for user in users
             )
         return self._in_chain[call]
+
+
+def _unite(cell: Cell, sources: list[Cell]) -> MeshSet:
+    """Unites sets into another, which they may leave empty; that set."""
+    found = cell.meshes
+    for source in sources:
+        if source.found is not None:
+            found |= source.found
+    if found:
+        cell.put(found)
+    return found

@@ -108,7 +108,7 @@ def _made(meshes: Mapping[str, Iterable[str]], any_other: Iterable[str]) -> Mesh
 
 def both(a: MeshSet | None, b: MeshSet | None) -> MeshSet | None:
     """The intersection of two source sets, where None is every mesh."""
-    if a is None or b is None:
+    if a is None or b is None or a is b:
         return b if a is None else a
     return a & b
 
@@ -118,11 +118,11 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _parsed(text: str) -> MeshSet:
-    """What the text of a `#mpmd.meshes_with_origins<...>` stands for."""
+def _parsed(attribute: ir.Attribute) -> MeshSet:
+    """What a `#mpmd.meshes_with_origins<...>` stands for."""
     meshes: dict[str, list[str]] = {}
     any_other: list[str] = []
-    for found in _ENTRY.finditer(text.partition("<")[2]):
+    for found in _ENTRY.finditer(str(attribute).partition("<")[2]):
         why = [_unescaped(s) for s in _STRING.findall(found[2] or "")]
         (any_other if found[1] == _ANY_OTHER else meshes.setdefault(_unescaped(found[1]), [])).extend(why)
     return _made(meshes, any_other)
@@ -161,7 +161,7 @@ def _unescaped(text: str) -> str:
 
 def read(attribute: ir.Attribute | None) -> MeshSet | None:
     """The set that an attribute holds."""
-    return None if attribute is None else _parsed(str(attribute))
+    return None if attribute is None else _parsed(attribute)
 
 
 def use_set(op: ir.Op | None) -> MeshSet:
@@ -214,7 +214,34 @@ def clear_entries(f: ir.Op, which: str, *names: str) -> None:
 
 
 _EMPTY = MeshSet()
-_NOT_READ = object()
+
+
+class Cell:
+    """The set of one op, argument or result in a table.
+
+    Attributes:
+        found: the set; None if it is not there.
+        is_changed: whether it is another one than its attribute says.
+    """
+
+    __slots__ = ("found", "is_changed")
+
+    def __init__(self, found: MeshSet | None) -> None:
+        self.found = found
+        self.is_changed = False
+
+    @property
+    def meshes(self) -> MeshSet:
+        """The set, which is empty if it is not there."""
+        return self.found or _EMPTY
+
+    def put(self, value: MeshSet) -> bool:
+        """Sets it; whether that is another one."""
+        if self.found is value or self.found == value:
+            return False
+        self.found = value
+        self.is_changed = True
+        return True
 
 
 class Table:
@@ -222,44 +249,32 @@ class Table:
 
     def __init__(self, attribute: str) -> None:
         self._attribute = attribute
-        self._sets: dict[Key, Any] = {}
-        self._changed: dict[Key, None] = {}
+        self._cells: dict[Key, Cell] = {}
         self._entries: dict[tuple[ir.Op, str], list[dict[str, ir.Attribute]]] = {}
 
-    def get(self, key: Key) -> MeshSet | None:
-        """The set of an op, argument or result."""
-        found = self._sets.get(key, _NOT_READ)
-        if found is _NOT_READ:
-            found = self._sets[key] = read(self._read(key))
-        return found
-
-    def uses(self, key: Key) -> MeshSet:
-        """The set, which is empty if it is not there."""
-        return self.get(key) or _EMPTY
-
-    def put(self, key: Key, value: MeshSet) -> bool:
-        """Sets it; whether that is another one."""
-        if self.get(key) == value:
-            return False
-        self._sets[key] = value
-        self._changed[key] = None
-        return True
+    def cell(self, key: Key) -> Cell:
+        """What holds the set of an op, argument or result."""
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(read(self._read(key)))
+        return cell
 
     def write(self) -> None:
         """Puts all changed sets into attributes."""
         rows: dict[tuple[ir.Op, str], list[dict[str, ir.Attribute]]] = {}
-        for key in self._changed:
-            value = self._sets[key]
-            assert value is not None
+        for key, cell in self._cells.items():
+            if not cell.is_changed:
+                continue
+            cell.is_changed = False
+            attribute = cell.meshes.attribute()
             if not isinstance(key, tuple):
-                ir.put(key, self._attribute, value.attribute())
+                ir.put(key, self._attribute, attribute)
                 continue
             owner, side, index = key
             row = rows.setdefault((owner, side), self._row(owner, side))
-            row[index][self._attribute] = value.attribute()
+            row[index][self._attribute] = attribute
         for (owner, side), row in rows.items():
             ir.put_attribute_dicts(owner, _ROWS[side], row)
-        self._changed.clear()
 
     def _read(self, key: Key) -> ir.Attribute | None:
         if not isinstance(key, tuple):
