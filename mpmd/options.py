@@ -58,7 +58,7 @@ class PipelineOptions:
             program keeps the order that it has.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
-        backend: the compile backend.
+        backend: the compile backend: `native`, `xla`, or `auto`: native code on CPUs, XLA's elsewhere.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: what that folder may hold.
@@ -105,7 +105,7 @@ class PipelineOptions:
     task_orders: str = ""
     fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
-    backend: str = "xla"
+    backend: str = "auto"
     compile_cache_dir: str = ""
     compile_cache_bytes: int = 1 << 30
     disable_passes: tuple[str, ...] = ()

@@ -25,12 +25,13 @@ class TrainConfig:
     num_stages: int = _field(4, "pipeline stages, each on a mesh of its own")
     num_microbatches: int = _field(8, "slices of a batch that go through the pipeline")
     devices_per_mesh: int = _field(1, "devices of each mesh; the batch is split over them")
-    backend: str = _field("", "what compiles the fragments; empty for the library's choice")
+    backend: str = _field("", "what compiles the fragments: native or xla; empty for the library's choice")
     dtype: str = _field("float32", "float32 or bfloat16: what the layers compute in")
     data: str = _field("", "text file or folder; empty for the sources of Python's standard library")
     max_megabytes: int = _field(8, "read at most this much text")
     check: bool = _field(True, "compare the first steps with plain jax.jit")
     check_steps: int = _field(5, "how many steps to compare")
+    compare_steps: int = _field(5, "steps by each compile backend at the end, to compare their speed; or 0")
     checkpoint_dir: str = _field("", "where checkpoints go; empty for OUTPUT_DIR/checkpoints")
     checkpoint_every: int = _field(100, "steps between checkpoints; 0 for the last step only")
     resume: bool = _field(False, "go on from the newest checkpoint")
@@ -98,6 +99,6 @@ class TrainConfig:
 
 _AT_LEAST = {
     "steps": 1, "num_stages": 1, "num_microbatches": 1, "devices_per_mesh": 1, "max_megabytes": 1,
-    "check_steps": 1, "checkpoint_every": 0, "layers": 1, "d_model": 1, "heads": 1, "seq_len": 2,
-    "batch_size": 1, "vocab_size": 256, "warmup_steps": 0, "sample_tokens": 0,
+    "check_steps": 1, "compare_steps": 0, "checkpoint_every": 0, "layers": 1, "d_model": 1, "heads": 1,
+    "seq_len": 2, "batch_size": 1, "vocab_size": 256, "warmup_steps": 0, "sample_tokens": 0,
 }  # fmt: skip

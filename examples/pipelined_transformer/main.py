@@ -20,6 +20,7 @@ from absl import app, flags, logging
 
 import mpmd.flags  # noqa: F401 - defines --mpmd_... for every option of the library
 from examples.pipelined_transformer import data, report, sample
+from examples.pipelined_transformer.backends import step_seconds
 from examples.pipelined_transformer.check import Check, CheckError
 from examples.pipelined_transformer.checkpoint import Checkpoints
 from examples.pipelined_transformer.config import TrainConfig
@@ -36,7 +37,8 @@ _DEFINE = {
 # What may differ in a run that is resumed: how it is computed, and what is done around it.
 _NOT_FACTS = {
     "steps", "schedule", "num_stages", "devices_per_mesh", "backend", "data", "max_megabytes", "check",
-    "check_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir", "sample_tokens",
+    "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
+    "sample_tokens",
 }  # fmt: skip
 INTERRUPTED = 130
 
@@ -156,6 +158,7 @@ class Run:
         config, check = self.config, self.check
         step_s = statistics.median(self.progress.step_seconds)
         memory = self.compiled.memory_analysis()
+        by_backend = step_seconds(config, self.state, self.batch(self.step))
         return report.Outcome(
             steps=self.step,
             loss_first=self.losses[0],
@@ -166,6 +169,9 @@ class Run:
             bubble={mesh: timeline.bubble_fraction(mesh) for mesh in timeline.meshes},
             step_ms=1e3 * step_s,
             jit_step_ms=1e3 * statistics.median(check.seconds) if check else None,
+            native_step_ms=1e3 * by_backend["native"] if by_backend else None,
+            xla_step_ms=1e3 * by_backend["xla"] if by_backend else None,
+            fallbacks=int(self.compiled.cost_analysis().get("fallbacks", 0)),
             tokens_per_s=config.tokens_per_step / step_s,
             peak_bytes={mesh: memory[mesh].peak_bytes for mesh in timeline.meshes},
             programs=len(self.compiled.programs),

@@ -67,6 +67,8 @@ class Outcome:
         bubble_measured: the part of the last step in which a mesh computed nothing, over all meshes.
         bubble: the same for each mesh.
         step_ms, jit_step_ms: median time of a step here, and of a compared step under plain `jax.jit`.
+        native_step_ms, xla_step_ms: medians of steps by each compile backend; None if they were not compared.
+        fallbacks: clusters and fragments that XLA compiled because native code does not have them.
         tokens_per_s: at the median step time.
         peak_bytes: predicted for each mesh.
         programs: how many distinct fragments were compiled.
@@ -83,6 +85,9 @@ class Outcome:
     bubble: Mapping[str, float]
     step_ms: float
     jit_step_ms: float | None
+    native_step_ms: float | None
+    xla_step_ms: float | None
+    fallbacks: int
     tokens_per_s: float
     peak_bytes: Mapping[str, int]
     programs: int
@@ -115,9 +120,17 @@ def summary(outcome: Outcome, timeline: Timeline, text: str) -> str:
         f"\nWhat ran where in the last step, timed fragment by fragment (F forward, B backward):\n\n"
         f"{render_text(timeline, 130)}\n{meshes}\n\n"
         f"loss {outcome.loss_first:.4f} -> {outcome.loss_last:.4f} in {outcome.steps} steps of "
-        f"{outcome.step_ms:.0f} ms, {outcome.programs} programs\n{compared}\n\n"
+        f"{outcome.step_ms:.0f} ms, {outcome.programs} programs\n{compared}\n{_backends(outcome)}\n"
         f"The model writes:\n\n{text}\n"
     )
+
+
+def _backends(outcome: Outcome) -> str:
+    """A line with the step time of both backends, if they were compared."""
+    native, xla = outcome.native_step_ms, outcome.xla_step_ms
+    if native is None or xla is None:
+        return ""
+    return f"one step: native {native:.0f} ms, XLA {xla:.0f} ms: native is {xla / native:.2f} times as fast\n"
 
 
 def write_pictures(folder: Path, losses: Sequence[float], timeline: Timeline) -> list[Path]:

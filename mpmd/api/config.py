@@ -71,7 +71,7 @@ def make_config(
         in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
             means the same on all meshes that have it, whatever its size there; the others do not split.
         out_shardings: likewise for the results.
-        backend: `"xla"`, `"native"` (CPU, meshes of one device; the rest by XLA, with a warning), or None for
+        backend: `"xla"`, `"native"` (CPU, meshes of one device; the rest by XLA, counted), or None for
             the flag's.
         options: pass options; None for those of the flags, read when a function is first traced.
 

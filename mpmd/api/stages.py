@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from mpmd import ir
 from mpmd.api.config import Config
@@ -23,6 +24,7 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import host_callbacks
 from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.clients import cores_of
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -167,9 +169,25 @@ class Lowered:
             fragments,
             dict(self.config.topology),
             self.config.backend or self.partitioned.backend,
-            self.partitioned.compile_options,
+            dataclasses.replace(
+                self.partitioned.compile_options, cores=cores_of_meshes(self.config.topology)
+            ),
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
+
+
+def cores_of_meshes(topology: Mapping[str, Mesh]) -> dict[str, tuple[int, ...]]:
+    """The cores of each mesh of CPU devices; meshes of one client share its cores out."""
+    sharing: dict[int, list[str]] = {}
+    for name, mesh in topology.items():
+        if mesh.devices.flat[0].platform == "cpu":
+            sharing.setdefault(id(mesh.devices.flat[0].client), []).append(name)
+    found: dict[str, tuple[int, ...]] = {}
+    for names in sharing.values():
+        cores = cores_of(topology[names[0]].devices.flat[0])
+        for number, name in enumerate(names):
+            found[name] = cores[number :: len(names)] or cores[:1]
+    return found
 
 
 class Compiled:

@@ -38,11 +38,6 @@ class FallbackExecutable:
         self.fragment = self.inner.fragment
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether a call returns before the work is done."""
-        return self.inner.asynchronous
-
-    @property
     def has_token(self) -> bool:
         """Whether a token stands behind the results."""
         return self.inner.has_token
@@ -108,7 +103,26 @@ class NativeBackend:
         return None if inner is None else dataclasses.replace(executable, inner=inner)
 
 
-BACKENDS: dict[str, type[Any]] = {"native": NativeBackend, "xla": XlaBackend}
+@dataclasses.dataclass(frozen=True)
+class AutoBackend:
+    """Native code on CPUs, XLA's on other devices."""
+
+    native: NativeBackend = dataclasses.field(default_factory=NativeBackend)
+    name: str = "auto"
+
+    def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
+        """Compiles for the devices of a mesh; see `Backend`."""
+        return self._of(mesh).compile(fragment, mesh)
+
+    def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
+        """Loads what was compiled before onto another mesh; see `Backend`."""
+        return self._of(mesh).relocate(executable, fragment, mesh)
+
+    def _of(self, mesh: Any) -> Backend:
+        return self.native if mesh.devices.flat[0].platform == "cpu" else XlaBackend()
+
+
+BACKENDS = ("auto", "native", "xla")
 
 
 def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
@@ -121,10 +135,10 @@ def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
         raise CompileError(
             f"there is no compile backend {name!r}\n  there are {', '.join(map(repr, BACKENDS))}"
         )
-    if name == "native":
-        return NativeBackend(NativeCpuBackend(options=options))
-    made: Backend = BACKENDS[name]()
-    return made
+    if name == "xla":
+        return XlaBackend()
+    native = NativeBackend(NativeCpuBackend(options=options))
+    return native if name == "native" else AutoBackend(native)
 
 
 def compile_fragments(

@@ -132,6 +132,18 @@ def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, lis
     return result
 
 
+def cores_of(device: Any) -> tuple[int, ...]:
+    """The cores on which the client of a CPU device works: as many as its threads.
+
+    Of a client whose threads may run anywhere it is one, whichever that is.
+    """
+    with _clients_lock:
+        for (_, cores, _), client in _clients.items():
+            if client is device.client:
+                return cores
+    return _available_cores()
+
+
 def _available_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))

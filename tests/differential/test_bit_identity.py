@@ -61,7 +61,7 @@ def expected(name, stages, microbatches):
 
 def found(name, stages=2, microbatches=4, schedule="1f1b", **options):
     params, loss, batch = ALL[name].build(stages)
-    chosen = {"options": dataclasses.replace(USER_DEFAULTS, **options)}
+    chosen = {"options": dataclasses.replace(USER_DEFAULTS, backend="xla", **options)}
     return pipelined(step_of(loss, microbatches), stages, schedule, options=chosen)(params, *batch)
 
 
@@ -126,5 +126,5 @@ def test_products_that_are_swapped_are_added_up_in_the_same_order(swap):
     """Larger products go to another kernel of XLA."""
     params = {f"s{s}": dense_params(s, 256, 256) for s in range(2)}
     step, batch = step_of(chain(2, dense), 4), (normal(7, 256, 256), normal(8, 256, 256))
-    options = {"options": dataclasses.replace(USER_DEFAULTS, swap_transposed_dots=swap)}
+    options = {"options": dataclasses.replace(USER_DEFAULTS, backend="xla", swap_transposed_dots=swap)}
     assert differing(pipelined(step, 2, options=options)(params, *batch), jax.jit(step)(params, *batch)) == {}

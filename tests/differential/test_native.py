@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
+from mpmd.runtime.clients import _available_cores
 from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
 from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
@@ -137,3 +139,27 @@ def test_every_step_of_compilation_can_be_dumped(tmp_path):
         "module.ll",
     }
     assert any(name.endswith("hlo-fusion.txt") for name in found)
+
+
+def test_large_fragments_run_on_all_cores_of_their_mesh(monkeypatch):
+    from mpmd.api import stages
+
+    monkeypatch.setattr(stages, "cores_of_meshes", lambda topology: dict.fromkeys(topology, (0, 0, 0)))
+    made = []
+    start = WorkerPool.__init__
+    monkeypatch.setattr(WorkerPool, "__init__", lambda pool, *how: (made.append(how), start(pool, *how))[0])
+    x = np.random.default_rng(1).standard_normal((512, 512)).astype(np.float32)
+    for size, pools in ((8, []), (512, [(3, (0, 0, 0))])):
+        part = x[:size, :size]
+        got = one_stage(lambda x: jnp.tanh(x @ x)).compiled(part)(part)
+        np.testing.assert_allclose(got, np.tanh(part @ part), rtol=2e-4, atol=2e-4)
+        assert made == pools
+
+
+def test_meshes_of_one_client_share_its_cores_out():
+    from mpmd.api.stages import cores_of_meshes
+
+    shared = mpmd.make_topology({"a": 1, "b": 1, "c": 1}, pinning="never")
+    cores = cores_of_meshes(shared)
+    assert set(cores) == {"a", "b", "c"} and all(cores.values())
+    assert len({core for mesh in cores.values() for core in mesh}) == len(_available_cores())

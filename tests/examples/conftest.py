@@ -24,7 +24,7 @@ def tiny(text_file, tmp_path_factory):
         small = {
             "steps": 6, "num_stages": 2, "num_microbatches": 2, "layers": 2, "d_model": 16, "heads": 2,
             "seq_len": 16, "batch_size": 4, "vocab_size": 270, "warmup_steps": 2, "sample_tokens": 4,
-            "check": False, "checkpoint_every": 0, "data": str(text_file),
+            "check": False, "compare_steps": 0, "checkpoint_every": 0, "data": str(text_file),
         }  # fmt: skip
         changes.setdefault("output_dir", str(tmp_path_factory.mktemp("out")))
         return TrainConfig(**{**small, **changes})

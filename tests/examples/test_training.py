@@ -32,6 +32,7 @@ def ctrl_c_after():
 
 def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
     outcome = train(tiny(steps=12, check=True, check_steps=3, learning_rate=1e-2, output_dir=str(tmp_path)))
+    assert outcome.native_step_ms is None and outcome.fallbacks == 0
     assert outcome.steps == 12 and outcome.check_steps == 3
     assert outcome.loss_last < outcome.loss_first
     assert 0 <= outcome.max_rel_diff < 1e-3
@@ -45,6 +46,16 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "timeline.svg").read_text().startswith("<svg")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("backend", ["", "native", "xla"])
+def test_both_backends_are_timed_at_the_end(tiny, backend, capsys):
+    outcome = train(tiny(steps=2, backend=backend, compare_steps=1 if backend else 0))
+    assert outcome.backend == (backend or "native") and outcome.fallbacks == 0
+    out = capsys.readouterr().out
+    assert ("one step: native " in out) == bool(backend)
+    last = json.loads(out.splitlines()[-1])
+    assert (last["native_step_ms"] is not None) == (last["xla_step_ms"] is not None) == bool(backend)
 
 
 def test_an_interrupted_run_resumes_with_the_same_loss_curve(tiny, monkeypatch, tmp_path, ctrl_c_after):

@@ -12,6 +12,9 @@ from mpmd.compile.backends.arrays import numpy_dtype
 from mpmd.compile.fragment import ValueSpec
 from mpmd.jax_compat import ShapedArray
 
+INLINE_BELOW_FLOPS = 1000
+"""XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
+
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True
 

@@ -87,6 +87,7 @@ def expansion() -> list[Pass]:
         ScatterSimplifier(),
         GatherExpander(),  # of that form only
         ScatterExpander(),
+        ZeroSizedRemoval(),  # what was expanded may have had none
     ]
 
 

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from mpmd.errors import ConfigError
+from mpmd.runtime import clients
 from mpmd.runtime.clients import mesh_devices, plan_places
 
 
@@ -85,3 +86,12 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
     result = json.loads(done.stdout.splitlines()[-1])
     assert result.pop("error") < 1e-5
     assert result == {"clients": 2, "sizes": [2, 2], "same": True, "affinity": True, "there": [True] * 3}
+
+
+def test_a_mesh_knows_the_cores_that_work_for_it(monkeypatch):
+    monkeypatch.setattr(clients, "_available_cores", lambda: (0,))
+    floating = clients.mesh_devices({"a": 1, "b": 1})
+    assert [clients.cores_of(devices[0]) for devices in floating.values()] == [(0,), (0,)]
+    monkeypatch.undo()
+    default = clients.mesh_devices({"a": 1}, pinning="never")["a"][0]
+    assert clients.cores_of(default) == clients._available_cores()

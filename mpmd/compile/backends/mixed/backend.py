@@ -7,6 +7,7 @@ crosses a border lies in its memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd import jax_compat
 from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype, value_spec
-from mpmd.compile.backends.inlined import module_p
+from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
 from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compiled_or_kept, is_work
@@ -96,6 +97,14 @@ class MixedExecutable:
     def reasons(self) -> tuple[str, ...]:
         """Why not all of it is native."""
         return self.mixture.reasons
+
+    @functools.cached_property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done; see `XlaExecutable.asynchronous`."""
+        others = [part.module for part in self.mixture.clusters.parts if not part.native]
+        calls = any(i.opcode == "custom-call" for module in others for i in module.instructions())
+        flops = float((self.compiled.cost_analysis() or {}).get("flops", 0.0))
+        return not calls or flops >= INLINE_BELOW_FLOPS
 
     @property
     def has_token(self) -> bool:

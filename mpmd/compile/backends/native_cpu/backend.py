@@ -175,7 +175,8 @@ class NativeCpuBackend:
     """Compiles fragments for the CPU of this process.
 
     Attributes:
-        threads: how many threads run a fragment, at most: small ones run on one.
+        threads: how many threads run a fragment of a mesh whose cores are not known, at most: small ones run
+            on one.
         target: the CPU; this one if None.
         options: what the user says about compiling.
     """
@@ -221,14 +222,15 @@ class NativeCpuBackend:
         Raises:
             CompileError: the code does not load.
         """
-        threads = self.threads if _is_large(made.costs) else 1
+        cores = self.options.cores.get(mesh, ())
+        threads = (len(cores) or self.threads) if _is_large(made.costs) else 1
         return register(
             made.code,
             self.target or host_target(),
             arena_bytes=made.arena_bytes,
             constants=made.constants,
-            instance=mesh,
-            pools=[_pool(mesh, threads)] if threads > 1 else [],
+            instance="-".join([mesh, str(threads), *map(str, cores)]),
+            pools=[_pool(mesh, threads, cores)] if threads > 1 else [],
             cache=self.options.cache,
         )
 
@@ -357,6 +359,8 @@ def _unfit(fragment: FragmentModule, mesh: Mesh) -> str:
         return "native fragments run on meshes of one device"
     if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
         return "native fragments do not name memories"
+    if fragment.callbacks:
+        return "native fragments do not call back to Python"
     return "" if fragment.results else "a fragment without results"
 
 
@@ -376,16 +380,17 @@ def is_work(costs: dict[str, float]) -> bool:
     return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_HANDING_OVER
 
 
-_POOLS: dict[tuple[str, int], WorkerPool] = {}
+_POOLS: dict[tuple[str, int, tuple[int, ...]], WorkerPool] = {}
 _LOCK = threading.Lock()
 
 
-def _pool(mesh: str, threads: int) -> WorkerPool:
+def _pool(mesh: str, threads: int, cores: tuple[int, ...]) -> WorkerPool:
     """The threads of a mesh."""
+    key = mesh, threads, cores
     with _LOCK:
-        if (mesh, threads) not in _POOLS:
-            _POOLS[mesh, threads] = WorkerPool(threads)
-        return _POOLS[mesh, threads]
+        if key not in _POOLS:
+            _POOLS[key] = WorkerPool(threads, cores)
+        return _POOLS[key]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,8 @@ def _reason(instruction: HloInstruction) -> str:
         for computation in instruction.called:
             for inner, reason in refusals(computation).items():
                 return f"it holds {inner.name}: {reason}"
+    elif instruction.opcode == "custom-call":
+        return f"native code does not call {instruction.custom_call_target}"
     else:
         try:
             plan_instruction("kernel", instruction)

@@ -9,8 +9,11 @@ sleep.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -139,17 +142,32 @@ def _pool_code() -> dict[str, LoadedCode]:
     return shared_code([PoolRun(), PoolWorker()], host_target())
 
 
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Runs the block with the calling thread on some cores, where the system can do that."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class WorkerPool:
     """Threads that run native jobs together with whoever asks.
 
     Args:
         threads: how many take part in a job, the caller included.
+        cores: where they run; anywhere if there are none.
 
     Raises:
         ConfigError: fewer than one thread.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, cores: Sequence[int] = ()) -> None:
         if threads < 1:
             raise ConfigError(f"a pool needs at least one thread, got {threads}")
         self.threads = threads
@@ -168,8 +186,9 @@ class WorkerPool:
             threading.Thread(target=worker, args=(self.address, k), daemon=True, name=f"native-{k}")
             for k in range(1, threads)
         ]
-        for thread in self._workers:
-            thread.start()
+        with _on_cores(cores):  # threads stay where they are started
+            for thread in self._workers:
+                thread.start()
         self._closed = False
         atexit.register(self.close)
 

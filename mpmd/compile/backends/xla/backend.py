@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd import jax_compat
 from mpmd.compile.backends.arrays import array_types, named_sharding
-from mpmd.compile.backends.inlined import module_p
+from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
@@ -23,7 +23,6 @@ _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
 _NO_WORK = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
 )
-_INLINE_BELOW_FLOPS = 1000
 
 
 @dataclasses.dataclass
@@ -51,7 +50,7 @@ class XlaExecutable:
             return True
         if any("callback" in target for target in targets):
             return False
-        return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= _INLINE_BELOW_FLOPS
+        return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= INLINE_BELOW_FLOPS
 
     @property
     def has_token(self) -> bool:
