@@ -291,7 +291,8 @@ def register(
         cache: where functions that programs share are kept, if they are.
 
     Raises:
-        CompileError: the code does not load, or this jaxlib's interface has another layout.
+        CompileError: the code does not load, there is not so much memory, or this jaxlib's interface has
+            another layout.
     """
     check_version()
     name = f"mpmd.{compiled.fingerprint}" + (f".{instance}" if instance else "")
@@ -299,7 +300,14 @@ def register(
         if name in _REGISTERED:
             return _REGISTERED[name][0]
         code = compiled.load(target, cache)
-        memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
+        try:
+            memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
+        except (MemoryError, ValueError) as error:  # NumPy's words for too many bytes
+            raise CompileError(
+                f"native program {compiled.name} needs {arena_bytes / 2**30:.1f} GiB of temporary memory, "
+                f"which this process does not get: {error}\n"
+                "Use smaller microbatches, more stages or rematerialisation."
+            ) from error
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
         program = RegisteredProgram(name, compiled, slots)
