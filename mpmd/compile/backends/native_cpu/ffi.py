@@ -308,8 +308,8 @@ def register(
         patience: naps for which a device waits for the others.
 
     Raises:
-        CompileError: the code does not load, this jaxlib's interface has another layout, or the program is
-            one of another number of devices.
+        CompileError: the code does not load, there is not so much memory, this jaxlib's interface has another
+            layout, or the program is one of another number of devices.
     """
     check_version()
     if len(devices) != compiled.devices:
@@ -324,7 +324,14 @@ def register(
         if name in _REGISTERED:
             return _REGISTERED[name][0]
         code = compiled.load(target, cache)
-        memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
+        try:
+            memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
+        except (MemoryError, ValueError) as error:  # NumPy's words for too many bytes
+            raise CompileError(
+                f"native program {compiled.name} needs {arena_bytes / 2**30:.1f} GiB of temporary memory, "
+                f"which this process does not get: {error}\n"
+                "Use smaller microbatches, more stages or rematerialisation."
+            ) from error
         if len(devices) > 1:
             kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)

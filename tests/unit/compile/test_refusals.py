@@ -1,0 +1,61 @@
+"""What native code cannot be made of ends in a counted fallback with the reason, never in a crash."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from mpmd.compile.backends.native_cpu import ffi
+from mpmd.compile.backends.native_cpu.instance import compile_program
+from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.compiler import compile_fragments, get_backend
+from mpmd.errors import CompileError
+from tests.support.native_fragments import fragment_of
+
+X = np.linspace(0.1, 2, 64, dtype=np.float32).reshape(8, 8)
+
+
+def compiled(function, *arguments):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    return compile_fragments({"fragment": fragment_of(function, *arguments)}, {"mesh": mesh}, "native")[
+        "fragment"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: (x @ x).astype(jnp.float8_e4m3fn).astype(jnp.float32) @ x, "no values of shape f8e4m3fn"),
+        (lambda x: jnp.linalg.inv(x @ x + 9 * jnp.eye(8)) @ x, "native code does not call lapack_"),
+        (lambda x: (x @ x).astype(jnp.complex64).imag + x @ x, "no values of shape c64"),
+    ],
+)
+def test_types_and_operations_without_native_code(function, reason):
+    with pytest.warns(UserWarning, match=f"in part:(?s:.*){reason}"):
+        made = compiled(function, X)
+    assert made.cost_analysis()["fallbacks"] >= 1
+    np.testing.assert_allclose(made(X)[0], jax.jit(function)(X), rtol=1e-3, atol=1e-4)
+
+
+def test_more_temporary_memory_than_there_is():
+    def function(x):
+        row = x[0] * jnp.arange(1 << 22, dtype=jnp.float32)
+        square = row[:, None] + row[None, :]
+        return (square @ square)[:2, :2]
+
+    with pytest.warns(UserWarning, match=r"needs 131072\.0 GiB of temporary memory, which this process does"):
+        made = compiled(function, X[0])
+    assert made.cost_analysis()["fallbacks"] == 1 and made.backend == "xla"
+
+
+def test_an_arena_that_cannot_be_made_is_an_error_of_the_program():
+    program = compile_program(Program("empty_program", 0, ()), host_target())
+    with pytest.raises(CompileError, match=r"native program empty_program needs .* GiB of temporary memory"):
+        ffi.register(program, host_target(), arena_bytes=1 << 60)
+
+
+def test_an_unknown_backend():
+    with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are 'auto', 'native', 'xla'"):
+        get_backend("gcc")
