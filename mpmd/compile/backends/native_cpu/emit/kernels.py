@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
-from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
+from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
+from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_apart
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
@@ -70,6 +71,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         crossing = crossing_dim(plan)
         if crossing is not None:
             return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
+        if meets_itself(plan):
+            apart = pieces_apart(plan, in_place)
+            return KernelSequence(plan, (ScatterKernel(plan.name, plan, target, apart),))
         return KernelSequence(plan, (LoopKernel(plan.name, plan, target, streamed),))
     if plan.kind == "row":
         return KernelSequence(plan, (RowKernel(plan.name, plan, target, streamed=streamed),))

@@ -25,7 +25,7 @@ _SHORTEST_UNIT = 2048
 
 @dataclass(frozen=True)
 class LoopKernel:
-    """A kernel over a plan of kind `loop`.
+    """A kernel over a plan of kind `loop` that never writes a place twice.
 
     A unit is one index of all dims but the last, or a piece of the last one.
 
@@ -73,23 +73,19 @@ class LoopKernel:
     @property
     def units(self) -> int:
         """Independent parts of the work."""
-        if not self.plan.size or meets_itself(self.plan):
-            return min(self.plan.size, 1)
-        return self._outer * self._pieces
+        return self._outer * self._pieces if self.plan.size else 0
 
     @cached_property
     def _lanes(self) -> int:
         """Elements of a vector: those of f32, or, where nothing is computed, a whole register of them."""
         plan = self.plan
         moved = [plan.nodes[n] for n in stored_nodes(plan.stores)]
-        if not plan.rank or meets_itself(plan) or not all(_is_run(plan, n) for n in moved):
+        if not plan.rank or not all(_is_run(plan, n) for n in moved):
             return self.target.lanes()
         return max(self.target.lanes(), self.target.vector_bytes // max(BYTES[n.dtype] for n in moved))
 
     @cached_property
     def _unroll(self) -> int:
-        if meets_itself(self.plan):
-            return 1
         return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
@@ -97,15 +93,9 @@ class LoopKernel:
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             begin, end = f.arguments["begin"], f.arguments["end"]
-            if self.plan.size and meets_itself(self.plan):  # one unit that does everything, in order
-                begin, end = f.index(f.imul(begin, self._all)), f.index(f.imul(end, self._all))
             pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
             emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, begin, end, streams))
         return ()
-
-    @property
-    def _all(self) -> int:
-        return self._outer * self._pieces
 
     def _emit(self, f: FunctionBuilder, begin: Value, end: Value, streams: bool) -> None:
         plan = self.plan
@@ -156,5 +146,5 @@ def store_all(scopes: Sequence[Scope]) -> None:
 
 
 def meets_itself(plan: KernelPlan) -> bool:
-    """Whether two points may write one place: then the order counts, and one thread keeps it."""
+    """Whether two points may write one place: then the order counts."""
     return any(s.index.values() or s.combine for s in plan.stores)

@@ -1,0 +1,132 @@
+"""Kernels whose points may write one place: the order counts, and every place is written in it.
+
+The gradient of an embedding adds a row to the row of each token.  Two tokens may be the same, but two columns
+never meet: threads divide the columns, and each adds all rows to its own, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import KernelPlan, Load
+
+_WANTED_UNITS = 16
+
+
+@dataclass(frozen=True)
+class ScatterKernel:
+    """A kernel over a plan of kind `loop` that meets itself.
+
+    A unit is a piece of the last dim, for all indices of the others; or everything.
+
+    Attributes:
+        name: its symbol.
+        plan: what it computes.
+        target: the CPU.
+        apart: whether pieces of the last dim never meet.
+    """
+
+    name: str
+    plan: KernelPlan
+    target: CpuTarget
+    apart: bool
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """One pointer per operand."""
+        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    @property
+    def _unroll(self) -> int:
+        return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores)) if self.apart else 1
+
+    @property
+    def _piece(self) -> int:
+        """Elements of the last dim that one unit does: whole rounds."""
+        extent = self.plan.extents[-1]
+        if not self.apart:
+            return max(1, extent)
+        block = self._unroll * self.target.lanes()
+        return -(-extent // (_WANTED_UNITS * block)) * block
+
+    @property
+    def units(self) -> int:
+        """Independent parts of the work."""
+        if not self.plan.size:
+            return 0
+        return -(-self.plan.extents[-1] // self._piece) if self.plan.rank else 1
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        """Add the kernel to a module."""
+        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
+        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            if self.units:
+                self._emit(f, f.arguments["begin"], f.arguments["end"])
+        return ()
+
+    def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
+        plan = self.plan
+        start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
+        lanes = self.target.lanes() if plan.rank else 1
+        start.hoist(range(len(plan.nodes)), lanes)
+        if not plan.rank:
+            with f.loop(begin, end):
+                store_all([start.inside()])
+            return
+        low = f.imul(begin, self._piece)
+        high = f.imin(f.imul(end, self._piece), plan.extents[-1])
+        outer = range(plan.rank - 1)
+        with f.loop(0, product(plan.extents, outer)) as row:
+            scope = start.inside(unflatten(f, row.i, outer, plan.extents))
+            scope.hoist(range(len(plan.nodes)), lanes)
+            self._run(f, scope, low, high, lanes)
+
+    def _run(self, f: FunctionBuilder, scope: Scope, low: Position, high: Position, lanes: int) -> None:
+        last = self.plan.rank - 1
+
+        def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
+            store_all([scope.inside(lanes=part) for part in parts])
+            return values
+
+        vector_loop(f, last, low, high, self.plan.extents[last], lanes, self._unroll, (), body)
+
+
+def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:
+    """Whether two indices of the last dim never write, or read what is written at, one place.
+
+    Args:
+        plan: a plan that meets itself.
+        in_place: numbers of the results that lie over something else that the plan reads.
+    """
+    written = [store.operand for store in plan.stores]
+    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
+    if not plan.rank or len(set(written)) < len(written) or in_place or read & set(written):
+        return False
+    last = plan.rank - 1
+    for store in plan.stores:
+        if not store.index.is_linear_in(last) or store.index.factor(last) != 1:
+            return False
+        if any(last in plan.depends[v] for v in store.index.values()):
+            return False
+        others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
+        pitch = math.gcd(*others)  # rows of the result start so many elements apart, or multiples of it
+        if others and pitch < plan.extents[last]:
+            return False
+    return True
