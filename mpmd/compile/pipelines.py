@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.passes import groups
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
+from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
@@ -21,6 +22,7 @@ def cpu_pipeline() -> list[Pass]:
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
         FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        AttentionStitching(),  # products of rows of products, before fusion takes the products one by one
         Fusion(),  # last change of the graph
         DepthFirstSchedule(),  # memory is assigned for one order
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
@@ -26,6 +27,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     ConditionalThunk,
     CopyThunk,
     KernelThunk,
@@ -89,6 +91,7 @@ class _Lowering:
         self.scratch_bytes = 0
         self._kernels: dict[str, KernelSequence] = {}
         self._products: dict[str, GemmKernel] = {}
+        self._attentions: dict[str, AttentionKernel] = {}
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
@@ -130,6 +133,8 @@ class _Lowering:
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
             return [self._matmul(thunk)], False
+        if isinstance(thunk, AttentionThunk):
+            return [self._attention(thunk)], False
         assert isinstance(thunk, KernelThunk)
         key = thunk.plan.text()
         sequence = self._kernels.get(key)
@@ -157,6 +162,20 @@ class _Lowering:
         for number, place in thunk.operands.items():
             addresses["c" if plan.epilogue is None else f"p{number}"] = self.address(place)
         return Run(kernel, {p: addresses[p] for p in kernel.pointers})
+
+    def _attention(self, thunk: AttentionThunk) -> Run:
+        plan, key = thunk.plan, thunk.plan.text()
+        kernel = self._attentions.get(key)
+        if kernel is None:
+            name = f"attention{len(self._attentions)}"
+            kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
+        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
+        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        addresses = {}
+        for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
+            view = views.get(name)
+            addresses[name] = self.address(place, view.offset, view.dtype) if view else self.address(place)
+        return Run(kernel, addresses)
 
     def _gemm(self, plan: MatmulPlan, name: str) -> GemmKernel:
         def matrix(view: View) -> Matrix:

@@ -106,7 +106,7 @@ def check_results(
         used = frozenset[int]().union(*(index.dims() for index in places[result]))
         if frame.count(used) != result.shape.size:
             raise NoPlan(f"{result.name} would not be written exactly once")
-    reduces = trace.sums is None and any(i.opcode in REDUCING for i in trace.places)
+    reduces = any(i.opcode in REDUCING and i not in trace.sums for i in trace.places)
     if not reduces and any(r.shape.size != frame.count(range(len(frame.extents))) for r in results):
         raise NoPlan("a loop whose results have different sizes")
 

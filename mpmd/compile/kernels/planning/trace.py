@@ -42,8 +42,8 @@ class Trace:
         frame: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
         places: where each instruction that computes something was evaluated.
-        sums: a dot whose sums the kernel is given, and their element type; None without one.
-        sums_operand: number of the operand that stands for them, -1 before it is first read.
+        sums: dots whose sums the kernel is given, and their element type.
+        sums_operands: number of the operand that stands for the sums of each dot that was read.
     """
 
     def __init__(self, name: str, frame: Frame, inside: Collection[HloInstruction]) -> None:
@@ -52,8 +52,8 @@ class Trace:
         self.inside = inside
         self.arrays: dict[HloInstruction, int] = {}
         self.places: dict[HloInstruction, set[tuple[Place, int]]] = {}
-        self.sums: tuple[HloInstruction, str] | None = None
-        self.sums_operand = -1
+        self.sums: dict[HloInstruction, str] = {}
+        self.sums_operands: dict[HloInstruction, int] = {}
         self._known: dict[tuple[HloInstruction, Place, int], int] = {}
         self._given: dict[HloInstruction, int] = {}
 
