@@ -15,7 +15,7 @@ from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Store
 from mpmd.compile.kernels.sharing import may_share
 
 _LINE = 64
-_MOST_TILES = 8  # register tiles in a block of queries
+_MOST_TILES = 4  # register tiles in a block of queries
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking, Tile
-from mpmd.compile.backends.native_cpu.attention.rows import BlockRows
+from mpmd.compile.backends.native_cpu.attention.rows import BlockRows, Reach
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
@@ -214,30 +214,26 @@ class _Emission:
         f, plan, cut = self.f, self.plan, self.cut
         for k in range(len(plan.scores)):
             self._pack_queries(k, first, count)
-        triangle = plan.triangle
-        end: Index = cut.padded_keys
-        if triangle is None:
-            self._scores(count, end)
-            self.rows.emit(scope, first, count, end)
+        if plan.triangle is None:
+            reach = Reach(f, cut, first, None)
+            self._scores(count, reach)
+            self.rows.emit(scope, count, reach)
         else:
-            width = cut.scores[0].width
-            seen = f.imax(f.iadd(f.iadd(first, count), triangle.offset), 1)
-            place = f.stack("i64")
-            f.store(f.index(f.imin(f.round_up(seen, width), cut.padded_keys)), place)
+            place, everything = f.stack("i64"), constant(plan.queries + plan.keys, "i64")
+            f.store(constant(plan.triangle.offset, "i64"), place)
             with f.repeat() as leave_if:  # once, or once more over all keys
-                end = f.load(place, "i64")
-                self._scores(count, end)
-                fine = self.rows.emit(scope, first, count, end)
-                whole = f.compare("sge", end, constant(cut.padded_keys, "i64"))
-                leave_if(f.or_(fine, whole))
-                f.store(constant(cut.padded_keys, "i64"), place)
-            end = f.load(place, "i64")
-        keys = f.imin(end, plan.keys)
+                offset = f.load(place, "i64")
+                reach = Reach(f, cut, first, offset)
+                self._scores(count, reach)
+                fine = self.rows.emit(scope, count, reach)
+                leave_if(f.or_(fine, f.compare("eq", offset, everything)))
+                f.store(everything, place)
+            reach = Reach(f, cut, first, f.load(place, "i64"))
         for k, mixture in enumerate(plan.mixtures):
             if mixture.over == KEYS:
-                self._mix_keys(k, batch, first, count, keys)
+                self._mix_keys(k, batch, count, reach)
             else:
-                self._mix_queries(k, first, count, keys)
+                self._mix_queries(k, count, reach)
 
     def _pack_queries(self, number: int, first: Value, count: Index) -> None:
         """Pack the block's rows of a score's first factor."""
@@ -257,36 +253,40 @@ class _Emission:
                 f.offset(self._workspace(f"a{number}"), place),
             )
 
-    def _scores(self, count: Index, end: Index) -> None:
+    def _scores(self, count: Index, reach: Reach) -> None:
         """All products of the block before its rows."""
         f, cut = self.f, self.cut
         for k, (score, tile) in enumerate(zip(self.plan.scores, cut.scores)):
             steps = tile.steps(score.depth)
-            packed, sums = self._workspace(f"a{k}"), self._workspace(f"p{score.sums}")
-            with f.loop(0, f.idiv(end, tile.width)) as panel:
+            sums = self._workspace(f"p{score.sums}")
+            with f.loop(0, f.idiv(reach.end(count), tile.width)) as panel:
                 strip = f.offset(self._workspace(f"b{k}"), f.imul(panel.i, steps * tile.row_bytes))
                 column = f.offset(sums, f.imul(panel.i, tile.row_bytes))
 
-                def tiles(row: Value, rows: int) -> None:
-                    a = f.offset(packed, f.imul(row, steps * 4))
+                def tiles(
+                    row: Value, rows: int, strip: Value = strip, column: Value = column, k: int = k
+                ) -> None:
+                    score, tile = self.plan.scores[k], cut.scores[k]
+                    steps = tile.steps(score.depth)
+                    a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
                     d = f.offset(column, f.imul(row, cut.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
                     strides = tile.rows * 4, strip, tile.row_bytes, steps
                     self._call(micro, a, *strides, d, cut.line * 4, d, cut.line * 4, 0)
 
-                self._each_tile(count, tiles)
+                self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
 
-    def _each_tile(self, count: Index, tiles: Callable[[Value, int], None]) -> None:
-        """Whole register tiles of the block's rows, then what is left of the last block."""
+    def _each_tile(self, low: Index, count: Index, tiles: Callable[[Value, int], None]) -> None:
+        """Whole register tiles of the block's rows from `low` on, then what is left of the last block."""
         f, rows, left = self.f, self.cut.rows, self.plan.queries % self.cut.rows
         whole = f.floor_to(count, rows)
-        with f.loop(0, whole, rows) as tile:
+        with f.loop(low, whole, rows) as tile:
             tiles(tile.i, rows)
         if left:
-            with f.loop(whole, count, rows) as tile:
+            with f.loop(f.imax(low, whole), count, rows) as tile:
                 tiles(tile.i, left)
 
-    def _mix_keys(self, number: int, batch: Value, first: Value, count: Index, keys: Index) -> None:
+    def _mix_keys(self, number: int, batch: Value, count: Index, reach: Reach) -> None:
         """Rows of factors times all values up to the last key that matters."""
         f, cut, plan = self.f, self.cut, self.plan
         mixture, tile, finish = plan.mixtures[number], cut.mixtures[number], self.finishes[number]
@@ -301,50 +301,57 @@ class _Emission:
                 strip = f.offset(self._workspace(f"w{number}"), f.imul(panel.i, strip_bytes))
                 column = f.index(f.imul(panel.i, tile.width))
 
-                def tiles(row: Value, rows: int) -> None:
+                def tiles(
+                    row: Value, rows: int, strip: Value = strip, column: Value = column, edge: bool = edge
+                ) -> None:
                     a = f.offset(factor, f.imul(row, cut.line * size))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "steps")
+                    keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
                     depth, stride = self._steps(tile, keys), tile.row_bytes
                     self._call(
                         micro, a, cut.line * size, strip, stride, depth, sums, stride, sums, stride, 0
                     )
-                    at = f.index(f.iadd(first, row))
+                    at = f.index(f.iadd(reach.first, row))
                     f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)
 
-                self._each_tile(count, tiles)
+                self._each_tile(0, count, tiles)
 
-    def _mix_queries(self, number: int, first: Value, count: Index, keys: Index) -> None:
+    def _mix_queries(self, number: int, count: Index, reach: Reach) -> None:
         """Add the block's columns of factors times its rows of values to the sums over queries."""
         f, cut = self.f, self.cut
         mixture, tile = self.plan.mixtures[number], cut.mixtures[number]
-        v, size = mixture.w, BYTES[mixture.w.dtype]
-        values = View(v.dtype, 0, v.column, v.row)
-        source = f.offset(self.sides[f"w{number}"], f.imul(first, v.row * size))
+        w, size = mixture.w, BYTES[mixture.w.dtype]
+        values = View(w.dtype, 0, w.column, w.row)
+        source = f.offset(self.sides[f"w{number}"], f.imul(reach.first, w.row * size))
         self._pack_strips(f"w{number}", source, values, tile, mixture.width, count)
-        factor = self.rows.inner[mixture.factor]
+        factor, line = self.rows.inner[mixture.factor], cut.line
         steps = self._steps(tile, count)
         micro = MicroKernel(tile.step, tile.rows, tile.vectors, "rows")
-        with f.loop(0, keys, tile.rows) as row:
-            a, stride = f.offset(factor, f.imul(row.i, 4)), cut.line * 4
+        with f.loop(0, reach.seen(count), tile.rows) as key:
+            low = reach.first_row(key.i, 2)  # the rows before it have zeros there
             if tile.step == "bf16x2":
-                a, stride = self._packed_columns(number, row.i, count), tile.rows * 4
+                a, stride = self._packed_columns(number, key.i, low, count), tile.rows * 4
+            else:
+                a = f.offset(factor, f.imul(f.iadd(f.imul(low, line), key.i), 4))
+                stride = line * 4
+            skipped = self._steps(tile, low)
             with f.loop(0, cut.panels(tile, mixture.width)) as panel:
-                strip = f.offset(
-                    self._workspace(f"w{number}"), f.imul(panel.i, f.imul(steps, tile.row_bytes))
-                )
-                line = f.iadd(f.imul(panel.i, cut.padded_rows), row.i)
-                sums = f.offset(self._workspace(f"t{number}"), f.imul(line, tile.row_bytes))
-                bytes_ = tile.row_bytes
-                self._call(micro, a, stride, strip, bytes_, steps, sums, bytes_, sums, bytes_, 1)
+                at = f.iadd(f.imul(panel.i, steps), skipped)
+                strip = f.offset(self._workspace(f"w{number}"), f.imul(at, tile.row_bytes))
+                at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
+                sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
+                depth, bytes_ = f.isub(steps, skipped), tile.row_bytes
+                self._call(micro, a, stride, strip, bytes_, depth, sums, bytes_, sums, bytes_, 1)
 
-    def _packed_columns(self, number: int, key: Value, count: Index) -> Value:
-        """A tile of columns of a factor, its rows in pairs."""
+    def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
+        """A tile of columns of a factor from row `low` on, its rows in pairs."""
         f, cut, mixture = self.f, self.cut, self.plan.mixtures[number]
         tile = cut.mixtures[number]
         place = self._workspace(f"x{number}")
-        source = f.offset(self.rows.inner[mixture.factor], f.imul(key, 2))
+        at = f.iadd(f.imul(low, cut.line), key)
+        source = f.offset(self.rows.inner[mixture.factor], f.imul(at, 2))
         pack = Pack("bf16", tile.step, tile.rows, "lanes")
-        self._call(pack, source, 2, cut.line * 2, count, tile.rows, place)
+        self._call(pack, source, 2, cut.line * 2, f.isub(count, low), tile.rows, place)
         return place
 
 

@@ -18,6 +18,45 @@ from mpmd.compile.kernels.plan import ELEMENT, ROW, store_arguments, store_level
 _KEPT_BYTES = 8  # of every element that is kept between passes, whatever its type
 
 
+class Reach:
+    """Which keys the rows of a block look at.
+
+    Args:
+        f: the function.
+        blocking: how the kernel is cut.
+        first: the block's first query.
+        offset: last key of query 0; None where all rows look at all keys.
+    """
+
+    def __init__(self, f: FunctionBuilder, blocking: Blocking, first: Value, offset: Value | None) -> None:
+        self.f = f
+        self.blocking = blocking
+        self.first = first
+        self.offset = offset
+
+    def end(self, rows: Index) -> Index:
+        """The first key, in whole strips, that none of the block's first rows looks at."""
+        f, cut = self.f, self.blocking
+        if self.offset is None:
+            return cut.padded_keys
+        return f.round_up(f.imax(self.seen(rows), 1), cut.scores[0].width)
+
+    def seen(self, rows: Index) -> Index:
+        """The first key that none of the block's first rows looks at."""
+        f, keys = self.f, self.blocking.plan.keys
+        if self.offset is None:
+            return keys
+        return f.imin(f.iadd(f.iadd(self.first, rows), self.offset), keys)
+
+    def first_row(self, key: Index, multiple: int) -> Index:
+        """A row of the block, a multiple of some number, before which no row looks at a key or later ones."""
+        f = self.f
+        if self.offset is None:
+            return 0
+        row = f.isub(f.isub(key, self.offset), self.first)
+        return f.floor_to(f.imax(row, 0), multiple)
+
+
 class BlockRows:
     """Emission of the rows of one kernel.
 
@@ -62,24 +101,26 @@ class BlockRows:
     def _factors(self) -> list[int]:
         return sorted({m.factor for m in self.blocking.plan.mixtures})
 
-    def emit(self, batch: Scope, first: Value, count: Index, end: Index) -> Value:
+    def emit(self, batch: Scope, count: Index, reach: Reach) -> Value:
         """Write the loop over the rows of a block; returns whether all rows met the guards.
 
         Args:
             batch: knows the batch dims.
-            first: the block's first query.
-            count: its queries.
-            end: the first key that is not looked at, whole strips.
+            count: queries of the block.
+            reach: which keys they look at.
         """
         f, plan = self.f, self.plan
+        last = reach.end(count)
         with f.loop(0, count, carried=[constant(1, "i1")]) as loop:
             line = f.imul(loop.i, self.blocking.line)
             pointers = dict(self.pointers)
             for operand, base in self.inner.items():
                 pointers[operand] = f.offset(base, f.imul(line, BYTES[plan.operands[operand].dtype]))
-            dims = {plan.rank - 2: f.iadd(first, loop.i)}
+            dims = {plan.rank - 2: f.iadd(reach.first, loop.i)}
             row = Scope(f, plan, pointers, dims=dims, parent=batch)
-            self._row(row, f.imin(end, plan.extents[-1]))
+            end = f.imin(reach.end(f.iadd(loop.i, 1)), plan.extents[-1])
+            self._row(row, end)
+            self._pad(row, end, f.imin(last, plan.extents[-1]))
             loop.carry([f.and_(loop.carried[0], self._guarded(row))])
         return loop.carried[0]
 
@@ -96,7 +137,6 @@ class BlockRows:
             if store_level(plan, item_) == ROW:
                 row.store(item_)
         self._fill(row, end)
-        self._pad(row, end)
 
     def _walk(self, row: Scope, item: Pass, end: Index) -> dict[int, Value]:
         """One pass; returns the reductions that it completes."""
@@ -160,14 +200,15 @@ class BlockRows:
 
         vector_loop(f, plan.rank - 1, end, extent, extent, self.lanes, self.unroll, (), body)
 
-    def _pad(self, row: Scope, end: Index) -> None:
-        """Zeros behind the factors: tiles of products run over their end."""
+    def _pad(self, row: Scope, end: Index, last: Index) -> None:
+        """Zeros behind the factors, as far as any row of the block looks, and as tiles run over that."""
         f, lanes = self.f, self.lanes
+        behind = -(-max(lanes, self.blocking.rows) // lanes) * lanes
         for factor in self._factors:
             element = MEMORY[self.plan.operands[factor].dtype]
             zero = constant(0, vector(element, lanes))
-            for k in range(-(-max(lanes, self.blocking.rows) // lanes)):
-                f.store(zero, row.pointers[factor], f.iadd(end, k * lanes))
+            with f.loop(end, f.iadd(last, behind), lanes) as at:
+                f.store(zero, row.pointers[factor], at.i)
 
     def _guarded(self, row: Scope) -> Value:
         """Whether a row may leave out what is masked."""
