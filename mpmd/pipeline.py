@@ -138,6 +138,11 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             "once per callee, not per microbatch; leaves operands unused",
             when=o.recompute_cheap_residuals,
         ),
+        _step(
+            "mpmd-recompute-attention",
+            "after it: masks and scales are recomputed already; native code then writes no scores at all",
+            when=o.attention_stitching == "auto" and o.backend == "native",
+        ),
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
         _step(

@@ -17,17 +17,19 @@ class CompileOptions:
         cache: where native code is kept between processes; None keeps nothing.
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
+        attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
     """
 
     dump: Dump | None = None
     cache: DiskCache | None = None
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
+    attention_stitching: str = "auto"
 
     @property
     def key(self) -> str:
         """Text that differs where the same fragment may become other code."""
-        return f"{self.pass_options} {sorted(self.disable_passes)}"
+        return f"{self.pass_options} {sorted(self.disable_passes)} attention={self.attention_stitching}"
 
 
 DEFAULTS = CompileOptions()

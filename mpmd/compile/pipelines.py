@@ -12,8 +12,12 @@ from mpmd.compile.schedule.depth_first import DepthFirstSchedule
 from mpmd.support.passes import Pass
 
 
-def cpu_pipeline() -> list[Pass]:
-    """What runs before memory is assigned, on a CPU.  Layouts stay row-major: kernels read any order."""
+def cpu_pipeline(attention_stitching: str = "auto") -> list[Pass]:
+    """What runs before memory is assigned, on a CPU.  Layouts stay row-major: kernels read any order.
+
+    Args:
+        attention_stitching: the mode of that pass.
+    """
     return [
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(),  # only operations that kernels have
@@ -22,7 +26,7 @@ def cpu_pipeline() -> list[Pass]:
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
         FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        AttentionStitching(),  # products of rows of products, before fusion takes the products one by one
+        AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
         Fusion(),  # last change of the graph
         DepthFirstSchedule(),  # memory is assigned for one order
     ]

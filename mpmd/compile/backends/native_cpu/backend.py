@@ -36,6 +36,7 @@ from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
+from mpmd.support import diagnostics
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
 
@@ -289,7 +290,9 @@ def compile_fragment(
     module = module or lower(fragment.text)
     clock("lowering")
     timing = Timing()
-    run_pipeline(module, cpu_pipeline(), _watch(fragment, module, options.dump), timing)
+    with diagnostics.collecting() as found:
+        passes = cpu_pipeline(options.attention_stitching)
+        run_pipeline(module, passes, _watch(fragment, module, options.dump), timing)
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("passes")
@@ -313,6 +316,7 @@ def compile_fragment(
     made = Compilation(module, assignment, thunks, native, code, seconds)
     if options.dump is not None:
         texts = {**made.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
+        texts["notices.txt"] = "".join(f"{d.message}\n" for d in found)
         options.dump.write_all(fragment, texts)
     return made
 

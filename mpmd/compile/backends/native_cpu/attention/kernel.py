@@ -271,7 +271,7 @@ class _Emission:
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
                     d = f.offset(column, f.imul(row, cut.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
-                    strides = tile.rows * 4, strip, tile.row_bytes, steps
+                    strides = tile.rows * 4, strip, tile.row_bytes, steps * tile.row_bytes, steps
                     self._call(micro, a, *strides, d, cut.line * 4, d, cut.line * 4, 0)
 
                 self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
@@ -309,7 +309,7 @@ class _Emission:
                     keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
                     depth, stride = self._steps(tile, keys), tile.row_bytes
                     self._call(
-                        micro, a, cut.line * size, strip, stride, depth, sums, stride, sums, stride, 0
+                        micro, a, cut.line * size, strip, stride, strip_bytes, depth, sums, stride, sums, stride, 0
                     )
                     at = f.index(f.iadd(reach.first, row))
                     f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)
@@ -341,7 +341,7 @@ class _Emission:
                 at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
                 depth, bytes_ = f.isub(steps, skipped), tile.row_bytes
-                self._call(micro, a, stride, strip, bytes_, depth, sums, bytes_, sums, bytes_, 1)
+                self._call(micro, a, stride, strip, bytes_, 0, depth, sums, bytes_, sums, bytes_, 1)
 
     def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
         """A tile of columns of a factor from row `low` on, its rows in pairs."""
