@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
-from mpmd.compile.kernels.index import Index, delinearized, dim
+from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.dots import Loops, Side, is_product, loops_of, merged, side_of, size_of
-from mpmd.compile.kernels.planning.frames import Frame, loop_frame, reduce_frame
+from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
-from mpmd.compile.kernels.planning.trace import NoPlan, Place, Trace, position_of
+from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan, Place, Trace, position_of
 from mpmd.errors import CompileError
 
 _FACTORS = ("f32", "bf16")
@@ -77,13 +77,14 @@ def plan_attention(
     before, after = products_in(group)
     if not before or not after:
         raise NoPlan("no product of rows of products")
-    dims = before[0].shape.dims
-    if len(dims) < 2 or min(dims[-2:], default=0) < 2 or any(d.shape.dims != dims for d in before):
+    shape = before[0].shape
+    if shape.rank < 2 or min(shape.dims[-2:]) < 2 or any(not _alike(d, before[0]) for d in before):
         raise NoPlan("the scores are not matrices of one size")
-    rows = _Rows(name, dims, inside, before, after)
-    scores = [_score(d, inside) for d in before]
+    rows = _Rows(name, inside, before, after)
+    batch = rows.dims[:-2]
+    scores = [_score(d, inside, batch) for d in before]
     outputs = {d: _output(d, results, inside) for d in after}
-    mixtures = [_mixture(d, rows.factor_of(d), outputs[d], inside) for d in after]
+    mixtures = [_mixture(d, rows.factor_of(d), outputs[d], inside, batch) for d in after]
     kept = [r for r in results if r not in outputs.values()]
     plan = rows.plan(kept)
     made = AttentionPlan(
@@ -104,12 +105,17 @@ def plan_attention(
     )
 
 
+def _alike(a: HloInstruction, b: HloInstruction) -> bool:
+    """Whether two values are matrices of one size, as many of them."""
+    return a.shape.size == b.shape.size and a.shape.rank > 1 and a.shape.dims[-2:] == b.shape.dims[-2:]
+
+
 # -- the products
 def _score(
-    dot: HloInstruction, inside: Collection[HloInstruction]
+    dot: HloInstruction, inside: Collection[HloInstruction], batch: tuple[int, ...]
 ) -> tuple[int, View, View, tuple[HloInstruction, HloInstruction]]:
     """Depth, factors and their arrays of a product before the rows."""
-    loops, at_lhs, at_rhs = loops_of(dot)
+    loops, at_lhs, at_rhs, _ = _divided(dot, batch)
     if len(loops.m) != 1 or len(loops.n) != 1:
         raise NoPlan(f"{dot.name} has several dims of rows or columns")
     lhs, rhs = (side_of(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
@@ -134,16 +140,20 @@ class _Mixed:
 
 
 def _mixture(
-    dot: HloInstruction, factor: HloInstruction, output: HloInstruction, inside: Collection[HloInstruction]
+    dot: HloInstruction,
+    factor: HloInstruction,
+    output: HloInstruction,
+    inside: Collection[HloInstruction],
+    batch: tuple[int, ...],
 ) -> _Mixed:
-    loops, at_lhs, at_rhs = loops_of(dot)
+    loops, at_lhs, at_rhs, at_dot = _divided(dot, batch)
     first = dot.operands[0] is factor
     numbers = dot.dot_dims
-    batch, summed = (
+    batched, summed = (
         (numbers.lhs_batch, numbers.lhs_contracting) if first else (numbers.rhs_batch, numbers.rhs_contracting)
     )
     rank = factor.shape.rank
-    if tuple(batch) != tuple(range(rank - 2)) or len(summed) != 1 or dot.operands[0] is dot.operands[1]:
+    if tuple(batched) != tuple(range(rank - 2)) or len(summed) != 1 or dot.operands[0] is dot.operands[1]:
         raise NoPlan(f"{dot.name} does not mix whole rows of {factor.name}")
     free, wide = (loops.m, loops.n) if first else (loops.n, loops.m)
     other, at = (dot.operands[1], at_rhs) if first else (dot.operands[0], at_lhs)
@@ -151,7 +161,7 @@ def _mixture(
     if factor.shape.dtype not in _FACTORS:
         raise NoPlan(f"no attention kernel mixes {factor.shape.dtype}")
     _check_dtypes(side.array)
-    target = _target(dot, output, loops)
+    target = _target(dot, output, loops, at_dot)
     columns = merged(wide, loops, side, target)
     if len(columns) > 1:
         raise NoPlan(f"{dot.name} has columns that lie apart")
@@ -182,6 +192,28 @@ def _view(side: Side, loops: Loops, row: Sequence[int], column: Sequence[int]) -
     )
 
 
+def _divided(dot: HloInstruction, batch: tuple[int, ...]) -> tuple[Loops, Place, Place, Place]:
+    """The loops of a product with its batch divided as the rows divide theirs.
+
+    Returns:
+        The loops, where they read both factors, and where they write the result.
+    """
+    loops, at_lhs, at_rhs = loops_of(dot)
+    own, more = [loops.extents[d] for d in loops.batch], len(batch) - len(loops.batch)
+    flat = linear([dim(d) for d in range(len(batch))], strides_of(batch))
+    extents = (*batch, *loops.extents[len(own) :])
+    parts = dict(enumerate(delinearized(flat, own, batch)))
+    parts |= {d: dim(d + more) for d in range(len(own), len(loops.extents))}
+
+    def moved(place: Place) -> Place:
+        return tuple(index.substitute(parts, extents) for index in place)
+
+    at_dot = tuple(dim(d) for d in (*loops.batch, *loops.m, *loops.n))
+    groups = [tuple(d + more for d in group) for group in (loops.m, loops.n, loops.k)]
+    divided = Loops(extents, tuple(range(len(batch))), *groups)
+    return divided, moved(at_lhs), moved(at_rhs), moved(at_dot)
+
+
 def _output(
     dot: HloInstruction, results: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> HloInstruction:
@@ -195,12 +227,11 @@ def _output(
     return value
 
 
-def _target(dot: HloInstruction, output: HloInstruction, loops: Loops) -> Side:
+def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: Place) -> Side:
     """Where a product's elements lie in what is written."""
     chain = [output]
     while chain[-1] is not dot:
         chain.append(chain[-1].operands[0])
-    place: Place = tuple(dim(d) for d in (*loops.batch, *loops.m, *loops.n))
     for before, after in zip(chain[::-1], chain[-2::-1]):
         if after.opcode == "transpose":
             place = tuple(place[d] for d in after.dimensions)
@@ -219,37 +250,21 @@ class _Rows:
     def __init__(
         self,
         name: str,
-        dims: tuple[int, ...],
         inside: Collection[HloInstruction],
         before: Sequence[HloInstruction],
         after: Sequence[HloInstruction],
     ) -> None:
-        self.dims = dims
-        self.after = after
-        self.factors = {d: self._factor(d, before, inside) for d in after}
+        self.factors = {d: _factor(d, before, inside) for d in after}
         rest = dict.fromkeys(i for i in inside if i not in after)
-        reduces = [i for i in rest if i.opcode == "reduce" and i.operands[0].shape.dims == dims]
-        reduces = [r for r in reduces if r.dimensions == (len(dims) - 1,)]
-        hero = reduces[0] if reduces else before[0]
-        frame, place = reduce_frame(hero) if reduces else loop_frame(hero)
-        frame = Frame(frame.extents, 0, 1)
-        found = {before[0]: place}
-        if reduces:
-            found |= {hero.operands[0]: place, hero: place[:-1]}
-        self.places = places_from(found, rest, hero, frame)
+        matrices = [i for i in rest if _alike(i, before[0]) and i.opcode not in ("dot", *MOVEMENT)]
+        hero = max(matrices or before, key=lambda i: i.shape.rank)
+        self.dims = hero.shape.dims
+        frame = Frame(self.dims, 0, 1)
+        place: Place = tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(self.dims))
+        self.places = places_from({hero: place}, rest, hero, frame)
         self.trace = Trace(name, frame, rest)
         self.trace.sums = dict.fromkeys(before, "f32")
         self._operands: dict[HloInstruction, int] = {}
-
-    def _factor(
-        self, dot: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
-    ) -> HloInstruction:
-        """The factor of a product that the rows make."""
-        made = [o for o in dot.operands if o in inside and o.shape.dims == self.dims]
-        made = [o for o in made if _needs(o, before, inside)]
-        if len(made) != 1:
-            raise NoPlan(f"{dot.name} mixes no rows")
-        return made[0]
 
     def factor_of(self, dot: HloInstruction) -> HloInstruction:
         """The rows' value that a product mixes."""
@@ -284,6 +299,16 @@ class _Rows:
             return trace.build.finish()
         except CompileError as error:
             raise NoPlan(str(error)) from error
+
+
+def _factor(
+    dot: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
+) -> HloInstruction:
+    """The factor of a product that the rows make."""
+    made = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
+    if len(made) != 1:
+        raise NoPlan(f"{dot.name} mixes no rows")
+    return made[0]
 
 
 def _needs(

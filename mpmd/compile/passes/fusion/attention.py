@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.dots import is_product
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 
-Dims = tuple[int, ...]
-
 _MOST_FREE = 16
 """Operations that make a mask of nothing: more are worth an array."""
+_MOST_CACHED = 4 << 20
+"""Bytes of a factor that stay in a cache from one block of queries to the next."""
+_LARGE, _FEWEST = 10**8, 4
+"""Operations from which several threads are of use, and matrices that give each of them some."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The shape of scores, one matrix per batch index; how the batch is divided into dims does not count."""
+
+    size: int
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of(value: HloInstruction) -> Matrix | None:
+        """The shape of a value, None if it has less than two dims."""
+        dims = value.shape.dims if value.shape.is_array else ()
+        return Matrix(value.shape.size, *dims[-2:]) if len(dims) > 1 else None
 
 
 @dataclass(eq=False)
@@ -22,13 +41,13 @@ class Cone:
     """What a matrix of rows is made of, down to arrays.
 
     Attributes:
-        dims: of the matrix.
+        matrix: its shape.
         members: everything that is computed for it.
         scores: the products among them.
         repeated: the members that any kernel makes again for itself: movement, masks made of nothing.
     """
 
-    dims: Dims
+    matrix: Matrix
     members: dict[HloInstruction, None] = field(default_factory=dict)
     scores: dict[HloInstruction, None] = field(default_factory=dict)
     repeated: set[HloInstruction] = field(default_factory=set)
@@ -46,12 +65,12 @@ class Attention:
 
     cone: Cone
     mixtures: list[HloInstruction]
-    moved: dict[HloInstruction, HloInstruction]
+    moved: dict[HloInstruction, tuple[HloInstruction, ...]]
 
     @property
     def members(self) -> set[HloInstruction]:
         """Everything that is computed in it."""
-        return {*self.cone.members, *self.mixtures, *self.moved.values()}
+        return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
 
 
 def cone_of(value: HloInstruction, stop: Collection[HloInstruction] = ()) -> Cone:
@@ -61,7 +80,9 @@ def cone_of(value: HloInstruction, stop: Collection[HloInstruction] = ()) -> Con
         value: the matrix, or one per batch index.
         stop: values that are read and not computed.
     """
-    cone, waiting = Cone(value.shape.dims), [value]
+    matrix = Matrix.of(value)
+    assert matrix is not None, f"{value.name} has no rows"
+    cone, waiting = Cone(matrix), [value]
     while waiting:
         instruction = waiting.pop()
         if instruction in cone.members or instruction in stop:
@@ -77,18 +98,19 @@ def cone_of(value: HloInstruction, stop: Collection[HloInstruction] = ()) -> Con
 
 def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | None:
     """The operands to go on with if an instruction belongs to the rows; None if it is an array for them."""
-    dims = cone.dims
+    matrix = cone.matrix
     if instruction.opcode == "constant":
         return [] if instruction.shape.size == 1 and instruction.shape.is_array else None
     if not instruction.shape.is_array or instruction.opcode not in RULES:
         return None
-    if instruction.shape.dims == dims:
+    if Matrix.of(instruction) == matrix:
         if instruction.opcode == "dot":
             return _take_score(instruction, cone)
         if instruction.is_elementwise or instruction.opcode in ("broadcast", "iota"):
             return list(instruction.operands)
-        return None
-    if _is_of_rows(instruction, dims) and _reaches_rows(instruction, dims):
+        divided = instruction.opcode in ("reshape", "bitcast") and Matrix.of(instruction.operands[0]) == matrix
+        return list(instruction.operands) if divided else None
+    if _is_of_rows(instruction, matrix) and _reaches_rows(instruction, matrix):
         return list(instruction.operands)
     free = _made_of_nothing(instruction)
     if free is not None:
@@ -99,7 +121,7 @@ def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstr
 
 
 def _take_score(dot: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | None:
-    if not is_product(dot) or len(dot.dot_dims.lhs_batch) != len(cone.dims) - 2:
+    if not is_product(dot) or len(dot.dot_dims.lhs_batch) != dot.shape.rank - 2:
         return None
     cone.scores[dot] = None
     for factor in dot.operands:
@@ -122,26 +144,24 @@ def moved_factor(value: HloInstruction) -> dict[HloInstruction, None]:
         value = value.operands[0]
 
 
-def _is_of_rows(instruction: HloInstruction, dims: Dims) -> bool:
-    size = instruction.shape.size
-    count = 1
-    for d in dims[:-1]:
-        count *= d
+def _is_of_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
     if instruction.opcode == "reduce":
-        return instruction.operands[0].shape.dims == dims and instruction.dimensions == (len(dims) - 1,)
+        source = instruction.operands[0]
+        return Matrix.of(source) == matrix and instruction.dimensions == (source.shape.rank - 1,)
     moves = instruction.opcode in ("reshape", "bitcast", "broadcast", "transpose")
-    return size == count and (instruction.is_elementwise or moves)
+    one_each = instruction.shape.size * matrix.columns == matrix.size
+    return one_each and (instruction.is_elementwise or moves)
 
 
-def _reaches_rows(instruction: HloInstruction, dims: Dims) -> bool:
+def _reaches_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
     """Whether something of rows is made from a reduction of a matrix."""
     seen, waiting = {instruction}, [instruction]
     while waiting:
         value = waiting.pop()
-        if value.opcode == "reduce" and value.operands[0].shape.dims == dims:
+        if value.opcode == "reduce":
             return True
         for operand in value.operands:
-            if operand not in seen and operand.shape.is_array and _is_of_rows(operand, dims):
+            if operand not in seen and operand.shape.is_array and _is_of_rows(operand, matrix):
                 seen.add(operand)
                 waiting.append(operand)
     return False
@@ -214,10 +234,10 @@ class Search:
         if self._would_circle(attention, before):
             return "what it needs is made of what it gives"
         try:
-            self.plan(attention, self.results(attention, before, ()))
+            planned = self.plan(attention, self.results(attention, before, ()))
         except NoPlan as reason:
             return str(reason)
-        return ""
+        return _loss(planned.plan)
 
     def plan(self, attention: Attention, results: Sequence[HloInstruction]) -> PlannedAttention:
         """The kernel of a group.
@@ -267,6 +287,18 @@ class Search:
         return found
 
 
+def _loss(plan: AttentionPlan) -> str:
+    """Why a kernel would be slower than its parts; empty if it would not."""
+    widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
+    size = 4 * plan.keys * max(widths)
+    if size > _MOST_CACHED:
+        return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
+    matrices = math.prod(plan.batch)
+    if plan.flops > _LARGE and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
+        return f"sums over queries of {matrices} matrices are work for as many threads only"
+    return ""
+
+
 def _readers(member: HloInstruction, groups: Sequence[Attention]) -> list[HloInstruction]:
     """What reads a value, through movement that groups repeat."""
     found: dict[HloInstruction, None] = {}
@@ -291,8 +323,8 @@ def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> 
     if not is_product(dot):
         return None
     for factor, other in (dot.operands, dot.operands[::-1]):
-        rank = factor.shape.rank
-        if rank < 2 or factor.opcode in MOVEMENT or factor is other or min(factor.shape.dims[-2:]) < 2:
+        moves = factor.opcode in MOVEMENT and factor.opcode not in ("reshape", "bitcast")
+        if Matrix.of(factor) is None or moves or factor is other or min(factor.shape.dims[-2:]) < 2:
             continue
         cone = cone_of(factor, stop)
         if not cone.scores or dot in cone.members or factor not in cone.members:
@@ -300,18 +332,29 @@ def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> 
         movement = moved_factor(other)
         cone.members.update(movement)
         cone.repeated.update(movement)
-        users = list(dot.users)
-        moved = {dot: users[0]} if len(users) == 1 and users[0].opcode == "transpose" else {}
-        return Attention(cone, [dot], moved)
+        return Attention(cone, [dot], {dot: _moved(dot)})
     return None
+
+
+def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
+    """The movement after a product, up to the last transpose that is all that reads it."""
+    chain, end, value = [], 0, dot
+    while len(value.users) == 1 and not value.is_root:
+        (value,) = value.users
+        if value.opcode not in ("transpose", "reshape", "bitcast"):
+            break
+        chain.append(value)
+        if value.opcode == "transpose":
+            end = len(chain)
+    return tuple(chain[:end])
 
 
 def together(a: Attention, b: Attention) -> Attention | None:
     """Two groups that compute the same scores, as one."""
-    if a.cone.dims != b.cone.dims or not a.cone.scores.keys() & b.cone.scores.keys():
+    if a.cone.matrix != b.cone.matrix or not a.cone.scores.keys() & b.cone.scores.keys():
         return None
     cone = Cone(
-        a.cone.dims,
+        a.cone.matrix,
         {**a.cone.members, **b.cone.members},
         {**a.cone.scores, **b.cone.scores},
         a.cone.repeated | b.cone.repeated,
