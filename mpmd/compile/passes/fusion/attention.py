@@ -293,8 +293,10 @@ def _loss(plan: AttentionPlan) -> str:
     size = 4 * plan.keys * max(widths)
     if size > _MOST_CACHED:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
-    matrices = math.prod(plan.batch)
-    if plan.flops > _LARGE and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
+    matrices, large = math.prod(plan.batch), plan.flops > _LARGE
+    if large and matrices < 2:
+        return "one large product is faster with the blocks of products"
+    if large and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
         return f"sums over queries of {matrices} matrices are work for as many threads only"
     return ""
 
