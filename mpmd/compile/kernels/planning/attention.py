@@ -14,7 +14,6 @@ from mpmd.compile.kernels.planning.dots import Loops, Side, is_product, loops_of
 from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan, Place, Trace, position_of
-from mpmd.errors import CompileError
 
 _FACTORS = ("f32", "bf16")
 
@@ -295,10 +294,7 @@ class _Rows:
         for value in factors:
             operand = self._operands[value] = trace.operand(value.shape.dtype, value.shape.size)
             trace.build.store(operand, trace.build.dense(range(len(self.dims))), nodes[value])
-        try:
-            return trace.build.finish()
-        except CompileError as error:
-            raise NoPlan(str(error)) from error
+        return trace.finish()
 
 
 def _factor(

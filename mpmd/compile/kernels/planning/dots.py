@@ -12,7 +12,6 @@ from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, check_dtype, position_of
-from mpmd.errors import CompileError
 
 FACTORS = ("f32", "bf16", "f16", "f64")
 _WIDENING = {("bf16", "f32"), ("f16", "f32")}
@@ -231,10 +230,7 @@ def _with_epilogue(
     for result, node in zip(results, nodes):
         operand = trace.operand(result.shape.dtype, result.shape.size)
         trace.build.store(operand, position_of(result, places[result]), node)
-    try:
-        epilogue = trace.build.finish()
-    except CompileError as error:
-        raise NoPlan(str(error)) from error
+    epilogue = trace.finish()
     arrays, sums = tuple(trace.arrays), trace.sums_operands[dot]
     return DotPlan(replace(plan, epilogue=epilogue, sums=sums), factors, arrays, tuple(results))
 

@@ -13,6 +13,8 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, linear, strides_of
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.precision import without_rounding
 from mpmd.errors import CompileError
 
 if TYPE_CHECKING:
@@ -99,6 +101,19 @@ class Trace:
         if instruction.opcode not in MOVEMENT:
             self.places.setdefault(instruction, set()).add((at, where))
         return rule(self, instruction, at, where)
+
+    def finish(self) -> KernelPlan:
+        """The plan of everything that was stored.
+
+        Raises:
+            NoPlan: the parts do not fit together.
+        """
+        try:
+            return without_rounding(self.build.finish())
+        except NoPlan:
+            raise
+        except CompileError as error:
+            raise NoPlan(str(error)) from error
 
     def array(self, instruction: HloInstruction) -> int:
         """The number of the operand that holds an instruction's value."""
