@@ -119,12 +119,12 @@ class AttentionPlan:
         """The plan in a readable form; equal plans have equal text."""
         lines = [f"attention {self.name} {'x'.join(map(str, self.rows.extents))}"]
         for score in self.scores:
-            lines.append(
-                f"  p{score.sums} = scores over {score.depth}: {_view(score.a)} · {_view(score.b)}"
-            )
+            lines.append(f"  p{score.sums} = scores over {score.depth}: {_view(score.a)} · {_view(score.b)}")
         for mixture in self.mixtures:
             factors = f"p{mixture.factor} · {_view(mixture.w)}"
-            lines.append(f"  {_view(mixture.c)} = mixture over {mixture.over}: {factors}, {mixture.width} wide")
+            lines.append(
+                f"  {_view(mixture.c)} = mixture over {mixture.over}: {factors}, {mixture.width} wide"
+            )
         if self.triangle is not None:
             lines.append(f"  {self.triangle}")
         return "\n".join(lines) + "\n" + self.rows.text()

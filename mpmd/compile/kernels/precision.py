@@ -2,9 +2,10 @@
 
     y = round(a * b); z = round(y + c)  ->  z = round(a * b + c)
 
-Values are rounded where they are stored, where the program converts them, and where a small difference would
-become a large one: comparisons, rounding to integers, bit patterns.  Results are closer to the exact ones, and
-half of the instructions of a bf16 kernel are gone.  XLA does the same by default ("excess precision").
+Values are rounded where they are stored, where the program converts them, and where a small difference
+would become a large one: comparisons, rounding to integers, bit patterns.  Results are closer to the exact
+ones, and half of the instructions of a bf16 kernel are gone.  XLA does the same by default ("excess
+precision").
 """
 
 from __future__ import annotations
@@ -17,10 +18,33 @@ from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, Reduce,
 
 _NARROW, _WIDE = "bf16", "f32"
 _SMOOTH = frozenset(
-    """
-    abs add atan2 cbrt clamp cosine divide erf exponential exponential-minus-one log log-plus-one logistic
-    maximum minimum multiply negate power rsqrt select sine sqrt subtract tan tanh
-    """.split()
+    [
+        "abs",
+        "add",
+        "atan2",
+        "cbrt",
+        "clamp",
+        "cosine",
+        "divide",
+        "erf",
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "power",
+        "rsqrt",
+        "select",
+        "sine",
+        "sqrt",
+        "subtract",
+        "tan",
+        "tanh",
+    ]
 )
 """Operations whose result changes little if their operands do."""
 
@@ -41,9 +65,7 @@ class _Widening:
 
     def __init__(self, old: KernelPlan) -> None:
         self.old = old
-        self.build = PlanBuilder(
-            old.name, old.extents, batch_dims=old.batch_dims, row_dims=old.row_dims
-        )
+        self.build = PlanBuilder(old.name, old.extents, batch_dims=old.batch_dims, row_dims=old.row_dims)
         for operand in old.operands:
             self.build.operand(operand.name, operand.dtype, operand.size)
         self._rounded: dict[int, int] = {}

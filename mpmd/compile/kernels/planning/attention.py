@@ -149,7 +149,9 @@ def _mixture(
     first = dot.operands[0] is factor
     numbers = dot.dot_dims
     batched, summed = (
-        (numbers.lhs_batch, numbers.lhs_contracting) if first else (numbers.rhs_batch, numbers.rhs_contracting)
+        (numbers.lhs_batch, numbers.lhs_contracting)
+        if first
+        else (numbers.rhs_batch, numbers.rhs_contracting)
     )
     rank = factor.shape.rank
     if tuple(batched) != tuple(range(rank - 2)) or len(summed) != 1 or dot.operands[0] is dot.operands[1]:

@@ -125,6 +125,11 @@ def loops_of(dot: HloInstruction) -> tuple[Loops, Place, Place]:
 
 
 def side_of(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: Loops) -> Side:
+    """Where a factor lies.
+
+    Raises:
+        NoPlan: it is computed, or not in equal steps, or no product reads its element type.
+    """
     array, place = strided(value, at, inside, loops.extents)
     if check_dtype(array).shape.dtype not in FACTORS:
         raise NoPlan(f"no matrix product reads {array.shape.dtype}")
@@ -187,6 +192,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
 
 
 def size_of(group: Sequence[int], loops: Loops) -> int:
+    """How often loops that are walked through as one repeat."""
     size = 1
     for d in group:
         size *= loops.extents[d]

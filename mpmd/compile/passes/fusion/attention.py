@@ -108,7 +108,9 @@ def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstr
             return _take_score(instruction, cone)
         if instruction.is_elementwise or instruction.opcode in ("broadcast", "iota"):
             return list(instruction.operands)
-        divided = instruction.opcode in ("reshape", "bitcast") and Matrix.of(instruction.operands[0]) == matrix
+        divided = (
+            instruction.opcode in ("reshape", "bitcast") and Matrix.of(instruction.operands[0]) == matrix
+        )
         return list(instruction.operands) if divided else None
     if _is_of_rows(instruction, matrix) and _reaches_rows(instruction, matrix):
         return list(instruction.operands)

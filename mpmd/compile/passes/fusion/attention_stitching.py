@@ -20,15 +20,16 @@ from mpmd.support import diagnostics
 class AttentionStitching(HloPass):
     """Makes one kernel of products, rows of what they give, and products of that.
 
-    s = dot(q, k); p = divide(exponential(s), ...); ROOT o = dot(p, v) -> ROOT o = fusion(q, k, v), kind=kCustom
+    s = dot(q, k); p = softmax(s); ROOT o = dot(p, v)  ->  ROOT o = fusion(q, k, v), kind=kCustom
 
-    Attention forward and backward: the kernel walks over blocks of queries and keeps a block of scores in the
-    cache, so no matrix of scores is written unless something outside reads it.  There is no list of patterns:
-    whatever lies between the products, elementwise work and reductions of rows, is planned as it stands.  What
-    forward and backward both need is computed by both where the cost model says that this costs less than
-    keeping it.  Behind a causal mask nothing is computed; rows whose own scores are as small as the mask's
-    filler are noticed when the program runs, and then computed whole.  Where values behind the mask are
-    infinite or NaN, the unstitched program gives NaN and this one does not: `off` keeps to the letter.
+    Attention forward and backward: the kernel walks over blocks of queries and keeps a block of scores in
+    the cache, so no matrix of scores is written unless something outside reads it.  There is no list of
+    patterns: whatever lies between the products, elementwise work and reductions of rows, is planned as it
+    stands.  What forward and backward both need is computed by both where the cost model says that this
+    costs less than keeping it.  Behind a causal mask nothing is computed; rows whose own scores are as small
+    as the mask's filler are noticed when the program runs, and then computed whole.  Where values behind the
+    mask are infinite or NaN, the unstitched program gives NaN and this one may not: `off` keeps to the
+    letter.
 
     Requires: no `call`; layouts are row-major.
     Ensures: every group is one kernel, by the planner's own word; each that is not is a notice.
@@ -52,7 +53,10 @@ class AttentionStitching(HloPass):
         """Rewrites `module`; True iff that changed something."""
         if self.mode == "off":
             return False
-        return any([_stitch(computation) for computation in sequential(module)])
+        changed = False
+        for computation in sequential(module):
+            changed |= _stitch(computation)
+        return changed
 
 
 def _stitch(computation: HloComputation) -> bool:

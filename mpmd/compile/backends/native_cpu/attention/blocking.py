@@ -128,9 +128,7 @@ class Blocking:
                 node = len(nodes) - 1
             index = key if store.operand in inner else store.index
             stores.append(dataclasses.replace(store, index=index, node=node))
-        return dataclasses.replace(
-            rows, operands=tuple(operands), nodes=tuple(nodes), stores=tuple(stores)
-        )
+        return dataclasses.replace(rows, operands=tuple(operands), nodes=tuple(nodes), stores=tuple(stores))
 
     def _block(self) -> int:
         """Queries of a block: what keeps their scores in L2, and is enough for the products."""

@@ -26,7 +26,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture
+from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.matmul import View
 
 
@@ -205,9 +205,7 @@ class _Emission:
                 sums = f.offset(self._workspace(f"t{number}"), at)
                 column = f.index(f.imul(panel.i, tile.width))
                 c = f.arguments[f"c{number}"]
-                f.call(
-                    finish.name(edge=edge), sums, f.index(plan.keys), f.index(0), column, batch, c
-                )
+                f.call(finish.name(edge=edge), sums, f.index(plan.keys), f.index(0), column, batch, c)
 
     # -- one block of queries
     def _block(self, scope: Scope, batch: Value, first: Value, count: Index) -> None:
@@ -309,7 +307,18 @@ class _Emission:
                     keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
                     depth, stride = self._steps(tile, keys), tile.row_bytes
                     self._call(
-                        micro, a, cut.line * size, strip, stride, strip_bytes, depth, sums, stride, sums, stride, 0
+                        micro,
+                        a,
+                        cut.line * size,
+                        strip,
+                        stride,
+                        strip_bytes,
+                        depth,
+                        sums,
+                        stride,
+                        sums,
+                        stride,
+                        0,
                     )
                     at = f.index(f.iadd(reach.first, row))
                     f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)

@@ -150,9 +150,7 @@ class BlockRows:
                 self._point(scope, part, item)
             return sums.add(scopes, carried)
 
-        return sums.finish(
-            vector_loop(f, last, 0, end, extent, self.lanes, self.unroll, sums.start, body)
-        )
+        return sums.finish(vector_loop(f, last, 0, end, extent, self.lanes, self.unroll, sums.start, body))
 
     def _point(self, scope: Scope, part: Lanes, item: Pass) -> None:
         """Everything but the sums for one vector, all values before the first store."""
