@@ -58,6 +58,9 @@ class PipelineOptions:
             program keeps the order that it has.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
+        attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
+            each that keeps scores in the cache, looks at nothing that a causal mask hides, and computes
+            scores again in the backward fragment instead of keeping them; `off` computes product by product.
         backend: the compile backend: `native`, `xla`, or `auto`: native code on CPUs, XLA's elsewhere.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
@@ -107,6 +110,7 @@ class PipelineOptions:
     task_orders: str = ""
     fail_on_impossible_order: bool = True
     pass_options: tuple[str, ...] = ()
+    attention_stitching: str = "auto"
     backend: str = "auto"
     compile_cache_dir: str = ""
     compile_cache_bytes: int = 1 << 30

@@ -138,12 +138,17 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             "once per callee, not per microbatch; leaves operands unused",
             when=o.recompute_cheap_residuals,
         ),
+        _step(
+            "mpmd-recompute-attention",
+            "after it: masks and scales are recomputed already; native code then writes no scores at all",
+            when=_stitches(o),
+        ),
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
         _step(
             "mpmd-scale-smaller-factor",
             "after recomputing: what was kept for the backward fragment is read by the product alone now",
-            when=o.scale_smaller_factor,
+            when=o.scale_smaller_factor and not _stitches(o),
         ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
         _step(
@@ -457,6 +462,11 @@ def _is_mlir(name: str) -> bool:
 def _close_to(name: str) -> str:
     close = difflib.get_close_matches(name, PASSES, 1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _stitches(o: PipelineOptions) -> bool:
+    """Whether attention becomes one kernel, which reads scores and scales wherever they stand."""
+    return o.attention_stitching == "auto" and o.backend == "native"
 
 
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:

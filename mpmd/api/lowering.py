@@ -237,7 +237,12 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
     dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     folder = options.compile_cache_dir or _folder_in_jax_cache()
     cache = DiskCache(Path(folder), options.compile_cache_bytes) if folder not in ("", "off") else None
-    return CompileOptions(dump=dump, cache=cache, memory_bytes=options.device_memory_bytes)
+    return CompileOptions(
+        dump=dump,
+        cache=cache,
+        attention_stitching=options.attention_stitching,
+        memory_bytes=options.device_memory_bytes,
+    )
 
 
 def _folder_in_jax_cache() -> str:
@@ -262,6 +267,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
+        backend=config.backend or options.backend,
         split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )

@@ -18,6 +18,7 @@ class CompileOptions:
         cache: where native code is kept between processes; None keeps nothing.
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
+        attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
         memory_bytes: memory of a device; values are computed again where a fragment would need more than is
             left beside what is alive meanwhile.  0 sets no limit.
         cores: for each mesh on CPU the cores that work for it; a mesh without has one, whichever that is.
@@ -27,13 +28,15 @@ class CompileOptions:
     cache: DiskCache | None = None
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
+    attention_stitching: str = "auto"
     memory_bytes: int = 0
     cores: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Text that differs where the same fragment may become other code."""
-        return f"{self.pass_options} {sorted(self.disable_passes)} {self.memory_bytes}"
+        attention = f"attention={self.attention_stitching}"
+        return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {self.memory_bytes}"
 
 
 DEFAULTS = CompileOptions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.passes import groups
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
+from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
@@ -11,15 +12,17 @@ from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass
 
 
-def cpu_pipeline(devices: int = 1) -> list[Pass]:
+def cpu_pipeline(devices: int = 1, attention_stitching: str = "auto") -> list[Pass]:
     """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
+        attention_stitching: the mode of that pass.
     """
     return [
         *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
         Fusion(),  # last change of the graph
     ]
 

@@ -49,7 +49,8 @@ class PlanBuilder:
         self._operands.append(Operand(name, dtype, size))
         return len(self._operands) - 1
 
-    def _add(self, node: Node) -> int:
+    def node(self, node: Node) -> int:
+        """Add a node whose arguments are there, or find the equal one."""
         key = (type(node), repr(node))  # by text: 0.0 and -0.0, 1 and True are different constants
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
@@ -62,15 +63,15 @@ class PlanBuilder:
 
     def constant(self, value: float | int | bool, dtype: str) -> int:
         """The same value everywhere."""
-        return self._add(Constant(dtype, value))
+        return self.node(Constant(dtype, value))
 
     def index(self, index: Index, dtype: str = "s64") -> int:
         """An index expression as a value."""
-        return self._add(IndexValue(dtype, index))
+        return self.node(IndexValue(dtype, index))
 
     def load(self, operand: int, index: Index, *, where: int = -1) -> int:
         """An element of an operand, or zero where the guard is false."""
-        return self._add(Load(self._operands[operand].dtype, operand, index, where))
+        return self.node(Load(self._operands[operand].dtype, operand, index, where))
 
     def load_dense(self, operand: int, dims: Sequence[int] | None = None) -> int:
         """An element of a dense row-major array whose dims are the given iteration dims (all by default)."""
@@ -89,7 +90,7 @@ class PlanBuilder:
             dtype = "pred"
         elif result == "same":
             dtype = self._nodes[args[1 if op == "select" else 0]].dtype
-        return self._add(Apply(dtype, op, args))
+        return self.node(Apply(dtype, op, args))
 
     def convert(self, value: int, dtype: str) -> int:
         """The value in another dtype."""
@@ -97,11 +98,11 @@ class PlanBuilder:
 
     def reduce_row(self, op: str, value: int) -> int:
         """Combine along the row dims."""
-        return self._add(Reduce(self._nodes[value].dtype, op, value, ROW))
+        return self.node(Reduce(self._nodes[value].dtype, op, value, ROW))
 
     def reduce_column(self, op: str, value: int) -> int:
         """Combine along the outer dims."""
-        return self._add(Reduce(self._nodes[value].dtype, op, value, COLUMN))
+        return self.node(Reduce(self._nodes[value].dtype, op, value, COLUMN))
 
     def store(self, operand: int, index: Index, value: int, *, combine: str = "", where: int = -1) -> None:
         """Write a value, or combine it with what is there; only where the guard is true."""

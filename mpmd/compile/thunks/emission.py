@@ -9,13 +9,16 @@ from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.attention import PlannedAttention
 from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
+from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import Poison
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
@@ -62,16 +65,16 @@ class KernelPlans:
                     self.of(instruction)
 
     def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
-        """The plan of an instruction's kernel; None for products, collectives and what needs no kernel."""
+        """The plan of an instruction's kernel; None where it has none, or one of another kind."""
         planned = self._plans.get(instruction)
-        return None if planned is None or isinstance(planned, DotPlan | CollectivePlan) else planned.plan
+        return planned.plan if isinstance(planned, GroupPlan | UpdatePlan) else None
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
         if instruction.opcode in WITHOUT_KERNEL:
             return False
         planned = self.of(instruction)
-        if isinstance(planned, UpdatePlan):
+        if isinstance(planned, UpdatePlan | PlannedAttention):
             return False
         if isinstance(planned, CollectivePlan):
             own = instruction.operand_indices(instruction.operands[operand]) == [operand]
@@ -162,6 +165,8 @@ class Emitter:
                 return [MatmulThunk(instruction.name, planned.plan, a, b, {0: slices[0]})]
             numbers = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
             return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)))]
+        if isinstance(planned, PlannedAttention):
+            return [_attention(instruction.name, planned, place)]
         results = [place.result(r, k) for k, r in enumerate(planned.results)]
         operands = (*(place.array(a) for a in planned.arrays), *results)
         return [
@@ -191,6 +196,20 @@ class Emitter:
                 thunks += self._copy(name, at(branch.root, index), at(conditional, index))
             branches.append(tuple(thunks))
         return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
+
+
+def _attention(name: str, planned: PlannedAttention, place: _Places) -> AttentionThunk:
+    inputs, outputs = {}, {}
+    for k, (a, b) in enumerate(planned.factors):
+        inputs[f"a{k}"], inputs[f"b{k}"] = place.array(a), place.array(b)
+    for k, (value, result) in enumerate(zip(planned.values, planned.mixed)):
+        inputs[f"w{k}"], outputs[f"c{k}"] = place.array(value), place.result(result)
+    numbers = iter(planned.plan.outer)
+    for array, number in zip(planned.arrays, numbers):
+        inputs[f"p{number}"] = place.array(array)
+    for result, number in zip(planned.kept, numbers):
+        outputs[f"p{number}"] = place.result(result)
+    return AttentionThunk(name, planned.plan, inputs, outputs)
 
 
 class _Places:

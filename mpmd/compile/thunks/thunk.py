@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.buffers.assignment import Slice
+from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.collectives import CollectivePlan
@@ -85,6 +86,40 @@ class MatmulThunk:
         follows = " with epilogue" if p.epilogue is not None else ""
         arrays = ", ".join(map(str, (self.a, self.b, *self.operands.values())))
         return f"matmul {self.name} {sizes} {p.a.dtype}{follows} ({arrays})"
+
+
+@dataclass(frozen=True)
+class AttentionThunk:
+    """Products, rows and products.
+
+    Attributes:
+        name: of the instruction that it computes.
+        plan: what it does.
+        inputs: where the arrays lie: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
+            of the rows.
+        outputs: likewise for `c0` ... of the mixtures, and what the rows write.
+    """
+
+    name: str
+    plan: AttentionPlan
+    inputs: Mapping[str, Slice]
+    outputs: Mapping[str, Slice]
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change."""
+        return tuple(self.outputs.values())
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read."""
+        return tuple(self.inputs.values())
+
+    def line(self) -> str:
+        """One line of a listing."""
+        sizes = "x".join(map(str, self.plan.rows.extents))
+        arrays = ", ".join(map(str, (*self.reads, *self.writes)))
+        return f"attention {self.name} {sizes} ({arrays})"
 
 
 @dataclass(frozen=True)
@@ -222,7 +257,8 @@ class ConditionalThunk:
         return f"conditional {self.name} ({self.selector})"
 
 
-Thunk = KernelThunk | MatmulThunk | CopyThunk | CollectiveThunk | DeviceThunk | WhileThunk | ConditionalThunk
+SimpleThunk = KernelThunk | MatmulThunk | AttentionThunk | CopyThunk | CollectiveThunk | DeviceThunk
+Thunk = SimpleThunk | WhileThunk | ConditionalThunk
 
 
 def conflict(a: Thunk, b: Thunk) -> bool:
@@ -254,10 +290,10 @@ def kernels_text(thunks: Sequence[Thunk]) -> str:
     return "\n".join(f"// {', '.join(names)}\n{text}" for text, names in users.items())
 
 
-def _kernels(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk]:
-    found: list[KernelThunk | MatmulThunk] = []
+def _kernels(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
+    found: list[KernelThunk | MatmulThunk | AttentionThunk] = []
     for thunk in thunks:
-        if isinstance(thunk, KernelThunk | MatmulThunk):
+        if isinstance(thunk, KernelThunk | MatmulThunk | AttentionThunk):
             found.append(thunk)
         elif isinstance(thunk, WhileThunk):
             found += _kernels((*thunk.condition, *thunk.body))

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import in_block_order
+from mpmd.passes.fragments.residuals import Maker, given, is_free, recompute, residuals_of
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -45,26 +46,21 @@ class RecomputeCheapResiduals(FunctionPass):
                 self._rewrite_fragment(fragment)
 
     def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
-        have = {
-            value
-            for value in fragment.inputs
-            if not isinstance(producer := ir.producer(value), ir.Fragment)
-            or not _is_forward_of(producer, fragment)
-        }
+        have = given(fragment)
         plans = []
-        makers: dict[ir.Fragment, _Maker] = {}
-        for position, value, maker in _residuals(fragment):
+        makers: dict[ir.Fragment, Maker] = {}
+        for position, value, maker in residuals_of(fragment):
             if maker not in makers:
-                makers[maker] = _Maker(maker)
+                makers[maker] = Maker(maker)
             plan = self._plan(makers[maker], value, have)
             if plan is None:
                 have.add(value)
             else:
                 plans.append((position, maker, plan))
         if plans:
-            _recompute(fragment, plans)
+            recompute(fragment, plans)
 
-    def _plan(self, maker: _Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
+    def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
         """The ops of `maker` that make `value` from values at hand, in order; None if there is no such plan.
 
         A value that is itself among the forward fragment's arguments needs no ops: it is left alone.
@@ -76,7 +72,7 @@ class RecomputeCheapResiduals(FunctionPass):
             inner = todo.pop()
             if any(result in have for result in maker.results.get(inner, ())):
                 continue
-            if inner in outer and _is_free(outer[inner], have):
+            if inner in outer and is_free(outer[inner], have):
                 continue
             op = ir.producer(inner)
             if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
@@ -86,77 +82,3 @@ class RecomputeCheapResiduals(FunctionPass):
                 return None
             todo += op.operands
         return in_block_order(needed) or None
-
-
-class _Maker:
-    """A forward fragment: what it returns, what its arguments stand for, and the results of each value."""
-
-    def __init__(self, fragment: ir.Fragment) -> None:
-        self.returned = fragment.returned
-        self.outer = dict(zip(fragment.args, fragment.inputs))
-        self.results: dict[ir.Value, list[ir.Value]] = {}
-        for inner, result in zip(self.returned, fragment.results):
-            self.results.setdefault(inner, []).append(result)
-
-
-def _residuals(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
-    """The operands that its forward fragments make, in the order in which they are computed."""
-    found = []
-    places: dict[ir.Fragment, dict[ir.Op, int]] = {}
-    for position, value in enumerate(fragment.inputs):
-        maker = ir.producer(value)
-        if isinstance(maker, ir.Fragment) and _is_forward_of(maker, fragment):
-            if maker not in places:
-                places[maker] = {op: i for i, op in enumerate(ir.ops(maker.body))}
-            op = ir.producer(maker.returned[ir.result_index(value)])
-            place = -1 if op is None else places[maker][op]
-            found.append((place, position, value, maker))
-    return [(position, value, maker) for _, position, value, maker in sorted(found, key=lambda f: f[:2])]
-
-
-def _is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
-    same = maker.mesh == fragment.mesh and maker.call_counter == fragment.call_counter
-    return same and maker.is_forward
-
-
-def _is_free(value: ir.Value, have: set[ir.Value]) -> bool:
-    """Whether the backward fragment can read a value without keeping it alive for longer."""
-    return value in have or ir.producer(value) is None
-
-
-def _recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:
-    inputs = list(fragment.inputs)
-    inside = dict(zip(inputs, fragment.args))
-    replaced = {inputs[position] for position, _, _ in plans}
-    outer_of: dict[ir.Fragment, dict[ir.Value, ir.Value]] = {}
-    for position, maker, plan in plans:
-        if maker not in outer_of:
-            kept = (
-                (v, r) for v, r in zip(maker.returned, maker.results) if r in inside and r not in replaced
-            )
-            outer_of[maker] = {**dict(zip(maker.args, maker.inputs)), **dict(kept)}
-        outer = outer_of[maker]
-        values: dict[ir.Value, ir.Value] = {}
-        where = ir.at_start(fragment.body)
-        for op in plan:
-            for operand in op.operands:
-                if operand not in values and operand in outer:
-                    values[operand] = _inside(outer[operand], inputs, inside, fragment)
-            ir.clone_with(op, values, where)
-        target = maker.returned[ir.result_index(inputs[position])]
-        ir.replace_uses(fragment.args[position], values[target])
-    made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
-    for name in ("arg_attrs", "in_shardings"):
-        ir.put(made, name, None)
-    for old, new in zip(fragment.results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(fragment)
-
-
-def _inside(
-    value: ir.Value, inputs: list[ir.Value], inside: dict[ir.Value, ir.Value], fragment: ir.Fragment
-) -> ir.Value:
-    if value not in inside:
-        inputs.append(value)
-        inside[value] = ir.append_arg(fragment.body, like=value, kind=value.type.tensor)
-    return inside[value]

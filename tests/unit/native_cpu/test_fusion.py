@@ -47,9 +47,7 @@ def test_a_product_takes_what_follows_it():
 def test_attention_moves_no_heads():
     """Heads are read where they lie in the projection, and written where the next product reads them."""
     thunks = thunks_of(attention, floats(2, 16, 32), floats(32, 96), floats(32, 32))
-    kinds = [type(t).__name__ for t in thunks]
-    assert kinds.count("MatmulThunk") == 4
-    assert [t.plan.kind for t in thunks if isinstance(t, KernelThunk)] in (["loop", "row"], ["row"])
+    assert [type(t).__name__ for t in thunks] == ["MatmulThunk", "AttentionThunk", "MatmulThunk"]
 
 
 def test_backward_passes_read_few_arrays_of_the_forward_epilogue():

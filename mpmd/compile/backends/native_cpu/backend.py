@@ -39,6 +39,7 @@ from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
+from mpmd.support import diagnostics
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
 
@@ -293,6 +294,7 @@ class Prepared:
         thunks: its work.
         native: its steps.
         seconds: per phase.
+        notices: what the passes had to say.
     """
 
     module: HloModule
@@ -300,6 +302,7 @@ class Prepared:
     thunks: tuple[Thunk, ...]
     native: NativeProgram
     seconds: dict[str, float]
+    notices: tuple[str, ...]
 
 
 def prepare_fragment(
@@ -329,8 +332,10 @@ def prepare_fragment(
     module = module or lowered(fragment, axes)
     clock("lowering")
     timing = Timing()
-    passes, watch = cpu_pipeline(_count(axes)), _watch(fragment, module, options.dump)
-    run_pipeline(module, passes, watch, timing)
+    passes = cpu_pipeline(_count(axes), options.attention_stitching)
+    watch = _watch(fragment, module, options.dump)
+    with diagnostics.collecting() as found:
+        run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
     plans.plan_all(module.call_order())
@@ -353,7 +358,7 @@ def prepare_fragment(
     clock("thunks")
     native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, code)
     clock("steps")
-    return Prepared(module, assignment, thunks, native, seconds)
+    return Prepared(module, assignment, thunks, native, seconds, tuple(d.message for d in found))
 
 
 def compile_fragment(
@@ -379,6 +384,7 @@ def compile_fragment(
     compilation = Compilation(made.module, made.assignment, made.thunks, made.native, code, made.seconds)
     if options.dump is not None:
         texts = {**compilation.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, target)}
+        texts["notices.txt"] = "".join(f"{notice}\n" for notice in made.notices)
         options.dump.write_all(fragment, texts)
     return compilation
 

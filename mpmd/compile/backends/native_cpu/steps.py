@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, WriteDevice
@@ -30,6 +31,7 @@ from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.collectives import OWN, Piece
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
@@ -143,6 +145,7 @@ class _Lowering:
         self.arena = len(assignment.allocations) - 2
         self.constant_bytes = aligned(assignment.constant_bytes)
         self._products: dict[str, GemmKernel] = {}
+        self._attentions: dict[str, AttentionKernel] = {}
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
@@ -212,6 +215,8 @@ class _Lowering:
             if reduction is None or self.code.scratch_bytes(reduction.plan):  # a product has none
                 return [self._matmul(thunk)]
             thunk = reduction
+        if isinstance(thunk, AttentionThunk):
+            return [self._attention(thunk)]
         assert isinstance(thunk, KernelThunk)
         sequence = self.code.of(thunk.plan, _in_place(thunk))
         temporaries: list[Address] = []
@@ -233,6 +238,20 @@ class _Lowering:
         for number, place in thunk.operands.items():
             addresses["c" if plan.epilogue is None else f"p{number}"] = self.address(place)
         return Run(kernel, {p: addresses[p] for p in kernel.pointers})
+
+    def _attention(self, thunk: AttentionThunk) -> Run:
+        plan, key = thunk.plan, thunk.plan.text()
+        kernel = self._attentions.get(key)
+        if kernel is None:
+            name = f"attention{len(self._attentions)}"
+            kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
+        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
+        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        addresses = {}
+        for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
+            view = views.get(name)
+            addresses[name] = self.address(place, view.offset, view.dtype) if view else self.address(place)
+        return Run(kernel, addresses)
 
     def _gemm(self, plan: MatmulPlan, name: str) -> GemmKernel:
         def matrix(view: View) -> Matrix:

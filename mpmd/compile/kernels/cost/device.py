@@ -115,3 +115,15 @@ H200 = Device(
     line_bytes=32,
     start_seconds=1e-6,
 )
+
+# A core of a server CPU with AVX-512, rounded: what choices ask that must be the same on every machine.
+HOST = cpu_device(
+    "host",
+    cores=1,
+    vector_bytes=64,
+    registers=32,
+    f32_flops=110e9,
+    bf16_flops=220e9,
+    memory_bandwidth=12e9,
+    caches=(32 << 10, 1 << 20, 16 << 20),
+)

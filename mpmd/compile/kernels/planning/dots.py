@@ -12,7 +12,6 @@ from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, check_dtype, position_of
-from mpmd.errors import CompileError
 
 FACTORS = ("f32", "bf16", "f16", "f64")
 _WIDENING = {("bf16", "f32"), ("f16", "f32")}
@@ -51,7 +50,7 @@ def is_product(dot: HloInstruction) -> bool:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """A factor: the array it lies in, and the step along each of the product's loop dims."""
 
     array: HloInstruction
@@ -89,7 +88,7 @@ def strided(
 
 
 @dataclass(frozen=True)
-class _Loops:
+class Loops:
     """The loop dims of a product: batch, rows, columns and sums, as numbers of dims with extents."""
 
     extents: tuple[int, ...]
@@ -99,7 +98,7 @@ class _Loops:
     k: tuple[int, ...]
 
 
-def _loops(dot: HloInstruction) -> tuple[_Loops, Place, Place]:
+def loops_of(dot: HloInstruction) -> tuple[Loops, Place, Place]:
     """The loops of a dot, and where they read its factors."""
     lhs, rhs, numbers = *dot.operands, dot.dot_dims
     left, right = numbers.lhs_free(lhs.shape.rank), numbers.rhs_free(rhs.shape.rank)
@@ -122,17 +121,22 @@ def _loops(dot: HloInstruction) -> tuple[_Loops, Place, Place]:
     ):
         for loop, d in zip(loops, dims):
             place[d] = dim(loop)
-    return _Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
+    return Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
 
 
-def _side(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: _Loops) -> _Side:
+def side_of(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: Loops) -> Side:
+    """Where a factor lies.
+
+    Raises:
+        NoPlan: it is computed, or not in equal steps, or no product reads its element type.
+    """
     array, place = strided(value, at, inside, loops.extents)
     if check_dtype(array).shape.dtype not in FACTORS:
         raise NoPlan(f"no matrix product reads {array.shape.dtype}")
-    return _Side(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
+    return Side(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
 
 
-def _merged(dims: Sequence[int], loops: _Loops, *sides: _Side) -> list[list[int]]:
+def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
     """Neighbouring loops that all sides walk through as one, outermost first."""
     groups: list[list[int]] = []
     for d in (d for d in dims if loops.extents[d] != 1):
@@ -155,21 +159,21 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     if len(dots) != 1 or not is_product(dots[0]):
         raise NoPlan("not one matrix product of floats")
     dot = dots[0]
-    loops, at_lhs, at_rhs = _loops(dot)
-    lhs, rhs = (_side(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
-    batch = _merged(loops.batch, loops, lhs, rhs)
-    rows, columns = _merged(loops.m, loops, lhs), _merged(loops.n, loops, rhs)
-    sums = _merged(loops.k, loops, lhs, rhs)
+    loops, at_lhs, at_rhs = loops_of(dot)
+    lhs, rhs = (side_of(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
+    batch = merged(loops.batch, loops, lhs, rhs)
+    rows, columns = merged(loops.m, loops, lhs), merged(loops.n, loops, rhs)
+    sums = merged(loops.k, loops, lhs, rhs)
     if len(sums) > 1:
         raise NoPlan("the factors are summed over dims that lie apart")
     outer = [*batch, *rows[:-1], *columns[:-1]]
     last = [rows[-1:], columns[-1:], sums]
-    sizes = [_size(g, loops) for g in (*outer, *(part[0] if part else [] for part in last))]
+    sizes = [size_of(g, loops) for g in (*outer, *(part[0] if part else [] for part in last))]
     count = len(outer)
     space = tuple(sizes[: count + 2])
     at_dot = _dot_place(dot, loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
 
-    def view(side: _Side, row: list[list[int]], column: list[list[int]]) -> View:
+    def view(side: Side, row: list[list[int]], column: list[list[int]]) -> View:
         def step(part: list[list[int]]) -> int:
             return side.steps[part[0][-1]] if part else 1
 
@@ -187,7 +191,8 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     return _with_epilogue(plan, factors, dot, at_dot, Frame(space), group, results)
 
 
-def _size(group: Sequence[int], loops: _Loops) -> int:
+def size_of(group: Sequence[int], loops: Loops) -> int:
+    """How often loops that are walked through as one repeat."""
     size = 1
     for d in group:
         size *= loops.extents[d]
@@ -195,7 +200,7 @@ def _size(group: Sequence[int], loops: _Loops) -> int:
 
 
 def _dot_place(
-    dot: HloInstruction, loops: _Loops, groups: Sequence[Sequence[int]], space: Sequence[int]
+    dot: HloInstruction, loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]
 ) -> Place:
     """Where the product's result lies in the kernel's space."""
     index: dict[int, Index] = {}
@@ -220,23 +225,20 @@ def _with_epilogue(
     places = places_from({dot: at_dot}, inside, dot, frame)
     trace = Trace(plan.name, frame, inside)
     accumulator = "f64" if plan.a.dtype == "f64" else "f32"
-    trace.sums = (dot, accumulator)
+    trace.sums[dot] = accumulator
     for result in results:
         if result not in places:
             raise NoPlan(f"{result.name} has no place in the space of {dot.name}")
     nodes = [trace.value(r, places[r]) for r in results]
     check_results(trace, places, results)
-    if any(i in below for i in trace.arrays) or trace.sums_operand < 0:
+    if any(i in below for i in trace.arrays) or dot not in trace.sums_operands:
         raise NoPlan(f"what follows {dot.name} reads its factors' inner values")
     for result, node in zip(results, nodes):
         operand = trace.operand(result.shape.dtype, result.shape.size)
         trace.build.store(operand, position_of(result, places[result]), node)
-    try:
-        epilogue = trace.build.finish()
-    except CompileError as error:
-        raise NoPlan(str(error)) from error
-    arrays = tuple(trace.arrays)
-    return DotPlan(replace(plan, epilogue=epilogue, sums=trace.sums_operand), factors, arrays, tuple(results))
+    epilogue = trace.finish()
+    arrays, sums = tuple(trace.arrays), trace.sums_operands[dot]
+    return DotPlan(replace(plan, epilogue=epilogue, sums=sums), factors, arrays, tuple(results))
 
 
 def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
@@ -254,11 +256,11 @@ def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloIns
 
 def _sums(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     """The product itself: its sums, rounded to its element type."""
-    if t.sums is None or t.sums[0] is not i:
+    if i not in t.sums:
         return _AS_REDUCTION(t, i, at, where)
-    if t.sums_operand < 0:
-        t.sums_operand = t.operand(t.sums[1], t.frame.count(range(len(t.extents))))
-    node = t.build.load_dense(t.sums_operand)
+    if i not in t.sums_operands:
+        t.sums_operands[i] = t.operand(t.sums[i], t.frame.count(range(len(t.extents))))
+    node = t.build.load_dense(t.sums_operands[i])
     return t.build.convert(node, i.shape.dtype)
 
 

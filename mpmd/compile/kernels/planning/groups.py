@@ -23,7 +23,6 @@ from mpmd.compile.kernels.planning.frames import (
 )
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
 from mpmd.compile.kernels.planning.trace import NoPlan, Place, Trace, position_of
-from mpmd.errors import CompileError
 
 REDUCING = frozenset(("reduce", "reduce-window", "dot"))
 
@@ -66,13 +65,7 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     for result, node in zip(results, nodes):
         operand = trace.operand(result.shape.dtype, result.shape.size)
         trace.build.store(operand, position_of(result, places[result]), node)
-    try:
-        plan = trace.build.finish()
-    except NoPlan:
-        raise
-    except CompileError as error:
-        raise NoPlan(str(error)) from error
-    return GroupPlan(plan, tuple(trace.arrays), tuple(results))
+    return GroupPlan(trace.finish(), tuple(trace.arrays), tuple(results))
 
 
 def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> HloInstruction:
@@ -106,7 +99,7 @@ def check_results(
         used = frozenset[int]().union(*(index.dims() for index in places[result]))
         if frame.count(used) != result.shape.size:
             raise NoPlan(f"{result.name} would not be written exactly once")
-    reduces = trace.sums is None and any(i.opcode in REDUCING for i in trace.places)
+    reduces = any(i.opcode in REDUCING and i not in trace.sums for i in trace.places)
     if not reduces and any(r.shape.size != frame.count(range(len(frame.extents))) for r in results):
         raise NoPlan("a loop whose results have different sizes")
 

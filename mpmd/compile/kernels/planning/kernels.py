@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePlan, plan_collective
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
@@ -12,7 +13,7 @@ from mpmd.compile.kernels.planning.sorting import plan_sort
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
-PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan
+PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan | PlannedAttention
 
 
 def plan_members(
@@ -33,7 +34,10 @@ def plan_members(
         if len(results) > 1:
             raise NoPlan(f"{changing[0].name} changes an array beside other results")
         return plan_update(name, group, changing[0])
-    if any(i.opcode == "dot" and is_product(i) for i in group):
+    products = sum(i.opcode == "dot" and is_product(i) for i in group)
+    if products > 1:
+        return plan_attention(name, group, results)
+    if products:
         try:
             return plan_dot(name, group, results)
         except NoPlan:

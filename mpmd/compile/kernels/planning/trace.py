@@ -13,6 +13,8 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, linear, strides_of
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.precision import without_rounding
 from mpmd.errors import CompileError
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ class Trace:
         frame: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
         places: where each instruction that computes something was evaluated.
-        sums: a dot whose sums the kernel is given, and their element type; None without one.
-        sums_operand: number of the operand that stands for them, -1 before it is first read.
+        sums: dots whose sums the kernel is given, and their element type.
+        sums_operands: number of the operand that stands for the sums of each dot that was read.
     """
 
     def __init__(self, name: str, frame: Frame, inside: Collection[HloInstruction]) -> None:
@@ -52,8 +54,8 @@ class Trace:
         self.inside = inside
         self.arrays: dict[HloInstruction, int] = {}
         self.places: dict[HloInstruction, set[tuple[Place, int]]] = {}
-        self.sums: tuple[HloInstruction, str] | None = None
-        self.sums_operand = -1
+        self.sums: dict[HloInstruction, str] = {}
+        self.sums_operands: dict[HloInstruction, int] = {}
         self._known: dict[tuple[HloInstruction, Place, int], int] = {}
         self._given: dict[HloInstruction, int] = {}
 
@@ -99,6 +101,19 @@ class Trace:
         if instruction.opcode not in MOVEMENT:
             self.places.setdefault(instruction, set()).add((at, where))
         return rule(self, instruction, at, where)
+
+    def finish(self) -> KernelPlan:
+        """The plan of everything that was stored.
+
+        Raises:
+            NoPlan: the parts do not fit together.
+        """
+        try:
+            return without_rounding(self.build.finish())
+        except NoPlan:
+            raise
+        except CompileError as error:
+            raise NoPlan(str(error)) from error
 
     def array(self, instruction: HloInstruction) -> int:
         """The number of the operand that holds an instruction's value."""

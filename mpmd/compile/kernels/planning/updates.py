@@ -12,7 +12,6 @@ from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.frames import Frame, reducer_of
 from mpmd.compile.kernels.planning.rules import clamped_start, index_place
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace
-from mpmd.errors import CompileError
 
 UPDATES = frozenset(("dynamic-update-slice", "scatter"))
 
@@ -49,10 +48,7 @@ def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction
     trace = _slice_update(name, inside, root) if root.opcode != "scatter" else _scatter(name, inside, root)
     if target in trace.arrays:
         raise NoPlan(f"{root.name} reads elsewhere in the array that it changes")
-    try:
-        return UpdatePlan(trace.build.finish(), target, tuple(trace.arrays), root)
-    except CompileError as error:
-        raise NoPlan(str(error)) from error
+    return UpdatePlan(trace.finish(), target, tuple(trace.arrays), root)
 
 
 def _slice_update(name: str, inside: dict[HloInstruction, None], root: HloInstruction) -> Trace:

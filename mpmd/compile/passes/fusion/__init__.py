@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (Fusion,)
+PASSES: tuple[type[Pass], ...] = (AttentionStitching, Fusion)

@@ -9,6 +9,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
+from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
@@ -42,7 +43,7 @@ class Fusion(HloPass):
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
-        for computation in _sequential(module):
+        for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
             merge_groups(grouping, self.most, self.multi_output)
@@ -57,13 +58,3 @@ def _reshapes_are_bitcasts(computation: HloComputation) -> bool:
             instruction.opcode, changed = "bitcast", True
             instruction.attributes = {}
     return changed
-
-
-def _sequential(module: HloModule) -> list[HloComputation]:
-    """The computations whose instructions run as part of the program."""
-    found = [module.entry]
-    for computation in found:
-        for instruction in computation:
-            if instruction.opcode in ("while", "conditional", "call"):
-                found += [c for c in instruction.called if c not in found]
-    return found

@@ -7,21 +7,71 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import Grouping
+
+
+class Outlining:
+    """Groups of one computation that become fusions, all at once: no group sees what another became.
+
+    Args:
+        computation: what they stand in.
+    """
+
+    def __init__(self, computation: HloComputation) -> None:
+        self.computation = computation
+        self._made: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
+
+    def add(self, members: Sequence[HloInstruction], results: Sequence[HloInstruction], kind: str) -> None:
+        """Make a fusion.
+
+        Args:
+            members: what it computes, operands before users.
+            results: those of them that are read outside.
+            kind: of the fusion.
+        """
+        members = _needed(members, results)
+        inside = set(members)
+        arrays = list(dict.fromkeys(o for i in members for o in i.operands if o not in inside))
+        body = self.computation.module.create_computation("fused")
+        copies: dict[HloInstruction, HloInstruction] = {}
+        for number, array in enumerate(arrays):
+            parameter = HloInstruction("parameter", array.shape, (), {"parameter_number": number})
+            copies[array] = body.add(parameter)
+        for instruction in members:
+            copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
+        shape = results[0].shape
+        if len(results) == 1:
+            body.set_root(copies[results[0]])
+        else:
+            shape = tuple_of([r.shape for r in results])
+            body.set_root(body.add(HloInstruction("tuple", shape, [copies[r] for r in results])))
+        fusion = HloInstruction("fusion", shape, arrays, {"kind": kind}, (body,))
+        fusion.metadata = results[-1].metadata
+        self._made.append((self.computation.add(fusion), results))
+
+    def finish(self) -> bool:
+        """Let the fusions take the place of what they compute; True if anything changed."""
+        for fusion, results in self._made:
+            if len(results) == 1:
+                results[0].replace_all_uses_with(fusion)
+                continue
+            for number, result in enumerate(results):
+                element = HloInstruction("get-tuple-element", result.shape, [fusion], {"index": number})
+                result.replace_all_uses_with(self.computation.add(element))
+        removed = _remove_unused(self.computation)
+        return bool(self._made) or removed
 
 
 def outline(grouping: Grouping) -> bool:
     """Replace every group of several instructions by a fusion; True if there was one."""
-    work = []
+    outlining = Outlining(grouping.computation)
     for group in grouping.groups():
         results = grouping.results(group.members)
         closure = _needed(grouping.closure(group.members), results)
         if len(closure) > 1 and results:
-            work.append((group, closure, results))
-    for group, closure, results in work:
-        _replace(grouping.computation, group, closure, results)
-    removed = _remove_unused(grouping.computation)
-    return bool(work) or removed
+            kind = "kOutput" if group.product else "kInput" if group.reduces else "kLoop"
+            outlining.add(closure, results, kind)
+    return outlining.finish()
 
 
 def _needed(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
@@ -31,38 +81,6 @@ def _needed(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]
         if instruction in needed:
             needed.update(o for o in instruction.operands if o in inside)
     return [i for i in closure if i in needed]
-
-
-def _replace(
-    computation: HloComputation,
-    group: Group,
-    closure: Sequence[HloInstruction],
-    results: Sequence[HloInstruction],
-) -> None:
-    inside = set(closure)
-    arrays = list(dict.fromkeys(o for i in closure for o in i.operands if o not in inside))
-    body = computation.module.create_computation("fused")
-    copies: dict[HloInstruction, HloInstruction] = {}
-    for number, array in enumerate(arrays):
-        copies[array] = body.add(HloInstruction("parameter", array.shape, (), {"parameter_number": number}))
-    for instruction in closure:
-        copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
-    shape = results[0].shape
-    if len(results) == 1:
-        body.set_root(copies[results[0]])
-    else:
-        shape = tuple_of([r.shape for r in results])
-        body.set_root(body.add(HloInstruction("tuple", shape, [copies[r] for r in results])))
-    kind = "kOutput" if group.product else "kInput" if group.reduces else "kLoop"
-    fusion = HloInstruction("fusion", shape, arrays, {"kind": kind}, (body,))
-    fusion.metadata = results[-1].metadata
-    computation.add(fusion)
-    if len(results) == 1:
-        results[0].replace_all_uses_with(fusion)
-        return
-    for number, result in enumerate(results):
-        element = HloInstruction("get-tuple-element", result.shape, [fusion], {"index": number})
-        result.replace_all_uses_with(computation.add(element))
 
 
 def _remove_unused(computation: HloComputation) -> bool:

@@ -1,0 +1,134 @@
+"""AttentionPlan: products, rows of what they give, products of that, and no score ever leaves the cache.
+
+    sums_i[b, q, k] = sum over d of a_i[b, q, d] · b_i[b, d, k]            scores
+    rows: a plan over (b, q | k) that reads the sums and writes factors    softmax, its gradient, masks
+    c_j[b, q, n] = sum over k of x_j[b, q, k] · w_j[b, k, n]               mixtures over keys
+    c_j[b, k, n] = sum over q of x_j[b, q, k] · w_j[b, q, n]               mixtures over queries
+
+A kernel walks over blocks of queries: the sums and the factors of one block are all that exists of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpmd.compile.kernels.masking import Triangle, triangle_of
+from mpmd.compile.kernels.matmul import View
+from mpmd.compile.kernels.plan import KernelPlan
+
+KEYS, QUERIES = "keys", "queries"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A product that rows read.
+
+    Attributes:
+        depth: length of its sums.
+        a: `[queries, depth]`.
+        b: `[depth, keys]`.
+        sums: number of the rows' operand that stands for them.
+    """
+
+    depth: int
+    a: View
+    b: View
+    sums: int
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A product of what rows make.
+
+    Attributes:
+        over: `keys` or `queries`: what is summed.
+        width: columns of the result.
+        factor: number of the rows' operand that stands for what they make.
+        w: the other factor, `[keys or queries, width]`.
+        c: the result, `[queries or keys, width]`.
+    """
+
+    over: str
+    width: int
+    factor: int
+    w: View
+    c: View
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What one attention kernel computes; see the module's docstring.
+
+    Attributes:
+        name: symbol of the kernel.
+        scores: the products before the rows.
+        rows: what is done with them, a plan over `(batch..., queries | keys)`.  The operands that stand for
+            sums and factors are dense arrays over that space, which exist in the plan only.
+        mixtures: the products after them.
+    """
+
+    name: str
+    scores: tuple[Scores, ...]
+    rows: KernelPlan
+    mixtures: tuple[Mixture, ...]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Sizes of the batch dims."""
+        return self.rows.extents[:-2]
+
+    @property
+    def queries(self) -> int:
+        """Rows of the scores."""
+        return self.rows.extents[-2]
+
+    @property
+    def keys(self) -> int:
+        """Columns of the scores."""
+        return self.rows.extents[-1]
+
+    @property
+    def inner(self) -> frozenset[int]:
+        """Operands of the rows that are not in memory."""
+        return frozenset([s.sums for s in self.scores] + [m.factor for m in self.mixtures])
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """Operands of the rows that are in memory."""
+        return tuple(k for k in range(len(self.rows.operands)) if k not in self.inner)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the products, masked ones included."""
+        depth = sum(s.depth for s in self.scores) + sum(m.width for m in self.mixtures)
+        return 2 * math.prod(self.rows.extents) * depth
+
+    @cached_property
+    def triangle(self) -> Triangle | None:
+        """The part of the scores that need not be computed, if there is one."""
+        return triangle_of(self.rows, frozenset(m.factor for m in self.mixtures))
+
+    @property
+    def share(self) -> float:
+        """The part of the scores that is computed."""
+        return 1.0 if self.triangle is None else self.triangle.share(self.queries, self.keys)
+
+    def text(self) -> str:
+        """The plan in a readable form; equal plans have equal text."""
+        lines = [f"attention {self.name} {'x'.join(map(str, self.rows.extents))}"]
+        for score in self.scores:
+            lines.append(f"  p{score.sums} = scores over {score.depth}: {_view(score.a)} · {_view(score.b)}")
+        for mixture in self.mixtures:
+            factors = f"p{mixture.factor} · {_view(mixture.w)}"
+            lines.append(
+                f"  {_view(mixture.c)} = mixture over {mixture.over}: {factors}, {mixture.width} wide"
+            )
+        if self.triangle is not None:
+            lines.append(f"  {self.triangle}")
+        return "\n".join(lines) + "\n" + self.rows.text()
+
+
+def _view(view: View) -> str:
+    return f"{view.dtype}+{view.offset} [{':'.join(map(str, (*view.batch, view.row, view.column)))}]"

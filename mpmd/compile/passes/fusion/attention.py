@@ -1,0 +1,366 @@
+"""The search for attention: products of rows of products, and which of them are one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
+from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
+from mpmd.compile.kernels.planning.dots import is_product
+from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
+
+_MOST_FREE = 16
+"""Operations that make a mask of nothing: more are worth an array."""
+_MOST_CACHED = 4 << 20
+"""Bytes of a factor that stay in a cache from one block of queries to the next."""
+_LARGE, _FEWEST = 10**8, 4
+"""Operations from which several threads are of use, and matrices that give each of them some."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The shape of scores, one matrix per batch index; how the batch is divided into dims does not count."""
+
+    size: int
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of(value: HloInstruction) -> Matrix | None:
+        """The shape of a value, None if it has less than two dims."""
+        dims = value.shape.dims if value.shape.is_array else ()
+        return Matrix(value.shape.size, *dims[-2:]) if len(dims) > 1 else None
+
+
+@dataclass(eq=False)
+class Cone:
+    """What a matrix of rows is made of, down to arrays.
+
+    Attributes:
+        matrix: its shape.
+        members: everything that is computed for it.
+        scores: the products among them.
+        repeated: the members that any kernel makes again for itself: movement, masks made of nothing.
+    """
+
+    matrix: Matrix
+    members: dict[HloInstruction, None] = field(default_factory=dict)
+    scores: dict[HloInstruction, None] = field(default_factory=dict)
+    repeated: set[HloInstruction] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Attention:
+    """A group that may become one kernel.
+
+    Attributes:
+        cone: what its mixtures are made of.
+        mixtures: the products after the rows.
+        moved: what a mixture becomes by movement that the kernel does.
+    """
+
+    cone: Cone
+    mixtures: list[HloInstruction]
+    moved: dict[HloInstruction, tuple[HloInstruction, ...]]
+
+    @property
+    def members(self) -> set[HloInstruction]:
+        """Everything that is computed in it."""
+        return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
+
+
+def cone_of(value: HloInstruction, stop: Collection[HloInstruction] = ()) -> Cone:
+    """What a matrix is made of: elementwise work and reductions of rows, down to products and arrays.
+
+    Args:
+        value: the matrix, or one per batch index.
+        stop: values that are read and not computed.
+    """
+    matrix = Matrix.of(value)
+    assert matrix is not None, f"{value.name} has no rows"
+    cone, waiting = Cone(matrix), [value]
+    while waiting:
+        instruction = waiting.pop()
+        if instruction in cone.members or instruction in stop:
+            continue
+        operands = _computed_from(instruction, cone)
+        if operands is not None:
+            cone.members[instruction] = None
+            if instruction.opcode in MOVEMENT or instruction.opcode == "constant":
+                cone.repeated.add(instruction)
+            waiting += operands
+    return cone
+
+
+def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | None:
+    """The operands to go on with if an instruction belongs to the rows; None if it is an array for them."""
+    matrix = cone.matrix
+    if instruction.opcode == "constant":
+        return [] if instruction.shape.size == 1 and instruction.shape.is_array else None
+    if not instruction.shape.is_array or instruction.opcode not in RULES:
+        return None
+    if Matrix.of(instruction) == matrix:
+        if instruction.opcode == "dot":
+            return _take_score(instruction, cone)
+        if instruction.is_elementwise or instruction.opcode in ("broadcast", "iota"):
+            return list(instruction.operands)
+        divided = (
+            instruction.opcode in ("reshape", "bitcast") and Matrix.of(instruction.operands[0]) == matrix
+        )
+        return list(instruction.operands) if divided else None
+    if _is_of_rows(instruction, matrix) and _reaches_rows(instruction, matrix):
+        return list(instruction.operands)
+    free = _made_of_nothing(instruction)
+    if free is not None:
+        cone.members.update(free)
+        cone.repeated.update(free)
+        return []
+    return None
+
+
+def _take_score(dot: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | None:
+    if not is_product(dot) or len(dot.dot_dims.lhs_batch) != dot.shape.rank - 2:
+        return None
+    cone.scores[dot] = None
+    for factor in dot.operands:
+        movement = moved_factor(factor)
+        cone.members.update(movement)
+        cone.repeated.update(movement)
+    return []
+
+
+def moved_factor(value: HloInstruction) -> dict[HloInstruction, None]:
+    """The movement and widening between a factor of a product and the array in which it lies."""
+    found: dict[HloInstruction, None] = {}
+    while True:
+        widens = value.opcode == "convert" and value.operands[0].shape.dtype == "bf16"
+        if value.opcode not in ("reshape", "bitcast", "transpose", "slice", "broadcast", "copy") and not (
+            widens and value.shape.dtype == "f32"
+        ):
+            return found
+        found[value] = None
+        value = value.operands[0]
+
+
+def _is_of_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
+    if instruction.opcode == "reduce":
+        source = instruction.operands[0]
+        return Matrix.of(source) == matrix and instruction.dimensions == (source.shape.rank - 1,)
+    moves = instruction.opcode in ("reshape", "bitcast", "broadcast", "transpose")
+    one_each = instruction.shape.size * matrix.columns == matrix.size
+    return one_each and (instruction.is_elementwise or moves)
+
+
+def _reaches_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
+    """Whether something of rows is made from a reduction of a matrix."""
+    seen, waiting = {instruction}, [instruction]
+    while waiting:
+        value = waiting.pop()
+        if value.opcode == "reduce":
+            return True
+        for operand in value.operands:
+            if operand not in seen and operand.shape.is_array and _is_of_rows(operand, matrix):
+                seen.add(operand)
+                waiting.append(operand)
+    return False
+
+
+def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] | None:
+    """An instruction and what it is made of, if that is little and reads no array."""
+    found, waiting = {instruction: None}, [instruction]
+    while waiting:
+        value = waiting.pop()
+        elementwise = value.is_elementwise and value.opcode in RULES
+        if not elementwise and value.opcode not in ("iota", "broadcast", "constant", "reshape", "bitcast"):
+            return None
+        if value.opcode == "constant" and value.shape.size != 1:
+            return None
+        for operand in value.operands:
+            if operand not in found:
+                found[operand] = None
+                waiting.append(operand)
+        if len(found) > _MOST_FREE:
+            return None
+    return found
+
+
+# -- groups
+class Search:
+    """The groups of one computation.
+
+    Args:
+        computation: where to look.
+        refuse: is told why a product that might be part of a group is not.
+
+    Attributes:
+        groups: what was found, in program order.  What two groups both need, both compute.
+    """
+
+    def __init__(self, computation: HloComputation, refuse: Callable[[str], None]) -> None:
+        self.order = computation.post_order()
+        self.position = {i: k for k, i in enumerate(self.order)}
+        self.refuse = refuse
+        self.groups: list[Attention] = []
+
+    def run(self) -> None:
+        """Find the groups."""
+        scores: set[HloInstruction] = set()
+        for dot in self.order:
+            if dot.opcode != "dot" or dot in scores:
+                continue
+            attention = attention_of(dot)
+            if attention is None:
+                continue
+            reason = self.refusal(attention, self.groups)
+            if reason:
+                self.refuse(f"{dot.name} stays a product of its own: {reason}")
+                continue
+            scores.update(attention.cone.scores)
+            self._place(attention)
+
+    def _place(self, attention: Attention) -> None:
+        """Join a group with an earlier one that computes the same scores, or let it stand alone."""
+        for number in reversed(range(len(self.groups))):
+            both = together(self.groups[number], attention)
+            if both is not None and not self.refusal(both, self.groups[:number]):
+                self.groups[number] = both
+                return
+        self.groups.append(attention)
+
+    def refusal(self, attention: Attention, before: Sequence[Attention]) -> str:
+        """Why a group is not one kernel; empty if it is."""
+        if self._would_circle(attention, before):
+            return "what it needs is made of what it gives"
+        try:
+            planned = self.plan(attention, self.results(attention, before, ()))
+        except NoPlan as reason:
+            return str(reason)
+        return _loss(planned.plan)
+
+    def plan(self, attention: Attention, results: Sequence[HloInstruction]) -> PlannedAttention:
+        """The kernel of a group.
+
+        Raises:
+            NoPlan: it is none.
+        """
+        return plan_attention("kernel", self.sorted(attention.members), results)
+
+    def sorted(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
+        """Members in program order."""
+        return sorted(members, key=self.position.__getitem__)
+
+    def _would_circle(self, attention: Attention, before: Sequence[Attention]) -> bool:
+        """Whether something outside of a group would both need and feed it.
+
+        What an earlier group computes, too, is read from there.
+        """
+        inside = attention.members
+        elsewhere = {m for g in before for m in g.members} | attention.cone.repeated
+        seen: set[HloInstruction] = set()
+        waiting = [r for m in inside if m not in elsewhere for r in _readers(m, [attention])]
+        waiting = [r for r in waiting if r not in inside]
+        while waiting:
+            instruction = waiting.pop()
+            if instruction in seen:
+                continue
+            seen.add(instruction)
+            for user in (*instruction.users, *instruction.control_successors):
+                if user in inside:
+                    return True
+                waiting.append(user)
+        return False
+
+    def results(
+        self, attention: Attention, before: Sequence[Attention], after: Sequence[Attention]
+    ) -> list[HloInstruction]:
+        """What of a group is read outside: by what is no group, or by one that does not compute it, too."""
+        groups = [*before, attention, *after]
+        known = {m for g in before for m in g.members} | attention.cone.repeated
+        found = []
+        for member in self.sorted(attention.members - known):
+            homes = [[g for g in groups if r in g.members] for r in _readers(member, groups)]
+            outside = member.is_root or any(not h for h in homes)
+            if outside or any(member not in g.members for h in homes for g in h):
+                found.append(member)
+        return found
+
+
+def _loss(plan: AttentionPlan) -> str:
+    """Why a kernel would be slower than its parts; empty if it would not."""
+    widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
+    size = 4 * plan.keys * max(widths)
+    if size > _MOST_CACHED:
+        return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
+    matrices, large = math.prod(plan.batch), plan.flops > _LARGE
+    if large and matrices < 2:
+        return "one large product is faster with the blocks of products"
+    if large and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
+        return f"sums over queries of {matrices} matrices are work for as many threads only"
+    return ""
+
+
+def _readers(member: HloInstruction, groups: Sequence[Attention]) -> list[HloInstruction]:
+    """What reads a value, through movement that groups repeat."""
+    found: dict[HloInstruction, None] = {}
+    waiting = [*member.users, *member.control_successors]
+    while waiting:
+        user = waiting.pop()
+        if user in found:
+            continue
+        found[user] = None
+        if any(user in g.cone.repeated for g in groups):
+            waiting += user.users
+    return [r for r in found if not any(r in g.cone.repeated for g in groups)]
+
+
+def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> Attention | None:
+    """The group of one product of rows, None if it is not one.
+
+    Args:
+        dot: the product.
+        stop: values that are read and not computed.
+    """
+    if not is_product(dot):
+        return None
+    for factor, other in (dot.operands, dot.operands[::-1]):
+        moves = factor.opcode in MOVEMENT and factor.opcode not in ("reshape", "bitcast")
+        if Matrix.of(factor) is None or moves or factor is other or min(factor.shape.dims[-2:]) < 2:
+            continue
+        cone = cone_of(factor, stop)
+        if not cone.scores or dot in cone.members or factor not in cone.members:
+            continue
+        movement = moved_factor(other)
+        cone.members.update(movement)
+        cone.repeated.update(movement)
+        return Attention(cone, [dot], {dot: _moved(dot)})
+    return None
+
+
+def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
+    """The movement after a product, up to the last transpose that is all that reads it."""
+    chain, end, value = [], 0, dot
+    while len(value.users) == 1 and not value.is_root:
+        (value,) = value.users
+        if value.opcode not in ("transpose", "reshape", "bitcast"):
+            break
+        chain.append(value)
+        if value.opcode == "transpose":
+            end = len(chain)
+    return tuple(chain[:end])
+
+
+def together(a: Attention, b: Attention) -> Attention | None:
+    """Two groups that compute the same scores, as one."""
+    if a.cone.matrix != b.cone.matrix or not a.cone.scores.keys() & b.cone.scores.keys():
+        return None
+    cone = Cone(
+        a.cone.matrix,
+        {**a.cone.members, **b.cone.members},
+        {**a.cone.scores, **b.cone.scores},
+        a.cone.repeated | b.cone.repeated,
+    )
+    return Attention(cone, [*a.mixtures, *b.mixtures], {**a.moved, **b.moved})

@@ -1,0 +1,78 @@
+"""hlo-attention-stitching."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.passes.fusion.attention import Search
+from mpmd.compile.passes.fusion.outline import Outlining
+from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
+from mpmd.compile.passes.fusion.sequential import sequential
+from mpmd.compile.passes.hlo_pass import HloPass
+from mpmd.errors import ConfigError
+from mpmd.support import diagnostics
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionStitching(HloPass):
+    """Makes one kernel of products, rows of what they give, and products of that.
+
+    s = dot(q, k); p = softmax(s); ROOT o = dot(p, v)  ->  ROOT o = fusion(q, k, v), kind=kCustom
+
+    Attention forward and backward: the kernel walks over blocks of queries and keeps a block of scores in
+    the cache, so no matrix of scores is written unless something outside reads it.  There is no list of
+    patterns: whatever lies between the products, elementwise work and reductions of rows, is planned as it
+    stands.  What forward and backward both need is computed by both where the cost model says that this
+    costs less than keeping it.  Behind a causal mask nothing is computed; rows whose own scores are as small
+    as the mask's filler are noticed when the program runs, and then computed whole.  Where values behind the
+    mask are infinite or NaN, the unstitched program gives NaN and this one may not: `off` keeps to the
+    letter.
+
+    Requires: no `call`; layouts are row-major.
+    Ensures: every group is one kernel, by the planner's own word; each that is not is a notice.
+    Cost: one trial plan per product that may mix rows.
+    Source: FlashAttention (Dao et al. 2022) for the walk over blocks; stitching as in TAO's compiler.
+
+    Attributes:
+        mode: `auto` or `off`.
+    """
+
+    name = "hlo-attention-stitching"
+    mode: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "off"):
+            raise ConfigError(
+                f"option mode of {self.name} is {self.mode!r}\n  it is 'auto' or 'off': say one of them"
+            )
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed something."""
+        if self.mode == "off":
+            return False
+        changed = False
+        for computation in sequential(module):
+            changed |= _stitch(computation)
+        return changed
+
+
+def _stitch(computation: HloComputation) -> bool:
+    if sum(i.opcode == "dot" for i in computation) < 2:
+        return False
+    search = Search(computation, lambda text: diagnostics.notice(f"hlo-attention-stitching: {text}"))
+    search.run()
+    recompute_or_keep(search)
+    outlining = Outlining(computation)
+    for number, group in enumerate(search.groups):
+        results = search.results(group, search.groups[:number], search.groups[number + 1 :])
+        try:
+            search.plan(group, results)
+        except NoPlan as reason:
+            # what other groups expect of this one is computed as before
+            search.refuse(f"{group.mixtures[0].name} stays a product of its own: {reason}")
+            continue
+        outlining.add(search.sorted(group.members), results, "kCustom")
+    return outlining.finish()

@@ -1,0 +1,113 @@
+"""mpmd-recompute-attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
+from mpmd.passes.fragments.block_order import in_block_order
+from mpmd.passes.fragments.residuals import Maker, given, is_free, recompute, residuals_of
+
+_ROWS = CHEAP | {"stablehlo.exponential", "stablehlo.reduce"}
+_PRODUCT = "stablehlo.dot_general"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecomputeAttention(FunctionPass):
+    """Computes the scores of attention again in a backward fragment, instead of keeping what they gave.
+
+        o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
+        g = m1["f"(1)] (p, v, d) { ... }
+        -->
+        o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
+        g = m1["f"(1)] (p, v, d, q, k) { s = dot q k; p = softmax s; ... }
+
+    A residual is recomputed if batched products, elementwise work and reductions give it from values that the
+    backward fragment has anyway, and if it is as large as a product that is larger than its factors:
+    probabilities, exponentials; and with it what else is made of the same products: the sums of rows.  `p` is
+    left unused; fragment-dce removes it.  The memory between forward and backward of a microbatch then no
+    longer grows with the square of the sequence, and a backend that stitches attention never writes a matrix
+    of scores.
+
+    Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.
+    Source: recomputation in FlashAttention (Dao et al. 2022).
+
+    Attributes:
+        max_ops: operations that one residual may take.
+    """
+
+    name: ClassVar[str] = "mpmd-recompute-attention"
+    runs_on: ClassVar[Literal["mpmd"]] = "mpmd"
+    max_ops: int = 64
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Looks at each backward fragment of the function."""
+        for fragment in ir.fragments(f):
+            if fragment.is_backward:
+                self._rewrite_fragment(fragment)
+
+    def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        read = [bool(ir.users(argument)) for argument in fragment.args]
+        residuals = [r for r in residuals_of(fragment) if read[r[0]]]
+        makers = {maker: Maker(maker) for _, _, maker in residuals}
+        have, worth = given(fragment), set[ir.Op]()
+        for _, value, maker in residuals:  # the products whose results are kept in full
+            plan = self._plan(makers[maker], value, have)
+            if plan is None:
+                have.add(value)
+                continue
+            size = math.prod(value.type.tensor.shape)
+            worth |= {p for p in _products(plan) if size >= math.prod(p.results[0].type.shape)}
+        have, plans = given(fragment), []
+        for position, value, maker in residuals:
+            plan = self._plan(makers[maker], value, have)
+            if plan is None or not worth.issuperset(_products(plan)):
+                have.add(value)
+            else:
+                plans.append((position, maker, plan))
+        if plans:
+            recompute(fragment, plans)
+
+    def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
+        """The ops that make a residual from values at hand, None if it is not one of attention."""
+        needed: dict[ir.Op, None] = {}
+        todo = [maker.returned[ir.result_index(value)]]
+        while todo:
+            inner = todo.pop()
+            if any(result in have for result in maker.results.get(inner, ())):
+                continue
+            if inner in maker.outer and is_free(maker.outer[inner], have):
+                continue
+            op = ir.producer(inner)
+            if op is None or not _is_of_rows(op):
+                return None
+            needed[op] = None
+            if len(needed) > self.max_ops:
+                return None
+            todo += op.operands
+        return in_block_order(needed) if _products(needed) else None
+
+
+def _products(ops: Iterable[ir.Op]) -> list[ir.Op]:
+    return [op for op in ops if op.operation.name == _PRODUCT]
+
+
+def _is_of_rows(op: ir.Op) -> bool:
+    """Whether an op may stand between attention's factors and its rows."""
+    if op.operation.name == _PRODUCT:
+        return _is_score(op)
+    return op.operation.name in _ROWS
+
+
+def _is_score(op: ir.Op) -> bool:
+    """Whether a product is batched, and larger than its factors together."""
+    numbers = ir.stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    if not numbers.lhs_batching_dimensions:
+        return False
+    factors = sum(math.prod(o.type.shape) for o in op.operands)
+    return math.prod(op.results[0].type.shape) >= factors

@@ -1,0 +1,97 @@
+"""Residuals: what a forward fragment keeps for its backward fragment, and how to compute it there instead."""
+
+from __future__ import annotations
+
+from mpmd import ir
+
+
+class Maker:
+    """A forward fragment: what it returns, what its arguments stand for, and the results of each value."""
+
+    def __init__(self, fragment: ir.Fragment) -> None:
+        self.returned = fragment.returned
+        self.outer = dict(zip(fragment.args, fragment.inputs))
+        self.results: dict[ir.Value, list[ir.Value]] = {}
+        for inner, result in zip(self.returned, fragment.results):
+            self.results.setdefault(inner, []).append(result)
+
+
+def given(fragment: ir.Fragment) -> set[ir.Value]:
+    """The operands of a backward fragment that are no residuals."""
+    return {
+        value
+        for value in fragment.inputs
+        if not isinstance(producer := ir.producer(value), ir.Fragment)
+        or not is_forward_of(producer, fragment)
+    }
+
+
+def residuals_of(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
+    """The operands that its forward fragments make, in the order in which they are computed."""
+    found = []
+    places: dict[ir.Fragment, dict[ir.Op, int]] = {}
+    for position, value in enumerate(fragment.inputs):
+        maker = ir.producer(value)
+        if isinstance(maker, ir.Fragment) and is_forward_of(maker, fragment):
+            if maker not in places:
+                places[maker] = {op: i for i, op in enumerate(ir.ops(maker.body))}
+            op = ir.producer(maker.returned[ir.result_index(value)])
+            place = -1 if op is None else places[maker][op]
+            found.append((place, position, value, maker))
+    return [(position, value, maker) for _, position, value, maker in sorted(found, key=lambda f: f[:2])]
+
+
+def is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
+    """Whether a fragment is the forward one of a backward fragment."""
+    same = maker.mesh == fragment.mesh and maker.call_counter == fragment.call_counter
+    return same and maker.is_forward
+
+
+def is_free(value: ir.Value, have: set[ir.Value]) -> bool:
+    """Whether the backward fragment can read a value without keeping it alive for longer."""
+    return value in have or ir.producer(value) is None
+
+
+def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:
+    """Let a backward fragment compute residuals itself.
+
+    Args:
+        fragment: the backward fragment; another one takes its place.
+        plans: for each residual its position among the operands, its forward fragment, and the ops of that
+            which give it, in order.  The operand itself is left unused.
+    """
+    inputs = list(fragment.inputs)
+    inside = dict(zip(inputs, fragment.args))
+    replaced = {inputs[position] for position, _, _ in plans}
+    outer_of: dict[ir.Fragment, dict[ir.Value, ir.Value]] = {}
+    for position, maker, plan in plans:
+        if maker not in outer_of:
+            kept = (
+                (v, r) for v, r in zip(maker.returned, maker.results) if r in inside and r not in replaced
+            )
+            outer_of[maker] = {**dict(zip(maker.args, maker.inputs)), **dict(kept)}
+        outer = outer_of[maker]
+        values: dict[ir.Value, ir.Value] = {}
+        where = ir.at_start(fragment.body)
+        for op in plan:
+            for operand in op.operands:
+                if operand not in values and operand in outer:
+                    values[operand] = _inside(outer[operand], inputs, inside, fragment)
+            ir.clone_with(op, values, where)
+        target = maker.returned[ir.result_index(inputs[position])]
+        ir.replace_uses(fragment.args[position], values[target])
+    made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
+    for name in ("arg_attrs", "in_shardings"):
+        ir.put(made, name, None)
+    for old, new in zip(fragment.results, made.results):
+        ir.replace_uses(old, new)
+    ir.erase(fragment)
+
+
+def _inside(
+    value: ir.Value, inputs: list[ir.Value], inside: dict[ir.Value, ir.Value], fragment: ir.Fragment
+) -> ir.Value:
+    if value not in inside:
+        inputs.append(value)
+        inside[value] = ir.append_arg(fragment.body, like=value, kind=value.type.tensor)
+    return inside[value]
