@@ -30,7 +30,7 @@ class CallFrame:
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         self._callbacks = [function(self._create_error), function(self._get_stream)]
         self._api = (ctypes.c_void_p * 32)()
-        self._api[ffi.API_ERROR_CREATE // 8] = ctypes.cast(self._callbacks[0], ctypes.c_void_p).value
+        self._api[ffi.API["error_create"] // 8] = ctypes.cast(self._callbacks[0], ctypes.c_void_p).value
         self._api[API_STREAM_GET // 8] = ctypes.cast(self._callbacks[1], ctypes.c_void_p).value
         self._frame = (ctypes.c_int64 * 24)()
         self._kept: list[Any] = []

@@ -265,7 +265,7 @@ class _Emitter:
             f.store(Value(f"@{symbol}", "ptr"), request, 2)
             f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
             api = f.load(f.offset(self.frame, ffi.FRAME["api"]), "ptr")
-            create = f.load(f.offset(api, ffi.API_ERROR_CREATE), "ptr")
+            create = f.load(f.offset(api, ffi.API["error_create"]), "ptr")
             branch.value = f.op(f"call ptr {create}(ptr {request})", "ptr")
         with f.when(condition, returns=True, value=branch.result()):
             pass

@@ -15,6 +15,7 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 
@@ -42,9 +43,10 @@ def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -
     )
 
 
-def compiled(fragment: FragmentModule, *, poison: bool = False) -> Compilation:
+def compiled(fragment: FragmentModule, *, poison: bool = False, attention: str = "auto") -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
-    return compile_fragment(fragment, host_target(), poison=poison)
+    options = CompileOptions(attention_stitching=attention)
+    return compile_fragment(fragment, host_target(), options, poison=poison)
 
 
 def check_memory(made: Compilation) -> None:
