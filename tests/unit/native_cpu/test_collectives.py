@@ -15,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 from mpmd.compile.backends.native_cpu import backend as native_backend
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compile_fragment
 from mpmd.compile.backends.native_cpu.ffi import register
+from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.hlo import parse_module
@@ -106,6 +107,17 @@ def test_devices_that_are_not_the_first_of_their_client():
     ).check()
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_of_one_device(name):
+    function, given, wanted = COLLECTIVES[name]
+
+    def alone(a):
+        pairs = [(0, 0)] if name == "permutation" else []
+        return lax.ppermute(a, "x", pairs) if name.startswith("permutation") else function(a)
+
+    OnMesh(alone, [values(8, 12)], mesh_of({"x": 1, "y": 1}), [given], wanted).check()
+
+
 def test_each_device_on_several_threads(monkeypatch):
     monkeypatch.setattr(native_backend, "_WORTH_THREADS", 0.0)
 
@@ -190,6 +202,12 @@ def test_a_program_is_loaded_for_as_many_devices_as_it_was_compiled_for():
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
     with pytest.raises(CompileError, match="runs on 2 devices; it was given 3"):
         register(made.native.made.code, host_target(), devices=(0, 1, 2))
+
+
+def test_a_program_of_several_devices_does_not_run_by_itself():
+    made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
+    with pytest.raises(CompileError, match="one of 2 devices: they run it inside of JAX"):
+        ProgramInstance(made.native.made.code, host_target())
 
 
 def test_what_has_no_kernel_says_so():

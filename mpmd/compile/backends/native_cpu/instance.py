@@ -121,6 +121,10 @@ class ProgramInstance:
     def __init__(self, compiled: CompiledProgram, target: CpuTarget, pool: WorkerPool | None = None) -> None:
         if not target.runs_here():
             raise CompileError(f"code for {target.cpu} ({target.triple}) does not run on this machine")
+        if compiled.devices > 1:
+            raise CompileError(
+                f"program {compiled.name} is one of {compiled.devices} devices: they run it inside of JAX"
+            )
         self.compiled = compiled
         self.pool = pool
         self.code = compiled.load(target)

@@ -132,7 +132,11 @@ def native_program(
     return NativeProgram(Program(name, pointers, tuple(steps), devices), arena_bytes, bytes(constants))
 
 
-_APART = (WhileThunk, ConditionalThunk, CollectiveThunk, DeviceThunk)
+def _is_apart(thunk: Thunk) -> bool:
+    """Whether a thunk waits for all before it, and all after it wait for it."""
+    if isinstance(thunk, CollectiveThunk):
+        return thunk.plan.devices > 1
+    return isinstance(thunk, WhileThunk | ConditionalThunk | DeviceThunk)
 
 
 class _Lowering:
@@ -161,12 +165,12 @@ class _Lowering:
         steps: list[Step] = []
         running: list[Thunk] = []
         for thunk in thunks:
-            if isinstance(thunk, _APART):
+            if _is_apart(thunk):
                 steps.append(self._apart(thunk))
                 running = [thunk]
                 continue
             made = self._runs(thunk)
-            control = bool(running) and isinstance(running[-1], _APART)
+            control = bool(running) and _is_apart(running[-1])
             waits = control or any(conflict(thunk, other) for other in running)
             if made:
                 made[0] = replace(made[0], waits=waits)
@@ -206,8 +210,19 @@ class _Lowering:
             places[f"p{number}"] = Peer(pointer.member, array, pointer.stride * BYTES[operand.dtype])
         return [Move(kernel, places, piece.shared, piece.devices)]
 
+    def _alone(self, thunk: CollectiveThunk) -> list[Run]:
+        """A collective of one device: its kernels on its own arrays, one after the other."""
+        found = []
+        for piece in thunk.plan.pieces:
+            if piece.plan.size and (piece.devices is None or 0 in piece.devices):
+                operands = [self.address(thunk.arrays[pointer.array]) for pointer in piece.pointers]
+                found += sequence_steps(self.code.of(piece.plan, piece.plan.results), operands, [])
+        return found
+
     def _runs(self, thunk: Thunk) -> list[Run]:
         """The runs of a thunk."""
+        if isinstance(thunk, CollectiveThunk):
+            return self._alone(thunk)
         if isinstance(thunk, CopyThunk):
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
