@@ -1,4 +1,5 @@
-"""absl flags for every option: `--mpmd_<option>` of the pipelines, `--mpmd_<pass>_<option>` of single passes.
+"""absl flags for every option: `--mpmd_<option>` of the pipelines, `--mpmd_<pass>_<option>` of single passes,
+`--hlo_<pass>_<option>` of passes over HLO.
 
 Import this module before `absl.app.run` (or `flags.FLAGS(argv)`); `mpmd.jit` then reads the flags when a
 function is first traced.  A configuration that gives `options` does not look at flags.
@@ -12,11 +13,13 @@ from typing import Any
 
 from absl import flags
 
+from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.options import USER_DEFAULTS, PipelineOptions, set_options_source
 from mpmd.passes import PASSES
 from mpmd.support.passes import Pass, option_text
 
 FLAGS = flags.FLAGS
+_PASSES = (*PASSES.values(), *HLO_PASSES.values())
 
 # What a configuration or the schedule says is not for flags.
 _NOT_FLAGS = frozenset(
@@ -43,7 +46,9 @@ def option_docs(kind: type[Any]) -> dict[str, str]:
 
 
 def pass_flag(kind: type[Pass], field: str) -> str:
-    """The flag of an option of a pass."""
+    """The flag of an option of a pass: `mpmd_...`, or `hlo_...` of one over HLO."""
+    if kind.name.startswith("hlo-"):
+        return f"{kind.name.replace('-', '_')}_{field}"
     return f"mpmd_{kind.name.removeprefix('mpmd-').replace('-', '_')}_{field}"
 
 
@@ -71,7 +76,7 @@ def _define_pipeline_flags() -> None:
 
 def _define_pass_flags() -> None:
     """Options of single passes, None unless given: what the pipeline gives a pass stands then."""
-    for kind in PASSES.values():
+    for kind in _PASSES:
         for field in dataclasses.fields(kind):
             text = f"Option {field.name.replace('_', '-')} of {kind.name}, over what the pipeline gives it."
             name = pass_flag(kind, field.name)
@@ -97,7 +102,7 @@ def options_from_flags() -> PipelineOptions:
 
 def _pass_options() -> list[str]:
     found = []
-    for kind in PASSES.values():
+    for kind in _PASSES:
         given = [
             (field.name.replace("_", "-"), FLAGS[pass_flag(kind, field.name)].value)
             for field in dataclasses.fields(kind)

@@ -21,7 +21,8 @@ from mpmd.api.tasks import mirrored_placements, numbered, task_orders
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
-from mpmd.errors import ConfigError
+from mpmd.compile.passes import make_pass
+from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions, current_options
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.verify import verify
@@ -36,6 +37,9 @@ from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
+
+_OVER_HLO = "hlo-"
+"""What names of passes over HLO begin with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +103,7 @@ class _Phases:
 
     def __init__(self, module: ir.Module, options: PipelineOptions, observer: Observer | None) -> None:
         self.module = module
-        self.overrides = options.pass_options
+        self.overrides = tuple(e for e in options.pass_options if not e.startswith(_OVER_HLO))
         self.dump_to = Path(options.dump_to) if options.dump_to else None
         self.watch = Watch(
             verify=verify,
@@ -233,7 +237,21 @@ def _partition(
 
 
 def compile_options(options: PipelineOptions) -> CompileOptions:
-    """What the options say about compiling fragments."""
+    """What the options say about compiling fragments.
+
+    Raises:
+        ConfigError: there is no such pass over HLO, or it has no such option; all problems at once.
+    """
+    problems = []
+    for entry in (*options.disable_passes, *options.pass_options):
+        if entry.startswith(_OVER_HLO):
+            name, _, given = entry.partition("{")
+            try:
+                make_pass(name, given.removesuffix("}"))
+            except ConfigError as error:
+                problems.append(str(error))
+    if problems:
+        raise collect(ConfigError, problems, "the options of passes over HLO cannot be used:")
     dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     folder = options.compile_cache_dir or _folder_in_jax_cache()
     cache = DiskCache(Path(folder), options.compile_cache_bytes) if folder not in ("", "off") else None
@@ -242,6 +260,8 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         cache=cache,
         attention_stitching=options.attention_stitching,
         memory_bytes=options.device_memory_bytes,
+        pass_options=tuple(e for e in options.pass_options if e.startswith(_OVER_HLO)),
+        disable_passes=tuple(n for n in options.disable_passes if n.startswith(_OVER_HLO)),
     )
 
 

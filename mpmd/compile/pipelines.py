@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, with_overrides
 
 
 def cpu_pipeline(devices: int = 1, attention_stitching: str = "auto") -> list[Pass]:
@@ -50,3 +57,50 @@ def cpu_preparation(devices: int = 1) -> list[Pass]:
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
         FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
     ]
+
+
+def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
+    """Passes without those that the options leave out, with the options that they give; groups likewise."""
+    found: list[Pass] = []
+    for pass_ in passes:
+        if isinstance(pass_, Fixpoint):
+            found.append(dataclasses.replace(pass_, passes=tuple(configured(pass_.passes, options))))
+        elif pass_.name not in options.disable_passes:
+            found.append(with_overrides(pass_, options.pass_options))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched(Pass):
+    """A pass of a group that runs until nothing changes, and what is done whenever it changed something.
+
+    Attributes:
+        inner: the pass.
+        after: called with the pass and the module.
+    """
+
+    name = "hlo-watched"
+    inner: Pass
+    after: Callable[[Pass, HloModule], None]
+
+    def run(self, module: HloModule) -> bool:
+        """Runs the pass."""
+        changed = self.inner.run(module)
+        if changed:
+            self.after(self.inner, module)
+        return changed
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+
+def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None]) -> list[Pass]:
+    """Passes of which those inside of groups are watched; `after` is given the place of the group, too."""
+    found: list[Pass] = []
+    for number, pass_ in enumerate(passes):
+        if isinstance(pass_, Fixpoint):
+            tell = functools.partial(after, f"{number:03d}.{pass_.label}")
+            inner = tuple(Watched(p, tell) for p in pass_.passes)
+            pass_ = dataclasses.replace(pass_, passes=inner)
+        found.append(pass_)
+    return found

@@ -124,7 +124,7 @@ def flags_page() -> str:
         "\n## Single passes\n\nOver what the pipeline gives the pass; unset by default.\n\n"
         "| flag | option of |\n|---|---|\n"
     )
-    for kind in passes.PASSES.values():
+    for kind in (*passes.PASSES.values(), *hlo_passes.PASSES.values()):
         parts += [f"| `--{pass_flag(kind, f.name)}` | `{kind.name}` |\n" for f in dataclasses.fields(kind)]
     return "".join(parts)
 

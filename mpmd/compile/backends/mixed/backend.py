@@ -28,7 +28,8 @@ from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloModule, print_module
 from mpmd.compile.lowering import lower
-from mpmd.compile.pipelines import cpu_preparation
+from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.pipelines import configured, cpu_preparation
 from mpmd.errors import CompileError
 from mpmd.support.pipeline import Watch, run_pipeline
 
@@ -183,24 +184,26 @@ class MixedBackend:
         Raises:
             CompileError: no part of it can be native code worth a call; says all reasons.
         """
-        module = prepared(fragment)
+        module = prepared(fragment, self.native.options)
         refused = refusals(module.entry)
         found = split(module, refused)
         if not any(part.native for part in found.parts):
             reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items()]
             raise CompileError("\n".join(reasons) or "nothing in it is worth a native program")
-        parts = tuple(self._part(fragment, part) for part in found.parts)
+        if self.native.options.dump is not None:
+            self.native.options.dump.write(fragment, "clusters.txt", found.text())
+        parts = tuple(self._part(fragment, number, part) for number, part in enumerate(found.parts))
         return self._load(Mixture(found, parts), fragment, mesh)
 
     def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
         """The same machine code with memory of another mesh; XLA's part is compiled again."""
         return self._load(executable.mixture, fragment, mesh)
 
-    def _part(self, fragment: FragmentModule, cluster: Cluster) -> Part:
+    def _part(self, fragment: FragmentModule, number: int, cluster: Cluster) -> Part:
         """A cluster as a fragment of its own, compiled."""
         module = cluster.module
         alone = FragmentModule(
-            name=fragment.name,
+            name=f"{fragment.name}.cluster{number}",
             mesh=fragment.mesh,
             text=print_module(module),
             arguments=tuple(value_spec(p.shape) for p in module.entry.parameters),
@@ -282,8 +285,10 @@ def _jitted(
         raise CompileError(f"XLA cannot compile its part of fragment {fragment.name!r}: {error}") from error
 
 
-def prepared(fragment: FragmentModule) -> HloModule:
+def prepared(fragment: FragmentModule, options: CompileOptions = DEFAULTS) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself."""
     module = lower(fragment.text)
-    run_pipeline(module, cpu_preparation(), Watch(verify=lambda _: None, text=print_module))
+    run_pipeline(
+        module, configured(cpu_preparation(), options), Watch(verify=lambda _: None, text=print_module)
+    )
     return module

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,12 +35,13 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.compile.pipelines import cpu_pipeline, scheduling_pipeline
+from mpmd.compile.pipelines import configured, cpu_pipeline, scheduling_pipeline, watched
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 from mpmd.support import diagnostics
+from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
 
@@ -332,7 +334,9 @@ def prepare_fragment(
     module = module or lowered(fragment, axes)
     clock("lowering")
     timing = Timing()
-    passes = cpu_pipeline(_count(axes), options.attention_stitching)
+    passes = configured(cpu_pipeline(_count(axes), options.attention_stitching), options)
+    if options.dump is not None:
+        passes = watched(passes, _inner_dump(fragment, options.dump))
     watch = _watch(fragment, module, options.dump)
     with diagnostics.collecting() as found:
         run_pipeline(module, passes, watch, timing)
@@ -341,7 +345,7 @@ def prepare_fragment(
     plans.plan_all(module.call_order())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
-    run_pipeline(module, scheduling_pipeline(), watch, timing, first=len(passes))
+    run_pipeline(module, configured(scheduling_pipeline(), options), watch, timing, first=len(passes))
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("schedule")
@@ -418,6 +422,18 @@ def _watch(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Wa
         dump_passes=dump.passes,
         suffix=".txt",
     )
+
+
+def _inner_dump(fragment: FragmentModule, dump: Dump) -> Callable[[str, Pass, HloModule], None]:
+    """Writes the module after each pass of a group that changed it: `027.simplification.003.hlo-cse`."""
+    turns: dict[str, int] = {}
+
+    def after(group: str, pass_: Pass, module: HloModule) -> None:
+        turns[group] = turns.get(group, -1) + 1
+        if re.search(dump.passes, pass_.name):
+            dump.write(fragment, f"{group}.{turns[group]:03d}.{pass_.name}.txt", print_module(module))
+
+    return after
 
 
 def _unchecked(module: HloModule) -> None:

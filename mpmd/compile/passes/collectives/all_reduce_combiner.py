@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.passes.collectives.combining import combine
-from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.collectives.combining import Combiner
 
 
 @dataclasses.dataclass(frozen=True)
-class AllReduceCombiner(ComputationPass):
+class AllReduceCombiner(Combiner):
     """Reduces several arrays over devices at once.
 
     all-reduce(x); all-reduce(y)  ->  (x', y') = all-reduce(x, y)
@@ -20,16 +18,7 @@ class AllReduceCombiner(ComputationPass):
         one, up to the limits; the order of what is left is the same on all devices.
     Cost: linear, and one reachability query per pair of candidates.
     Source: XLA's combiner of that name.
-
-    Attributes:
-        most_bytes: largest sum of operands, in bytes per device.
-        most_operands: most operands of one collective.
     """
 
     name = "hlo-all-reduce-combiner"
-    most_bytes: int = 30 << 20
-    most_operands: int = 256
-
-    def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
-        return combine(computation, "all-reduce", self.most_bytes, self.most_operands)
+    opcode = "all-reduce"

@@ -1,15 +1,36 @@
-"""Making one collective of several."""
+"""Making one collective of several: what the combiners of every kind are made of."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable
+from typing import ClassVar
 
 from mpmd.compile.analysis.reachability import Reachability
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
+from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import TrackingBuilder
+
+
+@dataclasses.dataclass(frozen=True)
+class Combiner(ComputationPass):
+    """Joins collectives of one opcode; see the passes that derive from it.
+
+    Attributes:
+        most_bytes: largest sum of operands, in bytes per device.
+        most_operands: most operands of one collective.
+    """
+
+    opcode: ClassVar[str]
+    most_bytes: int = 30 << 20
+    most_operands: int = 256
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return combine(computation, self.opcode, self.most_bytes, self.most_operands)
 
 
 def combine(computation: HloComputation, opcode: str, most_bytes: int, most_operands: int) -> bool:

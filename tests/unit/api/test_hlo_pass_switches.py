@@ -1,0 +1,82 @@
+"""Options and dumps of passes over HLO, through the options of a configuration and through flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+
+import mpmd
+import mpmd.flags
+from mpmd.compile.passes import PASSES
+from mpmd.errors import ConfigError
+from mpmd.flags import options_from_flags, pass_flag
+from mpmd.options import USER_DEFAULTS
+
+X = np.linspace(0, 1, 32, dtype=np.float32).reshape(4, 8)
+
+
+def compiled(function=jax.nn.softmax, **options):
+    named = mpmd.named_computation(function, name="f")
+    config = mpmd.make_config(
+        mpmd.make_topology({"m0": 1}),
+        {"f": "m0"},
+        options=dataclasses.replace(USER_DEFAULTS, backend="native", **options),
+    )
+    return mpmd.jit(lambda x: named(x), config).compiled(X)
+
+
+def test_a_pass_over_hlo_can_be_left_out():
+    assert "fusion(" in compiled().as_text("hlo")
+    without = compiled(disable_passes=("hlo-fusion",))
+    assert "fusion(" not in without.as_text("hlo")
+    np.testing.assert_allclose(without(X), jax.nn.softmax(X), rtol=1e-6)
+
+
+def test_passes_inside_of_groups_can_be_left_out_and_given_options():
+    def function(x):
+        return x + jnp.sort(jnp.array([1.0, 3, 5, 7, 2, 4, 6, 8]))
+
+    folded = compiled(function).as_text("hlo")
+    plain = compiled(function, disable_passes=("hlo-constant-folding", "hlo-algebraic-simplifier"))
+    assert " sort(" in plain.as_text("hlo") and " sort(" not in folded
+    kept = compiled(function, pass_options=("hlo-constant-folding{max-elements=4}",)).as_text("hlo")
+    assert " sort(" in kept
+
+
+def test_wrong_names_are_an_error_with_all_of_them():
+    with pytest.raises(ConfigError, match=r"(?s)hlo-fusio'; did you mean hlo-fusion.*no option 'speed'"):
+        compiled(disable_passes=("hlo-fusio",), pass_options=("hlo-dce{speed=1}",))
+
+
+def test_flags_of_passes_over_hlo(monkeypatch):
+    name = pass_flag(PASSES["hlo-constant-folding"], "max_bytes")
+    assert name == "hlo_constant_folding_max_bytes" and flags.FLAGS[name].default is None
+    monkeypatch.setattr(flags.FLAGS[name], "value", "12")
+    monkeypatch.setattr(type(flags.FLAGS), "is_parsed", lambda _: True)
+    assert options_from_flags().pass_options == ("hlo-constant-folding{max-bytes=12}",)
+
+
+def test_dumps_after_every_pass_that_changed_something(tmp_path):
+    compiled(dump_to=str(tmp_path))
+    (folder,) = (tmp_path / "fragments").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert {"memory.svg", "module.ll", "module.s", "thunk_sequence.txt", "buffer-assignment.txt"} <= names
+    inner = sorted(name for name in names if ".simplification." in name)
+    assert inner and all(name.split(".")[3].startswith("hlo-") for name in inner)
+    assert any(name.endswith(".hlo-fusion.txt") for name in names)
+    picture = ElementTree.fromstring((folder / "memory.svg").read_text())
+    assert picture.tag.endswith("svg") and len(picture) > 0
+    assert ".globl" in (folder / "module.s").read_text()
+
+
+def test_a_pattern_chooses_the_passes(tmp_path):
+    compiled(dump_to=str(tmp_path), dump_passes="hlo-cse|hlo-fusion")
+    (folder,) = (tmp_path / "fragments").iterdir()
+    passes = {path.name.split(".")[-2] for path in folder.iterdir() if path.name[:3].isdigit()}
+    assert "hlo-fusion" in passes and passes <= {"hlo-cse", "hlo-fusion"}
