@@ -92,11 +92,11 @@ class _Merging:
             waiting: list[tuple[float, int, int, HloInstruction, HloInstruction]] = []
             for value in (i for i in grouping.order if i in grouping.group_of):
                 readers = grouping.readers(value)
-                saved = self.prices.saved(value, readers)
-                for reader in readers:
-                    if reader in grouping.group_of:
-                        places = grouping.position[value], grouping.position[reader]
-                        waiting.append((-saved, *places, value, reader))
+                joining = [r for r in readers if r in grouping.group_of]
+                saved = self.prices.saved(value, len(joining), len(readers) - len(joining))
+                for reader in joining:
+                    places = grouping.position[value], grouping.position[reader]
+                    waiting.append((-saved, *places, value, reader))
             heapq.heapify(waiting)
             while waiting:
                 *_, value, reader = heapq.heappop(waiting)

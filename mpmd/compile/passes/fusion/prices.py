@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -54,8 +54,14 @@ class Prices:
         model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
         return model(work, self.device).seconds
 
-    def saved(self, value: HloInstruction, readers: Iterable[object]) -> float:
-        """Seconds that a reader saves if it need not read a value; the only one saves its writing, too."""
+    def saved(self, value: HloInstruction, joining: int, others: int) -> float:
+        """Seconds that are saved if everything that can join a value's producer does.
+
+        Args:
+            value: what is then not read, and not written either if nothing else reads it.
+            joining: how many readers can join.
+            others: how many cannot.
+        """
         size = value.shape.byte_size
-        accesses = 2 if len(list(readers)) == 1 else 1
+        accesses = joining + (others == 0)
         return accesses * size / self.device.bandwidth_for(size)
