@@ -471,7 +471,7 @@ def _close_to(name: str) -> str:
 
 def _stitches(o: PipelineOptions) -> bool:
     """Whether attention becomes one kernel, which reads scores and scales wherever they stand."""
-    return o.attention_stitching == "auto" and o.backend == "native"
+    return o.attention_stitching == "auto" and o.backend != "xla"
 
 
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:

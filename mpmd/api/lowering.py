@@ -276,6 +276,9 @@ def _folder_in_jax_cache() -> str:
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
     """The options of the configuration, or those of the flags, with what the configuration itself says."""
     options = config.options if config.options is not None else current_options()
+    backend = config.backend or options.backend
+    platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
+    native = backend != "xla" and platforms == {"cpu"}
     mirrored, assignment = mirrored_placements(config), _text(config.assignment)
     if mirrored:
         copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
@@ -287,7 +290,8 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
-        backend=config.backend or options.backend,
+        backend=backend,
+        attention_stitching=options.attention_stitching if native else "off",
         split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
     )

@@ -129,7 +129,7 @@ def _points(plan: KernelPlan, number: int, *, whole: bool = False) -> int:
     if level in (ELEMENT, COLUMN) or plan.row_dims == 0 or whole:
         dims |= set(plan.row)
     if plan.row_dims == 0 and level != BATCH:
-        dims = set(range(plan.rank)) if plan.depends[number] else set()
+        dims = set(range(max(plan.depends[number], default=-1) + 1))  # computed in the loop that knows it all
     return math.prod([plan.extents[d] for d in sorted(dims)])
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
+from mpmd.compile.passes.fusion.prices import PROJECTED, SPEED_OF_LIGHT, Prices
 from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
+from mpmd.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +25,9 @@ class Fusion(HloPass):
     Movement (broadcast, transpose, slice ...) is repeated wherever its result is read.  What computes is
     repeated only where that is cheaper than keeping it: a value that is needed outside of its group becomes
     one more result of it.  Reshapes become bitcasts: arrays are row-major, so they move nothing.  Matrix
-    products take what follows them, then groups grow along the largest arrays between them, then neighbours
-    that read the same array join.
+    products take what follows them, then groups grow along the arrays between them, what saves most time
+    first, then neighbours that read the same array join.  Two groups join only if the cost model says that
+    they take no longer together; each pair that stays apart is a notice, with the reason.
 
     Requires: no `call`; layouts are row-major.
     Ensures: every group is one kernel, by the planner's own word.
@@ -34,11 +38,22 @@ class Fusion(HloPass):
     Attributes:
         most: instructions in one group.
         multi_output: groups may have several results.
+        costs: the model that prices groups: `projected`, `speed-of-light`, or the path of measured costs, as
+            `ProfiledCosts` writes them.  Measured costs make the choice depend on the machine.
     """
 
     name = "hlo-fusion"
     most: int = 96
     multi_output: bool = True
+    costs: str = "projected"
+
+    def __post_init__(self) -> None:
+        if self.costs not in (PROJECTED, SPEED_OF_LIGHT) and not Path(self.costs).exists():
+            raise ConfigError(
+                f"option costs of {self.name} is {self.costs!r}\n"
+                f"  it is {PROJECTED!r}, {SPEED_OF_LIGHT!r}, or the path of a file of measured costs: "
+                "say one of them"
+            )
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
@@ -46,7 +61,7 @@ class Fusion(HloPass):
         for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, self.multi_output)
+            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs))
             changed |= outline(grouping)
         return changed
 

@@ -146,13 +146,13 @@ class Grouping:
             if m is root or (m not in self.repeated and any(r not in inside for r in self.readers(m)))
         ]
 
-    def plan(self, members: Iterable[HloInstruction]) -> PlannedKernel | None:
-        """The kernel of some members, None if they are not one."""
+    def plan(self, members: Iterable[HloInstruction]) -> PlannedKernel | str:
+        """The kernel of some members, or why they are not one."""
         members = list(members)
         try:
             return plan_members("kernel", self.closure(members), self.results(members))
-        except NoPlan:
-            return None
+        except NoPlan as reason:
+            return str(reason)
 
     # -- order
     def would_circle(self, a: Group, b: Group) -> bool:

@@ -1,28 +1,33 @@
-"""Which groups join: products with what follows, then along the largest arrays, then neighbours."""
+"""Which groups join: products with what follows, then along arrays by the time it saves, then neighbours."""
 
 from __future__ import annotations
 
+import functools
+import heapq
 import itertools
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
+from mpmd.support import diagnostics
 
-_SMALL = 4
-"""A value that is so many times smaller than what reads it is worth keeping if it is expensive."""
+_CLEARLY = 1.05
+"""What is slower by less than the model is wrong joins: one kernel less waits for all threads."""
 
 
-def merge_groups(grouping: Grouping, most: int, multi_output: bool) -> None:
+def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
     """Join groups until no two more should.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
         multi_output: groups may have several results.
+        prices: what says whether joining saves time.
     """
-    merging = _Merging(grouping, most, multi_output)
+    merging = _Merging(grouping, most, multi_output, prices)
     merging.epilogues()
     merging.along_arrays()
     if multi_output:
@@ -34,10 +39,11 @@ def merge_groups(grouping: Grouping, most: int, multi_output: bool) -> None:
 class _Merging:
     """The work on one computation."""
 
-    def __init__(self, grouping: Grouping, most: int, multi_output: bool) -> None:
+    def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
         self.grouping = grouping
         self.most = most
         self.multi_output = multi_output
+        self.prices = prices
 
     # -- products
     def epilogues(self) -> None:
@@ -79,29 +85,31 @@ class _Merging:
 
     # -- arrays between groups
     def along_arrays(self) -> None:
-        """Join producers with their readers, the largest arrays first, until nothing changes."""
+        """Join producers with their readers, what saves most time first, until nothing changes."""
         grouping, changed = self.grouping, True
         while changed:
             changed = False
-            values = [i for i in grouping.order if i in grouping.group_of]
-            for value in sorted(values, key=lambda v: (-v.shape.byte_size, grouping.position[v])):
-                for reader in sorted(grouping.readers(value), key=grouping.position.__getitem__):
-                    producer, consumer = grouping.group_of[value], grouping.group_of.get(reader)
-                    if consumer is None or consumer is producer:
-                        continue
-                    if self._should_join(value, producer, consumer) and self._joined(producer, consumer):
-                        changed = True
+            waiting: list[tuple[float, int, int, HloInstruction, HloInstruction]] = []
+            for value in (i for i in grouping.order if i in grouping.group_of):
+                readers = grouping.readers(value)
+                joining = [r for r in readers if r in grouping.group_of]
+                saved = self.prices.saved(value, len(joining), len(readers) - len(joining))
+                for reader in joining:
+                    places = grouping.position[value], grouping.position[reader]
+                    waiting.append((-saved, *places, value, reader))
+            heapq.heapify(waiting)
+            while waiting:
+                *_, value, reader = heapq.heappop(waiting)
+                producer, consumer = grouping.group_of[value], grouping.group_of[reader]
+                if consumer is producer or not self._may_join(value, producer, consumer):
+                    continue
+                changed |= self._joined(producer, consumer)
 
-    def _should_join(self, value: HloInstruction, producer: Group, consumer: Group) -> bool:
+    def _may_join(self, value: HloInstruction, producer: Group, consumer: Group) -> bool:
+        """Whether two groups are of kinds that join along an array; costs are another question."""
         if producer.product or consumer.product or producer.updates:
             return False
-        if consumer.updates and len(self.grouping.readers(value)) > 1:
-            return False
-        if producer.reduces:
-            return True
-        largest = max(m.shape.size for m in consumer.members)
-        costly = any(m.opcode in OPERATIONS and OPERATIONS[m.opcode].is_expensive for m in producer.members)
-        return not costly or value.shape.size * _SMALL > largest or consumer.reduces
+        return not consumer.updates or len(self.grouping.readers(value)) == 1
 
     # -- neighbours
     def neighbours(self) -> None:
@@ -123,19 +131,48 @@ class _Merging:
                     self._joined(a, b)
 
     def _joined(self, a: Group, b: Group) -> bool:
-        """Join two groups if they are one kernel; returns whether they were."""
+        """Join two groups if they are one kernel that takes no longer; returns whether they were."""
+        if a.was_refused(b):
+            return False
         grouping = self.grouping
-        if len(a.members) + len(b.members) > self.most or a.was_refused(b):
-            return False
         members = sorted((*a.members, *b.members), key=grouping.position.__getitem__)
-        several = len(grouping.results(members)) > 1
-        if (several and not self.multi_output) or grouping.would_circle(a, b):
-            return False
-        if not _plain(members) and grouping.plan(members) is None:
+        reason = self._refusal(a, b, members)
+        if reason:
             a.refuse(b)
+            pair = f"{a.members[-1].name} and {b.members[-1].name}"
+            diagnostics.notice(f"hlo-fusion: {pair} stay apart: {reason}")
             return False
         grouping.join(a, b)
         return True
+
+    def _refusal(self, a: Group, b: Group, members: list[HloInstruction]) -> str:
+        """Why two groups do not become one; empty if they do."""
+        grouping = self.grouping
+        if len(members) > self.most:
+            return f"together they have {len(members)} instructions, more than {self.most}"
+        if not self.multi_output and len(grouping.results(members)) > 1:
+            return "they would have several results"
+        if grouping.would_circle(a, b):
+            return "what one needs is made of what the other gives"
+        if _plain(members):
+            return ""
+        planned = grouping.plan(members)
+        if isinstance(planned, str):
+            return planned
+        together, apart = self.prices.of(members, lambda: planned), self._apart(a, b)
+        if together is not None and apart is not None and together > _CLEARLY * apart:
+            return f"together they take {together * 1e6:.1f} us, apart {apart * 1e6:.1f} us"
+        return ""
+
+    def _apart(self, *groups: Group) -> float | None:
+        """What groups take as they are, None if the models do not price one of them."""
+        total = 0.0
+        for group in groups:
+            price = self.prices.of(group.members, functools.partial(self.grouping.plan, group.members))
+            if price is None:
+                return None
+            total += price
+        return total
 
 
 def _plain(members: list[HloInstruction]) -> bool:

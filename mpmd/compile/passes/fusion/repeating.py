@@ -82,7 +82,7 @@ def _try(grouping: Grouping, group: Group, result: HloInstruction) -> None:
     cone = _members_between(grouping, group, result)
     added = cone - grouping.repeated
     grouping.repeated |= added
-    if any(grouping.plan(g.members) is None for g in (group, *readers)):
+    if any(isinstance(grouping.plan(g.members), str) for g in (group, *readers)):
         grouping.repeated -= added
 
 

@@ -1,0 +1,67 @@
+"""What groups cost, by the cost models: whether joining two saves time, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.models import projected, speed_of_light
+from mpmd.compile.kernels.cost.profiled import ProfiledCosts
+from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.kernels.planning.groups import GroupPlan
+from mpmd.compile.kernels.planning.kernels import PlannedKernel
+
+PROJECTED, SPEED_OF_LIGHT = "projected", "speed-of-light"
+
+
+class Prices:
+    """Prices of planned groups on a device.
+
+    Args:
+        model: `projected`, `speed-of-light`, or the path of measured costs, which correct the projected ones.
+        device: a description and not a measurement, so that choices are the same everywhere unless measured
+            costs are asked for.
+    """
+
+    def __init__(self, model: str = PROJECTED, device: Device = HOST) -> None:
+        self.model = model
+        self.device = device
+        self._measured = None if model in (PROJECTED, SPEED_OF_LIGHT) else ProfiledCosts(Path(model))
+        self._known: dict[tuple[HloInstruction, ...], float | None] = {}
+
+    def of(
+        self, members: Sequence[HloInstruction], planned: Callable[[], PlannedKernel | str]
+    ) -> float | None:
+        """Seconds of a group, None if it is no kernel that the models price.
+
+        Args:
+            members: what the group is remembered by.
+            planned: makes its kernel, or says why there is none; called for groups that are not known yet.
+        """
+        key = tuple(members)
+        if key not in self._known:
+            self._known[key] = self._price(planned())
+        return self._known[key]
+
+    def _price(self, planned: PlannedKernel | str) -> float | None:
+        if not isinstance(planned, GroupPlan):
+            return None
+        work = plan_workload(planned.plan)
+        if self._measured is not None:
+            return self._measured.price(self.device, planned.plan.text(), work)
+        model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
+        return model(work, self.device).seconds
+
+    def saved(self, value: HloInstruction, joining: int, others: int) -> float:
+        """Seconds that are saved if everything that can join a value's producer does.
+
+        Args:
+            value: what is then not read, and not written either if nothing else reads it.
+            joining: how many readers can join.
+            others: how many cannot.
+        """
+        size = value.shape.byte_size
+        accesses = joining + (others == 0)
+        return accesses * size / self.device.bandwidth_for(size)
