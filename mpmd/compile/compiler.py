@@ -38,6 +38,11 @@ class FallbackExecutable:
         self.fragment = self.inner.fragment
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether a call returns before the work is done."""
+        return self.inner.asynchronous
+
+    @property
     def has_token(self) -> bool:
         """Whether a token stands behind the results."""
         return self.inner.has_token

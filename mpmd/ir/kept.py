@@ -34,7 +34,7 @@ def free_erased() -> None:
 def stand_ins(count: int, grave: ir.Module | None = None) -> list[ir.Value]:
     """Values of no program, to stand for others for a moment."""
     kinds, unknown = [ir.NoneType.get(context())] * count, ir.Location.unknown(context())
-    where = ir.InsertionPoint((grave or _grave()[0]).body)
+    where = ir.InsertionPoint.at_block_begin((grave or _grave()[0]).body)  # its last op may be a terminator
     made = ir.Operation.create("builtin.unrealized_conversion_cast", kinds, loc=unknown, ip=where)
     return list(made.results)
 

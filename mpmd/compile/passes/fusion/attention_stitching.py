@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.fusion.attention import Search
@@ -66,6 +68,7 @@ def _stitch(computation: HloComputation) -> bool:
     search.run()
     recompute_or_keep(search)
     outlining = Outlining(computation)
+    sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # what a kernel gives -> what it reads
     for number, group in enumerate(search.groups):
         results = search.results(group, search.groups[:number], search.groups[number + 1 :])
         try:
@@ -74,5 +77,29 @@ def _stitch(computation: HloComputation) -> bool:
             # what other groups expect of this one is computed as before
             search.refuse(f"{group.mixtures[0].name} stays a product of its own: {reason}")
             continue
-        outlining.add(search.sorted(group.members), results, "kCustom")
+        members = search.sorted(group.members)
+        arrays = outlining.arrays(members, results)
+        if _is_made_of(arrays, set(results), sources):
+            search.refuse(f"{group.mixtures[0].name} stays a product of its own: other kernels stand between")
+            continue
+        sources |= dict.fromkeys(results, arrays)
+        outlining.add(members, results, "kCustom")
     return outlining.finish()
+
+
+def _is_made_of(
+    arrays: Sequence[HloInstruction],
+    results: Collection[HloInstruction],
+    sources: Mapping[HloInstruction, Sequence[HloInstruction]],
+) -> bool:
+    """Whether some array is made of a result, by way of kernels, each of which needs all that it reads."""
+    seen: set[HloInstruction] = set()
+    waiting = list(arrays)
+    while waiting:
+        value = waiting.pop()
+        if value in results:
+            return True
+        if value not in seen:
+            seen.add(value)
+            waiting += [*sources.get(value, value.operands), *value.control_predecessors]
+    return False

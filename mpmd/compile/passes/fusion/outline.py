@@ -21,6 +21,14 @@ class Outlining:
         self.computation = computation
         self._made: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
 
+    def arrays(
+        self, members: Sequence[HloInstruction], results: Sequence[HloInstruction]
+    ) -> list[HloInstruction]:
+        """What a fusion of members that gives results reads."""
+        needed = _needed(members, results)
+        inside = set(needed)
+        return list(dict.fromkeys(o for i in needed for o in i.operands if o not in inside))
+
     def add(self, members: Sequence[HloInstruction], results: Sequence[HloInstruction], kind: str) -> None:
         """Make a fusion.
 
@@ -29,9 +37,8 @@ class Outlining:
             results: those of them that are read outside.
             kind: of the fusion.
         """
+        arrays = self.arrays(members, results)
         members = _needed(members, results)
-        inside = set(members)
-        arrays = list(dict.fromkeys(o for i in members for o in i.operands if o not in inside))
         body = self.computation.module.create_computation("fused")
         copies: dict[HloInstruction, HloInstruction] = {}
         for number, array in enumerate(arrays):
