@@ -12,8 +12,7 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpmd.compile import hlo
@@ -24,8 +23,16 @@ from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_outside_brackets
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from mpmd.tools.command_line import (
+    SWITCHES,
+    Result,
+    TextCommand,
+    read_arguments,
+    run_pieces,
+    run_tool,
+    set_switch,
+)
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.opt_arguments import name_and_value
 
 USAGE = """\
 usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
@@ -45,40 +52,20 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -help                       print this
 """
 _SWITCHES = {
-    "split-input-file": "split",
-    "verify-diagnostics": "verify_diagnostics",
-    "verify-each": "verify_each",
-    "check-changed": "check_changed",
+    **SWITCHES,
     "print-ir-after-all": "print_after_all",
     "print-ir-after-change": "print_after_change",
     "metadata": "metadata",
-    "timing": "timing",
-    "list-passes": "list_passes",
-    "help": "help",
-    "h": "help",
 }
-_TRUE = {"", "true", "1"}
-_SEPARATOR = "// -----"
 _PLACE = re.compile(r"input:(\d+):(\d+): (.*)", re.DOTALL)
 
 
 @dataclasses.dataclass
-class Command:
+class Command(TextCommand):
     """A command line, read."""
 
-    file: str = "-"
-    output: str = "-"
     passes: list[Pass] = dataclasses.field(default_factory=list)
-    split: bool = False
-    verify_diagnostics: bool = False
-    verify_each: bool = True
-    check_changed: bool = False
-    print_after_all: bool = False
-    print_after_change: bool = False
     metadata: bool = False
-    timing: bool = False
-    list_passes: bool = False
-    help: bool = False
 
 
 def run() -> None:
@@ -88,29 +75,12 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
-    try:
-        command = read_command(argv)
-        if command.help:
-            sys.stdout.write(USAGE)
-            return 0
-        if command.list_passes:
-            sys.stdout.write("".join(f"-{name}\n" for name in sorted({*PASSES, *GROUPS})))
-            return 0
-        text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
-    except (MpmdError, OSError, UnicodeDecodeError) as e:
-        sys.stderr.write(f"mpmd-hlo-opt: {e}\n")
-        return 1
-    ok, printed = _run_pieces(command, text)
-    try:
-        if command.output == "-":
-            sys.stdout.write(printed)
-            sys.stdout.flush()
-        else:
-            Path(command.output).write_text(printed)
-    except OSError as e:
-        sys.stderr.write(f"mpmd-hlo-opt: {e}\n")
-        return 1
-    return 0 if ok else 1
+
+    def work(command: Command, text: str) -> tuple[bool, str]:
+        ok, printed, _ = run_pieces(command, text, lambda t, timing: run_text(t, command, timing))
+        return ok, printed
+
+    return run_tool("mpmd-hlo-opt", USAGE, {*PASSES, *GROUPS}, lambda: read_command(argv), work)
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -120,22 +90,16 @@ def read_command(argv: Sequence[str]) -> Command:
         ConfigError: an argument that is no file, switch, pass or group; says what is close to it.
     """
     command = Command()
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "-" or not argument.startswith("-"):
-            command.file = argument
-            continue
-        name, value = name_and_value(argument)
-        if name == "o":
-            command.output = value or next(arguments, "-")
-        elif name in _SWITCHES:
-            setattr(command, _SWITCHES[name], value.lower() in _TRUE)
-        elif name == "pass-pipeline":
-            for part in split_outside_brackets(value, ", \n\t"):
+
+    def take(name: str, value: str, following: Iterator[str]) -> None:
+        if name == "pass-pipeline":
+            for part in split_outside_brackets(value or next(following, ""), ", \n\t"):
                 stem, _, options = part.partition("{")
                 command.passes += passes_named(stem, options.removesuffix("}"))
-        else:
+        elif not set_switch(command, _SWITCHES, name, value):
             command.passes += passes_named(name, value)
+
+    read_arguments(argv, command, take)
     return command
 
 
@@ -153,33 +117,6 @@ def passes_named(name: str, options: str) -> list[Pass]:
         close = difflib.get_close_matches(name, [*PASSES, *GROUPS], 3)
         raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
     return [make_pass(name, options)]
-
-
-def _run_pieces(command: Command, text: str) -> tuple[bool, str]:
-    """Whether all pieces of the text went well, and what is to be printed."""
-    pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
-    ok, printed, line = True, [], 0
-    timing = Timing()
-    for piece in pieces:
-        # Blank lines in front, so that places count from the begin of the file.
-        result = run_text("\n" * line + piece, command, timing)
-        line += piece.count("\n")
-        ok &= result.ok
-        if result.text is not None:
-            printed.append(result.text)
-        sys.stderr.write("".join(f.as_text(command.file) + "\n" for f in result.findings))
-    if command.timing:
-        sys.stderr.write(timing.as_text() + "\n")
-    return ok, f"{_SEPARATOR}\n".join(printed)
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What became of one text: the module's text unless it failed, and what is to be said about it."""
-
-    ok: bool
-    text: str | None
-    findings: list[Finding]
 
 
 def run_text(text: str, command: Command, timing: Timing) -> Result:

@@ -10,9 +10,7 @@ their options.  Those of MLIR and Shardy that jaxlib registers (`-canonicalize`,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,11 +27,10 @@ from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import location_of
+from mpmd.tools.command_line import Result, run_pieces, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import Recorder
 from mpmd.tools.opt_arguments import USAGE, Command, read_command
-
-_SEPARATOR = "// -----"
 
 
 def run() -> None:
@@ -43,34 +40,32 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
-    try:
-        command = read_command(argv)
-        if command.help:
-            sys.stdout.write(USAGE)
-            return 0
-        if command.list_passes:
-            sys.stdout.write("".join(f"-{name}\n" for name in sorted({*PASSES, *pipeline.PIPELINES})))
-            return 0
-        text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
-    except (MpmdError, OSError, UnicodeDecodeError) as e:
-        sys.stderr.write(f"mpmd-opt: {e}\n")
-        return 1
+    names = {*PASSES, *pipeline.PIPELINES}
+    return run_tool("mpmd-opt", USAGE, names, lambda: read_command(argv), _run_file)
+
+
+def _run_file(command: Command, text: str) -> tuple[bool, str]:
+    """Whether all of a file went well, and what is to be printed; writes the page that is asked for."""
     recorder = Recorder() if command.html else None
-    with _log_to_stderr():
-        ok, printed, said = _run_pieces(command, text, recorder)
+    with _log_to_stderr(), _dialects(command.allow_unregistered):
+        ok, printed, said = run_pieces(
+            command, text, lambda t, timing: run_text(t, command, timing, recorder)
+        )
+    if recorder is not None:
+        page = recorder.page(Path(command.file).name, said, command.timing)
+        Path(command.html).write_text(page, encoding="utf-8")
+    return ok, printed
+
+
+@contextlib.contextmanager
+def _dialects(allow_unregistered: bool) -> Iterator[None]:
+    """Accepts ops of unknown dialects, or does not."""
+    allowed = ir.context().allow_unregistered_dialects
+    ir.context().allow_unregistered_dialects = allow_unregistered
     try:
-        if recorder is not None:
-            page = recorder.page(Path(command.file).name, said, command.timing)
-            Path(command.html).write_text(page, encoding="utf-8")
-        if command.output == "-":
-            sys.stdout.write(printed)
-            sys.stdout.flush()
-        else:
-            Path(command.output).write_text(printed)
-    except OSError as e:
-        sys.stderr.write(f"mpmd-opt: {e}\n")
-        return 1
-    return 0 if ok else 1
+        yield
+    finally:
+        ir.context().allow_unregistered_dialects = allowed
 
 
 @contextlib.contextmanager
@@ -85,39 +80,6 @@ def _log_to_stderr() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-
-
-def _run_pieces(command: Command, text: str, recorder: Recorder | None) -> tuple[bool, str, list[str]]:
-    """Whether all pieces of the text went well, what is to be printed, and what was said."""
-    pieces = re.split(rf"(?m)^{_SEPARATOR}[ \t]*$", text) if command.split else [text]
-    ok, printed, said, line = True, [], [], 0
-    timing = Timing()
-    allowed = ir.context().allow_unregistered_dialects
-    ir.context().allow_unregistered_dialects = command.allow_unregistered
-    try:
-        for piece in pieces:
-            # Blank lines in front, so that locations count from the begin of the file.
-            result = run_text("\n" * line + piece, command, timing, recorder)
-            line += piece.count("\n")
-            ok &= result.ok
-            if result.text is not None:
-                printed.append(result.text)
-            said += [f.as_text(command.file) for f in result.findings]
-    finally:
-        ir.context().allow_unregistered_dialects = allowed
-    sys.stderr.write("".join(line + "\n" for line in said))
-    if command.timing:
-        sys.stderr.write(timing.as_text() + "\n")
-    return ok, f"{_SEPARATOR}\n".join(printed), said
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What became of one text: the module's text unless it failed, and what is to be said about it."""
-
-    ok: bool
-    text: str | None
-    findings: list[Finding]
 
 
 def run_text(text: str, command: Command, timing: Timing, recorder: Recorder | None = None) -> Result:

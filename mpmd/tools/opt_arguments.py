@@ -12,6 +12,7 @@ from mpmd.errors import ConfigError
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import MlirPass, mlir_pass
 from mpmd.support.passes import split_options, split_outside_brackets
+from mpmd.tools.command_line import SWITCHES, TextCommand, read_arguments, set_switch
 from mpmd.tools.explorer import Planned
 
 USAGE = """\
@@ -40,22 +41,15 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -help                       print this
 """
 _SWITCHES = {
-    "split-input-file": "split",
-    "verify-diagnostics": "verify_diagnostics",
+    **SWITCHES,
     "allow-unregistered-dialect": "allow_unregistered",
-    "verify-each": "verify_each",
-    "check-changed": "check_changed",
     "mlir-print-ir-after-all": "print_after_all",
     "mlir-print-ir-before-all": "print_before_all",
     "mlir-print-ir-after-change": "print_after_change",
     "mlir-print-debuginfo": "locations",
     "mlir-print-op-generic": "generic",
     "mlir-print-local-scope": "local_scope",
-    "timing": "timing",
     "mlir-timing": "timing",
-    "list-passes": "list_passes",
-    "help": "help",
-    "h": "help",
 }
 _WITHOUT_EFFECT = {  # of mlir-opt: what they ask for is so here, or does not exist
     "mlir-disable-threading",
@@ -69,25 +63,16 @@ _STANDS_FOR = {  # passes of StableHLO that jaxlib does not have, and ours that 
     "stablehlo-aggressive-simplification": "mpmd-simplify-stablehlo",
     "stablehlo-target-independent-optimization": "mpmd-simplify-stablehlo",
 }
-_TRUE = {"", "true", "1"}
 
 
 @dataclasses.dataclass
-class Command:
+class Command(TextCommand):
     """A command line, read."""
 
-    file: str = "-"
-    output: str = "-"
     html: str = ""
     steps: list[Planned] = dataclasses.field(default_factory=list)
-    split: bool = False
-    verify_diagnostics: bool = False
     only_expected: bool = False
     allow_unregistered: bool = False
-    verify_each: bool = True
-    check_changed: bool = False
-    print_after_all: bool = False
-    print_after_change: bool = False
     print_before_all: bool = False
     print_after: frozenset[str] = frozenset()
     print_before: frozenset[str] = frozenset()
@@ -95,9 +80,6 @@ class Command:
     generic: bool = False
     local_scope: bool = False
     elements_limit: int | None = None
-    timing: bool = False
-    list_passes: bool = False
-    help: bool = False
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -107,20 +89,16 @@ def read_command(argv: Sequence[str]) -> Command:
         ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
     """
     command = Command()
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "-" or not argument.startswith("-"):
-            command.file = argument
-            continue
-        name, value = name_and_value(argument)
-        if name == "o":
-            command.output = value or next(arguments, "-")
-        elif name == "html":
-            command.html = value or next(arguments, "")
+
+    def take(name: str, value: str, following: Iterator[str]) -> None:
+        if name == "html":
+            command.html = value or next(following, "")
         elif name in ("pass-pipeline", "p"):
-            command.steps += steps_of_pipeline(value or next(arguments, ""))
+            command.steps += steps_of_pipeline(value or next(following, ""))
         elif not _read_switch(command, name, value):
             command.steps += steps_named(name, value)
+
+    read_arguments(argv, command, take)
     return command
 
 
@@ -128,8 +106,8 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
     """Notes a switch; False if there is none of this name."""
     if name == "verify-diagnostics" and value in ("all", "only-expected"):
         command.verify_diagnostics, command.only_expected = True, value == "only-expected"
-    elif name in _SWITCHES:
-        setattr(command, _SWITCHES[name], value.lower() in _TRUE)
+    elif set_switch(command, _SWITCHES, name, value):
+        return True
     elif name == "mlir-print-ir-after":
         command.print_after |= set(value.split(","))
     elif name == "mlir-print-ir-before":
@@ -141,23 +119,6 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
     else:
         return name in _WITHOUT_EFFECT
     return True
-
-
-def name_and_value(argument: str) -> tuple[str, str]:
-    """`--name=value`, `-name{value}` or `-name` as name and value."""
-    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
-    if found is None:
-        raise ConfigError(f"cannot read the argument {argument!r}")
-    return found[1], _unwrapped(found[2] or found[3] or "")
-
-
-def _unwrapped(value: str) -> str:
-    """A value without the braces, or the quotes, around all of it."""
-    value = value.strip()
-    for first, last in ("{}", "''", '""'):
-        if len(value) > 1 and value[0] == first and value[-1] == last:
-            return value[1:-1]
-    return value
 
 
 def steps_named(name: str, options: str) -> list[Planned]:

@@ -1,0 +1,177 @@
+"""What tools that run passes over text share: switches, the pieces of a file, what is said of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from mpmd.errors import ConfigError, MpmdError
+from mpmd.support.pipeline import Timing
+from mpmd.tools.expected_diagnostics import Finding
+
+SEPARATOR = "// -----"
+"""A line between two pieces of a file."""
+
+SWITCHES = {
+    "split-input-file": "split",
+    "verify-diagnostics": "verify_diagnostics",
+    "verify-each": "verify_each",
+    "check-changed": "check_changed",
+    "timing": "timing",
+    "list-passes": "list_passes",
+    "help": "help",
+    "h": "help",
+}
+"""Switch -> field of `TextCommand`."""
+
+_TRUE = {"", "true", "1"}
+
+
+@dataclasses.dataclass
+class TextCommand:
+    """A command line, read, as far as the tools have it in common."""
+
+    file: str = "-"
+    output: str = "-"
+    split: bool = False
+    verify_diagnostics: bool = False
+    verify_each: bool = True
+    check_changed: bool = False
+    print_after_all: bool = False
+    print_after_change: bool = False
+    timing: bool = False
+    list_passes: bool = False
+    help: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of one text: the module's text unless it failed, and what is to be said about it."""
+
+    ok: bool
+    text: str | None
+    findings: list[Finding]
+
+
+C = TypeVar("C", bound=TextCommand)
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def read_arguments(
+    argv: Sequence[str], command: TextCommand, take: Callable[[str, str, Iterator[str]], None]
+) -> None:
+    """Notes the file and its output in `command`, and hands every other flag to `take`.
+
+    Args:
+        argv: the arguments.
+        command: what is filled in.
+        take: called with the name of a flag, its value, and the arguments behind it.
+
+    Raises:
+        ConfigError: an argument that cannot be read.
+    """
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "-" or not argument.startswith("-"):
+            command.file = argument
+            continue
+        name, value = name_and_value(argument)
+        if name == "o":
+            command.output = value or next(arguments, "-")
+        else:
+            take(name, value, arguments)
+
+
+def set_switch(command: TextCommand, switches: dict[str, str], name: str, value: str) -> bool:
+    """Notes a switch; False if there is none of this name."""
+    if name in switches:
+        setattr(command, switches[name], value.lower() in _TRUE)
+    return name in switches
+
+
+def name_and_value(argument: str) -> tuple[str, str]:
+    """`--name=value`, `-name{value}` or `-name` as name and value."""
+    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
+    if found is None:
+        raise ConfigError(f"cannot read the argument {argument!r}")
+    return found[1], _unwrapped(found[2] or found[3] or "")
+
+
+def _unwrapped(value: str) -> str:
+    """A value without the braces, or the quotes, around all of it."""
+    value = value.strip()
+    for first, last in ("{}", "''", '""'):
+        if len(value) > 1 and value[0] == first and value[-1] == last:
+            return value[1:-1]
+    return value
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def run_tool(
+    tool: str,
+    usage: str,
+    names: Collection[str],
+    read: Callable[[], C],
+    work: Callable[[C, str], tuple[bool, str]],
+) -> int:
+    """A whole run of a tool; 0 iff all went well.
+
+    Args:
+        tool: its name, in front of what it says about files and arguments.
+        usage: what `-help` prints.
+        names: of the passes that `-list-passes` lists.
+        read: the command line.
+        work: from the command and the input to whether all went well, and the output.
+    """
+    try:
+        command = read()
+        if command.help:
+            sys.stdout.write(usage)
+            return 0
+        if command.list_passes:
+            sys.stdout.write("".join(f"-{name}\n" for name in sorted(names)))
+            return 0
+        text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
+    except (MpmdError, OSError, UnicodeDecodeError) as e:
+        sys.stderr.write(f"{tool}: {e}\n")
+        return 1
+    try:
+        ok, printed = work(command, text)
+        if command.output == "-":
+            sys.stdout.write(printed)
+            sys.stdout.flush()
+        else:
+            Path(command.output).write_text(printed)
+    except OSError as e:
+        sys.stderr.write(f"{tool}: {e}\n")
+        return 1
+    return 0 if ok else 1
+
+
+def run_pieces(
+    command: TextCommand, text: str, run_text: Callable[[str, Timing], Result]
+) -> tuple[bool, str, list[str]]:
+    """Whether all pieces of a text went well, what is to be printed, and what was said, to stderr, too."""
+    pieces = re.split(rf"(?m)^{SEPARATOR}[ \t]*$", text) if command.split else [text]
+    ok, printed, said, line = True, [], [], 0
+    timing = Timing()
+    for piece in pieces:
+        # Blank lines in front, so that places count from the begin of the file.
+        result = run_text("\n" * line + piece, timing)
+        line += piece.count("\n")
+        ok &= result.ok
+        if result.text is not None:
+            printed.append(result.text)
+        said += [f.as_text(command.file) for f in result.findings]
+    sys.stderr.write("".join(line + "\n" for line in said))
+    if command.timing:
+        sys.stderr.write(timing.as_text() + "\n")
+    return ok, f"{SEPARATOR}\n".join(printed), said
