@@ -44,6 +44,17 @@ def test_a_product_takes_what_follows_it():
     assert thunk.plan.epilogue is not None
 
 
+def test_a_product_stays_one_where_others_read_its_factor_too():
+    """A factor whose elements lie apart is moved once for both products, not summed element by element."""
+
+    def both(x, g, w):
+        return jnp.einsum("btd,bhtk->dhk", x, g), jnp.einsum("bhtk,dhk->btd", g, w)
+
+    thunks = thunks_of(both, floats(2, 16, 32), floats(2, 4, 16, 8), floats(32, 4, 8))
+    assert sum(isinstance(t, MatmulThunk) for t in thunks) == 2
+    assert all(t.plan.kind == "loop" for t in thunks if isinstance(t, KernelThunk))
+
+
 def test_attention_moves_no_heads():
     """Heads are read where they lie in the projection, and written where the next product reads them."""
     thunks = thunks_of(attention, floats(2, 16, 32), floats(32, 96), floats(32, 32))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.dots import is_product, plan_dot
+from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_members
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES
@@ -150,9 +151,13 @@ class Grouping:
         """The kernel of some members, or why they are not one."""
         members = list(members)
         try:
-            return plan_members("kernel", self.closure(members), self.results(members))
+            planned = plan_members("kernel", self.closure(members), self.results(members))
         except NoPlan as reason:
             return str(reason)
+        products = [m for m in members if m.opcode == "dot" and is_product(m)]
+        if products and isinstance(planned, GroupPlan):
+            return f"the product {products[0].name} would be sums over elements that lie apart"
+        return planned
 
     # -- order
     def would_circle(self, a: Group, b: Group) -> bool:
