@@ -1,7 +1,7 @@
 """Packing: blocks of bytes that are in use for a while, into one arena as small as can be.
 
 Several orders are tried; each block goes to the smallest gap that is free during all of its time.  Where no
-order reaches the bound, what stands highest is placed earlier, again and again.  The smallest arena wins.
+order reaches the bound, orders near the best are searched.  The smallest arena wins.
 
 Source: best-fit offset assignment as in XLA's global-decreasing-size heap algorithms.
 """
@@ -17,8 +17,8 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the width of the widest vectors."""
 
 _LARGE = 1024  # bytes: from here on it is worth much that vectors cross no lines
-_ROUNDS = 40  # of placing earlier what stands highest
-_MOST_PLACINGS = 20_000  # blocks placed in all of these rounds together
+_MOST_TRIES = 2000  # orders that a search looks at
+_MOST_WORK = 4_000_000  # pairs of blocks that it compares in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,14 @@ class Room:
         self.top = 0
         self._placed: list[tuple[int, int, int]] = []  # (offset, end, instants), by offset
 
-    def place(self, size: int, instants: int) -> int | None:
-        """The offset at which a block stands from now on; None if there is no room."""
+    def place(self, size: int, instants: int, *, lowest: bool = False) -> int | None:
+        """The offset at which a block stands from now on; None if there is no room.
+
+        Args:
+            size: bytes of the block.
+            instants: when it is in use.
+            lowest: take the lowest gap that is large enough, not the smallest.
+        """
         if not size:
             return 0
         if instants & self.busy:
@@ -106,6 +112,8 @@ class Room:
                 gap = offset - at
                 if gap >= size and (best < 0 or gap < fits):
                     best, fits = at, gap
+                    if lowest:
+                        break
                 if end > at:
                     at = -(-end // step) * step
         if best < 0:
@@ -164,31 +172,53 @@ def _searched(
     best: tuple[tuple[int, ...], int],
     bound: int,
 ) -> tuple[tuple[int, ...], int]:
-    """Place what stands highest before what it stands on, as long as there is time and it may help."""
-    current = best
-    for _ in range(min(_ROUNDS, _MOST_PLACINGS // max(1, len(blocks)))):
-        offsets, _ = current
-        highest = max(range(len(blocks)), key=lambda n: (offsets[n] + blocks[n].size, -n))
-        position = order.index(highest)
-        if position == 0:
-            break
-        before = [k for k in range(position) if when[order[k]] & when[highest]]
-        order = order[:position] + order[position + 1 :]
-        order.insert(before[len(before) // 2] if before else 0, highest)
-        current = _placed(blocks, when, order)
-        if current[1] < best[1]:
-            best = current
+    """Orders near a good one: blocks above the bound are placed earlier or later, or two change places.
+
+    A change stays unless the arena grows.  The smallest arena of all comes of some order, with every block at
+    the lowest place that is free; how long it is looked for depends on the number of blocks alone.
+    """
+    chance = _Chance()
+    offsets, size = _placed(blocks, when, order, lowest=True)
+    if size < best[1]:
+        best = offsets, size
+    tries = min(_MOST_TRIES, _MOST_WORK // max(1, len(blocks) ** 2))
+    if best[1] * 100 <= bound * 101:
+        tries //= 8
+    for _ in range(tries):
         if best[1] == bound:
             break
+        high = [n for n in order if offsets[n] + blocks[n].size > bound]
+        moved = high[chance.below(len(high))]
+        tried = [n for n in order if n != moved]
+        tried.insert(chance.below(len(tried) + 1 if chance.below(2) else len(tried) // 2 + 1), moved)
+        if chance.below(3) == 0:
+            i, j = chance.below(len(tried)), chance.below(len(tried))
+            tried[i], tried[j] = tried[j], tried[i]
+        placed = _placed(blocks, when, tried, lowest=True)
+        if placed[1] <= size:
+            order, (offsets, size) = tried, placed
+            best = min(best, placed, key=lambda p: p[1])
     return best
 
 
+class _Chance:
+    """Numbers that look random and are the same in every run: a linear congruential generator."""
+
+    def __init__(self) -> None:
+        self._state = 1
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to one below the limit."""
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) & ((1 << 64) - 1)
+        return (self._state >> 33) % limit
+
+
 def _placed(
-    blocks: Sequence[Block], when: Sequence[int], order: Sequence[int]
+    blocks: Sequence[Block], when: Sequence[int], order: Sequence[int], *, lowest: bool = False
 ) -> tuple[tuple[int, ...], int]:
     offsets, room = [0] * len(blocks), Room()
     for number in order:
-        offset = room.place(blocks[number].size, when[number])
+        offset = room.place(blocks[number].size, when[number], lowest=lowest)
         assert offset is not None, "a room without bounds has room"
         offsets[number] = offset
     return tuple(offsets), room.top

@@ -19,6 +19,7 @@ from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import is_poison
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     CollectiveThunk,
     ConditionalThunk,
     CopyThunk,
@@ -326,6 +327,9 @@ def _overlaps(thunk: Thunk) -> list[str]:
             for operand, read in enumerate(thunk.reads)
             if place.overlaps(read) and not (place == read and thunk.plan.may_share(operand, result))
         ]
+    elif isinstance(thunk, AttentionThunk):
+        reads = thunk.reads
+        return [f"writes {w} over {r}" for w in thunk.writes for r in reads if w.overlaps(r)]
     else:
         return []
     for result in plan.results:

@@ -296,6 +296,8 @@ def _loss(plan: AttentionPlan) -> str:
     if size > _MOST_CACHED:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
     matrices, large = math.prod(plan.batch), plan.flops > _LARGE
+    if matrices < 2 and plan.rows.kind == "loop":
+        return "a product, elementwise work and another product hold all of their results at once"
     if large and matrices < 2:
         return "one large product is faster with the blocks of products"
     if large and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
