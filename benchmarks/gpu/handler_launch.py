@@ -27,7 +27,7 @@ from benchmarks.gpu.table import Recorder, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 ALPHA = 2.5
-SMALL, LARGE = 1 << 10, 1 << 27
+SMALL, CHECKED, LARGE = 1 << 10, 1 << 20, 1 << 27
 SHRINK = 0.3  # with it a step of the chain shrinks differences of rounding
 
 
@@ -114,10 +114,10 @@ def _on_gpu(run: Experiment, code: Compiled) -> None:
     table = real_table(driver)
     context = driver.context()
     with run.part("correct"):
-        handler = make_handler("launch_correct", 1 << 20)
+        handler = make_handler("launch_correct", CHECKED)
         handler.bind(table, driver.kernels(code.image, ["scale_add"]), context=context)
         handler.register()
-        _correct(run, handler, 1 << 20)
+        _correct(run, handler, CHECKED)
     with run.part("ptx by the driver"):
         handler = make_handler("launch_ptx", 1 << 16)
         handler.bind(table, driver.kernels(code.ptx.encode(), ["scale_add"]), context=context)

@@ -27,6 +27,7 @@ def found(experiment, tmp_path, gpu, expected_errors=()):
 def test_handler_launch(monkeypatch, tmp_path):
     gpu = install(monkeypatch, handler_launch)
     monkeypatch.setattr(handler_launch, "LARGE", 1 << 16)
+    monkeypatch.setattr(handler_launch, "CHECKED", 1 << 12)
     written = found(handler_launch.measure, tmp_path, gpu)
     assert "boundary_us" in written["figures"]
     assert written["checks"]["calls are in order with XLA's work"]["state"] == "passed"
