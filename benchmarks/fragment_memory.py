@@ -116,7 +116,7 @@ def distinct(label: str, found: dict[str, Any], seen: set[str]) -> Iterator[tupl
 
 def measure(fragment: Any, xla_bytes: int) -> dict[str, Any]:
     """Our figures beside XLA's."""
-    from mpmd.compile.backends.native_cpu.backend import prepare_fragment
+    from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
     from mpmd.compile.backends.native_cpu.target import host_target
 
     made = prepare_fragment(fragment, host_target())

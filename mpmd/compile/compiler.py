@@ -13,62 +13,10 @@ from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
-from mpmd.compile.executable import Backend, Executable, MemoryStats
+from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
-
-
-@dataclasses.dataclass
-class FallbackExecutable:
-    """A fragment that XLA compiles because native code cannot be made of it.
-
-    Attributes:
-        inner: what runs.
-        reasons: why.
-        quiet: whether all fragments of its mesh are such, which is no news.
-    """
-
-    inner: XlaExecutable
-    reasons: tuple[str, ...]
-    quiet: bool = False
-    backend: str = "xla"
-
-    def __post_init__(self) -> None:
-        self.fragment = self.inner.fragment
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether a call returns before the work is done."""
-        return self.inner.asynchronous
-
-    @property
-    def has_token(self) -> bool:
-        """Whether a token stands behind the results."""
-        return self.inner.has_token
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.fragment.name
-
-    def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts it."""
-        return self.inner(*arrays)
-
-    def as_text(self, what: str = "hlo") -> str:
-        """As XLA compiled it, or `"clusters"`: why."""
-        if what == "clusters":
-            return "\n".join(["cluster 0: XLA, the whole fragment", *(f"  {r}" for r in self.reasons)]) + "\n"
-        return self.inner.as_text(what)
-
-    def cost_analysis(self) -> dict[str, float]:
-        """XLA's count, and one fallback."""
-        return {**self.inner.cost_analysis(), "fallbacks": 1.0}
-
-    def memory_analysis(self) -> MemoryStats:
-        """XLA's count."""
-        return self.inner.memory_analysis()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,17 +45,16 @@ class NativeBackend:
 
     def _by_xla(
         self, fragment: FragmentModule, mesh: Any, reasons: tuple[str, ...], quiet: bool = False
-    ) -> FallbackExecutable:
-        return FallbackExecutable(XlaBackend().compile(fragment, mesh), reasons, quiet)
+    ) -> XlaExecutable:
+        return dataclasses.replace(XlaBackend().compile(fragment, mesh), reasons=reasons, quiet=quiet)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
         """Loads native or XLA's code onto another mesh; see `Backend`."""
         if isinstance(executable, MixedExecutable):
             return MixedBackend(self.native).relocate(executable, fragment, mesh)
-        if not isinstance(executable, FallbackExecutable):
-            return self.native.relocate(executable, fragment, mesh)
-        inner = XlaBackend().relocate(executable.inner, fragment, mesh)
-        return None if inner is None else dataclasses.replace(executable, inner=inner)
+        if isinstance(executable, XlaExecutable):
+            return XlaBackend().relocate(executable, fragment, mesh)
+        return self.native.relocate(executable, fragment, mesh)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,25 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mpmd.compile.fragment import FragmentModule
+from mpmd.errors import CompileError
+
+NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "llvm", "assembly")
+"""What native code can be read as; other fragments cannot."""
+TEXTS = ("stablehlo", "hlo", "clusters", *NATIVE_TEXTS)
+"""The words of `Executable.as_text`."""
+
+
+def unknown_text(what: str, of: str) -> str:
+    """For a word that does not fit a fragment: that it has none of these, if other fragments do.
+
+    Raises:
+        CompileError: no fragment has such a text.
+    """
+    if what not in TEXTS:
+        raise CompileError(
+            f"there is no text {what!r} of a fragment\n  there are {', '.join(map(repr, TEXTS))}"
+        )
+    return f"// {of} have no text {what!r}\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +61,11 @@ class Executable(Protocol):
         """Starts the fragment on arrays of its mesh and returns its results, which may not be ready yet."""
 
     def as_text(self, what: str = "hlo") -> str:
-        """The fragment after compilation; backends say which words they know."""
+        """The fragment as one of `TEXTS`; a remark where it has no such text.
+
+        Raises:
+            CompileError: another word.
+        """
 
     def cost_analysis(self) -> dict[str, float]:
         """At least `flops` and `bytes accessed`."""

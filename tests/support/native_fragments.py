@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mpmd.compile.backends.arrays import numpy_dtype
-from mpmd.compile.backends.native_cpu.backend import Compilation, compile_fragment
+from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -46,7 +46,7 @@ def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -
 def compiled(fragment: FragmentModule, *, poison: bool = False, attention: str = "auto") -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
     options = CompileOptions(attention_stitching=attention)
-    return compile_fragment(fragment, host_target(), options, poison=poison)
+    return prepare_fragment(fragment, host_target(), options, poison=poison).compiled()
 
 
 def check_memory(made: Compilation) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.backends.arrays import value_spec
-from mpmd.compile.backends.native_cpu.backend import Compilation, compile_fragment
+from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
@@ -24,7 +24,7 @@ def fragment_of_module(module: HloModule) -> FragmentModule:
 def compile_module(module: HloModule) -> tuple[FragmentModule, Compilation]:
     """A module compiled for this machine; the passes work on a copy."""
     fragment = fragment_of_module(module)
-    return fragment, compile_fragment(fragment, host_target(), module=module.clone())
+    return fragment, prepare_fragment(fragment, host_target(), module=module.clone()).compiled()
 
 
 def run_module(module: HloModule, arguments: list[Any]) -> list[np.ndarray]:

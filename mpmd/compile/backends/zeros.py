@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from mpmd import ir
 from mpmd.compile.backends.arrays import named_sharding, numpy_dtype
-from mpmd.compile.executable import MemoryStats
+from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 
 _ZEROS = ("dense<0.000000e+00>", "dense<0>", "dense<false>")
@@ -76,8 +76,12 @@ class ZerosExecutable:
         return jax.device_put(self._arrays, self._shardings)
 
     def as_text(self, what: str = "hlo") -> str:
-        """The fragment as it was given, whatever is asked for: there is no later form."""
-        return self.fragment.text
+        """The fragment as it was given: there is no later form.
+
+        Raises:
+            CompileError: no fragment has such a text.
+        """
+        return self.fragment.text if what in ("stablehlo", "hlo") else unknown_text(what, "zeros")
 
     def cost_analysis(self) -> dict[str, float]:
         """No work, and nothing read or written."""

@@ -59,3 +59,12 @@ def test_an_arena_that_cannot_be_made_is_an_error_of_the_program():
 def test_an_unknown_backend():
     with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are 'auto', 'native', 'xla'"):
         get_backend("gcc")
+
+
+@pytest.mark.parametrize("backend", ["native", "xla"])
+def test_words_that_ask_for_no_text(backend):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    made = get_backend(backend).compile(fragment_of(jnp.tanh, X), mesh)
+    with pytest.raises(CompileError, match=r"no text 'llv' of a fragment\n  there are 'stablehlo', 'hlo', "):
+        made.as_text("llv")
+    assert ("no text 'llvm'" in made.as_text("llvm")) == (backend == "xla")

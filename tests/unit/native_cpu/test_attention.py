@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
-from mpmd.compile.backends.native_cpu.backend import compile_fragment
+from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
@@ -230,7 +230,7 @@ def test_without_a_softmax():
 def test_off_computes_product_by_product():
     x, w = inputs(2, 30, 16)
     fragment = fragment_of(attention, x, w)
-    made = compile_fragment(fragment, host_target(), CompileOptions(attention_stitching="off"))
+    made = prepare_fragment(fragment, host_target(), CompileOptions(attention_stitching="off")).compiled()
     assert not stitched(made)
     (off,), (auto,) = run(fragment, [x, w], made), run(fragment, [x, w], compiled(fragment))
     np.testing.assert_allclose(off, auto, rtol=2e-5, atol=2e-5)
@@ -247,7 +247,7 @@ def test_dumps_say_what_was_refused(tmp_path):
         return jnp.einsum("tv,vd->td", jax.nn.softmax(x @ table.T), table)
 
     fragment = fragment_of(head, floats(512, 256), floats(1024, 256))
-    made = compile_fragment(fragment, host_target(), CompileOptions(dump=Dump(tmp_path)))
+    made = prepare_fragment(fragment, host_target(), CompileOptions(dump=Dump(tmp_path))).compiled()
     assert not stitched(made)
     (notices,) = tmp_path.rglob("notices.txt")
     assert "one large product" in notices.read_text()

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 
 from mpmd.compile.backends.native_cpu import backend as native_backend
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compile_fragment
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
@@ -151,7 +152,7 @@ def test_calls_that_follow_each_other_at_once():
 def sum_of_two(patience):
     """A program of two devices whose calls wait for so many naps."""
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
-    compiled = compile_fragment(made.fragment, host_target(), axes={"x": 2})
+    compiled = prepare_fragment(made.fragment, host_target(), axes={"x": 2}).compiled()
     return register(
         compiled.code,
         host_target(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.backends.native_cpu.backend import compile_fragment, prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.options import CompileOptions
 from mpmd.options import PipelineOptions
@@ -44,7 +44,8 @@ def test_values_are_computed_again_until_a_fragment_fits():
     fragment = fragment_of(kept, *ARGUMENTS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = compile_fragment(fragment, host_target(), CompileOptions(memory_bytes=BORDER + limit))
+        options = CompileOptions(memory_bytes=BORDER + limit)
+        made = prepare_fragment(fragment, host_target(), options).compiled()
     assert made.assignment.arena_bytes <= limit < free
     check_memory(made)
     np.testing.assert_allclose(

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from mpmd import jax_compat
-from mpmd.compile.backends.arrays import array_types, named_sharding, numpy_dtype, value_spec
+from mpmd.compile.backends.arrays import numpy_dtype, value_spec
+from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
 from mpmd.compile.backends.native_cpu.artefact import Artefact
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compiled_or_kept, is_work
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, is_work
+from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
 from mpmd.compile.backends.native_cpu.coverage import refusals
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -77,22 +78,15 @@ class Mixture:
 
 
 @dataclasses.dataclass
-class MixedExecutable:
+class MixedExecutable(CompiledFragment):
     """A fragment as native code and XLA's.
 
     Attributes:
-        fragment: what was compiled.
         mixture: its clusters.
-        compiled: the function of JAX that holds them.
     """
 
-    fragment: FragmentModule
     mixture: Mixture
-    compiled: jax.stages.Compiled
     backend: str = "native"
-
-    def __post_init__(self) -> None:
-        self._call = self.compiled
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -106,20 +100,6 @@ class MixedExecutable:
         calls = any(i.opcode == "custom-call" for module in others for i in module.instructions())
         flops = float((self.compiled.cost_analysis() or {}).get("flops", 0.0))
         return not calls or flops >= INLINE_BELOW_FLOPS
-
-    @property
-    def has_token(self) -> bool:
-        """Whether a token stands behind the results."""
-        return self.fragment.token
-
-    @property
-    def name(self) -> str:
-        """The fragment's name."""
-        return self.fragment.name
-
-    def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts it; see `Executable`."""
-        return self._call(*arrays)
 
     def as_text(self, what: str = "hlo") -> str:
         """`"stablehlo"` as given, `"clusters"`, or any text of native fragments, cluster by cluster.
@@ -156,14 +136,12 @@ class MixedExecutable:
 
     def memory_analysis(self) -> MemoryStats:
         """XLA's count, and the memory of the native clusters."""
-        stats = self.compiled.memory_analysis()
+        whole = super().memory_analysis()
         native = [part.memory for part in self.mixture.native_parts]
-        return MemoryStats(
-            arguments=stats.argument_size_in_bytes,
-            results=stats.output_size_in_bytes,
-            aliased=stats.alias_size_in_bytes,
-            temporaries=stats.temp_size_in_bytes + sum(m.temporaries for m in native),
-            code=stats.generated_code_size_in_bytes + sum(m.code for m in native),
+        return dataclasses.replace(
+            whole,
+            temporaries=whole.temporaries + sum(m.temporaries for m in native),
+            code=whole.code + sum(m.code for m in native),
         )
 
 
@@ -220,7 +198,7 @@ class MixedBackend:
             None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
             for part in mixture.parts
         ]
-        return MixedExecutable(fragment, mixture, _jitted(fragment, mesh, mixture, programs))
+        return MixedExecutable(fragment, _function(fragment, mesh, mixture, programs), mixture)
 
 
 def _stablehlo(text: str) -> str:
@@ -238,7 +216,7 @@ def _stablehlo(text: str) -> str:
     return found
 
 
-def _jitted(
+def _function(
     fragment: FragmentModule,
     mesh: Mesh,
     mixture: Mixture,
@@ -246,7 +224,7 @@ def _jitted(
 ) -> jax.stages.Compiled:
     """All clusters as a compiled function of JAX."""
 
-    def run(*arrays: Any) -> Any:
+    def run(*arrays: Any) -> list[Any]:
         arrays_at: dict[Position, Any] = {}
 
         def at(position: Position) -> Any:
@@ -263,26 +241,9 @@ def _jitted(
                 types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
                 made = program(*given, results=types, large=is_work(part.native.costs))
             arrays_at.update(zip(cluster.outputs, made, strict=True))
-        token = [jax.numpy.int8(0)] if fragment.token else []
-        return [*(at(position) for position in mixture.clusters.results), *token]
+        return [at(position) for position in mixture.clusters.results]
 
-    run.__name__ = run.__qualname__ = fragment.name
-    jitted = jax.jit(
-        run,
-        donate_argnums=fragment.donated,
-        keep_unused=True,
-        out_shardings=[
-            *(named_sharding(mesh, r) for r in fragment.results),
-            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
-        ],
-    )
-    try:
-        with warnings.catch_warnings():
-            # What cannot be donated is freed by the runtime; nothing is lost.
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            return jitted.lower(*array_types(mesh, fragment.arguments)).compile()
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise CompileError(f"XLA cannot compile its part of fragment {fragment.name!r}: {error}") from error
+    return compiled_function(run, fragment, mesh)
 
 
 def prepared(fragment: FragmentModule, options: CompileOptions = DEFAULTS) -> HloModule:

@@ -10,6 +10,7 @@
 | `emit/` | kernel plans → kernels |
 | `kernel.py`, `shared.py`, `recipes.py` | what a kernel is; functions that all fragments share |
 | `program.py`, `waiting.py`, `threads.py` | kernels in order, barriers, worker threads |
-| `instance.py`, `ffi.py` | a program in memory, run directly or as an XLA custom call |
+| `compilation.py`, `fitting.py`, `artefact.py` | the phases in order; a limit of memory; what is kept |
+| `instance.py`, `ffi.py`, `jax_function.py` | a program in memory: run directly, by XLA, by JAX |
 | `direct.py`, `profile.py` | single kernels on NumPy arrays, and what they take |
 """

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache, key_of
-from mpmd.compile.executable import MemoryStats
+from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, fingerprint
 from mpmd.errors import CompileError
@@ -98,10 +98,7 @@ class Artefact:
         if what == "assembly":
             return assembly_of(self.code.llvm, target)
         if what not in _TEXTS:
-            words = ["stablehlo", *_TEXTS, "llvm", "assembly", "clusters"]
-            raise CompileError(
-                f"there is no text {what!r} of a native fragment\n  there are {', '.join(map(repr, words))}"
-            )
+            return unknown_text(what, "native fragments")
         return self.texts[_TEXTS[what]]
 
     def to_bytes(self) -> bytes:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from mpmd import jax_compat
-from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
-from mpmd.compile.executable import MemoryStats
+from mpmd.compile.executable import unknown_text
 from mpmd.compile.fragment import FragmentModule
-from mpmd.errors import CompileError
 
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
 _NO_WORK = frozenset(
@@ -26,16 +23,19 @@ _NO_WORK = frozenset(
 
 
 @dataclasses.dataclass
-class XlaExecutable:
-    """A fragment compiled by XLA."""
+class XlaExecutable(CompiledFragment):
+    """A fragment compiled by XLA.
 
-    fragment: FragmentModule
-    compiled: jax.stages.Compiled
+    Attributes:
+        devices: where it runs.
+        reasons: why native code, if that was asked for, cannot be made of it.
+        quiet: whether all fragments of its mesh are such, which is no news.
+    """
+
     devices: tuple[Any, ...]
+    reasons: tuple[str, ...] = ()
+    quiet: bool = False
     backend: str = "xla"
-
-    def __post_init__(self) -> None:
-        self._call = self.compiled
 
     @functools.cached_property
     def asynchronous(self) -> bool:
@@ -52,41 +52,25 @@ class XlaExecutable:
             return False
         return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= INLINE_BELOW_FLOPS
 
-    @property
-    def has_token(self) -> bool:
-        """Whether a token stands behind the results."""
-        return self.fragment.token
-
-    @property
-    def name(self) -> str:
-        """The fragment's name."""
-        return self.fragment.name
-
-    def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts it; see `Executable`."""
-        return self._call(*arrays)
-
     def as_text(self, what: str = "hlo") -> str:
-        """`"stablehlo"` as given, `"hlo"` as XLA optimised it."""
-        if what == "stablehlo":
-            return self.fragment.text
-        return self.compiled.as_text() or ""
+        """`"stablehlo"` as given, `"hlo"` as XLA optimised it, or `"clusters"`: why it is XLA's.
+
+        Raises:
+            CompileError: another word.
+        """
+        match what:
+            case "stablehlo":
+                return self.fragment.text
+            case "hlo":
+                return self.compiled.as_text() or ""
+            case "clusters":
+                return "cluster 0: XLA, the whole fragment\n" + "".join(f"  {r}\n" for r in self.reasons)
+        return unknown_text(what, "XLA's fragments")
 
     def cost_analysis(self) -> dict[str, float]:
-        """XLA's own count."""
-        costs = self.compiled.cost_analysis() or {}
-        return {str(k): float(v) for k, v in dict(costs).items()}
-
-    def memory_analysis(self) -> MemoryStats:
-        """XLA's own count, per device."""
-        stats = self.compiled.memory_analysis()
-        return MemoryStats(
-            arguments=stats.argument_size_in_bytes,
-            results=stats.output_size_in_bytes,
-            aliased=stats.alias_size_in_bytes,
-            temporaries=stats.temp_size_in_bytes,
-            code=stats.generated_code_size_in_bytes,
-        )
+        """XLA's own count, and one fallback if native code was asked for."""
+        costs = {str(k): float(v) for k, v in dict(self.compiled.cost_analysis() or {}).items()}
+        return {**costs, "fallbacks": 1.0} if self.reasons else costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,32 +86,13 @@ class XlaBackend:
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> XlaExecutable:
         """Compiles for the devices of `mesh`; see `Backend`."""
-        arguments = array_types(mesh, fragment.arguments)
-        results = fragment.results
 
-        def run(*arrays: Any) -> Any:
-            made = module_p.bind(*arrays, text=fragment.text, results=results, callbacks=fragment.callbacks)
-            return [*made, jax.numpy.int8(0)] if fragment.token else made
+        def run(*arrays: Any) -> list[Any]:
+            return module_p.bind(
+                *arrays, text=fragment.text, results=fragment.results, callbacks=fragment.callbacks
+            )
 
-        run.__name__ = run.__qualname__ = fragment.name
-        jitted = jax.jit(
-            run,
-            donate_argnums=fragment.donated,
-            keep_unused=True,
-            out_shardings=[
-                *(named_sharding(mesh, r) for r in results),
-                *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
-            ],
-        )
-        try:
-            with warnings.catch_warnings():
-                # What cannot be donated is freed by the runtime; nothing is lost.
-                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-                compiled = jitted.lower(*arguments).compile(self.compiler_options or None)
-        except (jax.errors.JaxRuntimeError, ValueError) as e:
-            raise CompileError(
-                f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {e}"
-            ) from e
+        compiled = compiled_function(run, fragment, mesh, self.compiler_options or None)
         return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
 
     def relocate(
@@ -135,9 +100,11 @@ class XlaBackend:
     ) -> XlaExecutable | None:
         """Loads it onto the devices of `mesh`, if they are the same ones, or on CPU, where all are alike."""
         devices = tuple(mesh.devices.flat)
-        if devices == executable.devices:
-            return XlaExecutable(fragment, executable.compiled, devices)
-        if devices[0].platform != "cpu":
+        loaded: jax.stages.Compiled | None = executable.compiled
+        if devices != executable.devices:
+            if devices[0].platform != "cpu":
+                return None
+            loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
+        if loaded is None:
             return None
-        loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
-        return None if loaded is None else XlaExecutable(fragment, loaded, devices)
+        return dataclasses.replace(executable, fragment=fragment, compiled=loaded, devices=devices)

@@ -1,0 +1,97 @@
+"""What JAX compiles for a fragment, whichever backend says what is inside of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule
+from mpmd.errors import CompileError
+
+
+@dataclasses.dataclass
+class CompiledFragment:
+    """A fragment as a compiled function of JAX.
+
+    Attributes:
+        fragment: what was compiled.
+        compiled: the function.
+    """
+
+    fragment: FragmentModule
+    compiled: jax.stages.Compiled
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token stands behind the results."""
+        return self.fragment.token
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it; see `Executable`."""
+        made: Sequence[Any] = self.compiled(*arrays)
+        return made
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's own count, per device."""
+        stats = self.compiled.memory_analysis()
+        return MemoryStats(
+            arguments=stats.argument_size_in_bytes,
+            results=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            code=stats.generated_code_size_in_bytes,
+        )
+
+
+def compiled_function(
+    run: Callable[..., Sequence[Any]],
+    fragment: FragmentModule,
+    mesh: Mesh,
+    compiler_options: dict[str, Any] | None = None,
+) -> jax.stages.Compiled:
+    """Compiles a function of a fragment's arguments for a mesh; adds the token, if there is one.
+
+    Args:
+        run: gives the fragment's results, as traced arrays.
+        fragment: its name, its arguments and results, and which arguments are donated.
+        mesh: where it runs.
+        compiler_options: XLA's, such as `{"xla_cpu_enable_fast_math": True}`.
+
+    Raises:
+        CompileError: XLA does not compile it.
+    """
+
+    def with_token(*arrays: Any) -> list[Any]:
+        return [*run(*arrays), *[jax.numpy.int8(0)] * fragment.token]
+
+    with_token.__name__ = with_token.__qualname__ = fragment.name
+    jitted = jax.jit(
+        with_token,
+        donate_argnums=fragment.donated,
+        keep_unused=True,
+        out_shardings=[
+            *(named_sharding(mesh, result) for result in fragment.results),
+            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+        ],
+    )
+    try:
+        with warnings.catch_warnings():
+            # What cannot be donated is freed by the runtime; nothing is lost.
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return jitted.lower(*array_types(mesh, fragment.arguments)).compile(compiler_options)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise CompileError(
+            f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {error}"
+        ) from error

@@ -1,0 +1,96 @@
+"""A native program as a function of JAX: the order of its arguments and results, and its devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.backends.compiled import compiled_function
+from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
+from mpmd.compile.fragment import FragmentModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """In which order JAX is given the arguments, and gives the results.
+
+    JAX pairs donated arguments with results of their type in the order of both.  So that its pairs are ours,
+    paired arguments and paired results come first, in the same order.
+
+    Attributes:
+        arguments: numbers of the arguments as JAX gets them.
+        results: numbers of the results as JAX gives them.
+        places: where each result, and the token after them if there is one, stands among these.
+    """
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @staticmethod
+    def of(aliases: dict[int, int], fragment: FragmentModule) -> Order:
+        """The order for pairs of arguments and results."""
+        arguments, results = list(aliases), list(aliases.values())
+        arguments += [k for k in range(len(fragment.arguments)) if k not in aliases]
+        paired = set(results)
+        results += [k for k in range(len(fragment.results)) if k not in paired]
+        places = [results.index(k) for k in range(len(results))]
+        if fragment.token:
+            places.append(len(results))
+        return Order(tuple(arguments), tuple(results), tuple(places))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing changes its place."""
+        return list(self.arguments) == sorted(self.arguments) and list(self.results) == sorted(self.results)
+
+
+def jax_function(
+    fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int], large: bool
+) -> jax.stages.Compiled:
+    """The custom call as a compiled function of JAX, arguments and results in `Order`.
+
+    Args:
+        fragment: what the program computes.
+        mesh: where.
+        program: the machine code.
+        aliases: argument → the result that takes its memory.
+        large: whether XLA should hand the call to another thread.
+
+    Raises:
+        CompileError: XLA does not compile the call.
+    """
+    order = Order.of(aliases, fragment)
+    as_given = dataclasses.replace(
+        fragment,
+        arguments=tuple(fragment.arguments[k] for k in order.arguments),
+        results=tuple(fragment.results[k] for k in order.results),
+        donated=tuple(range(len(aliases))),
+    )
+    given = [order.arguments.index(k) for k in range(len(order.arguments))]
+    results = [_local(t) for t in array_types(mesh, fragment.results)]
+
+    def run(*arrays: Any) -> list[Any]:
+        made = program(*(arrays[k] for k in given), results=results, aliases=aliases, large=large)
+        return [made[k] for k in order.results]
+
+    call: Callable[..., Sequence[Any]] = run
+    if mesh.size > 1:
+        call = jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=tuple(named_sharding(mesh, v).spec for v in as_given.arguments),
+            out_specs=[named_sharding(mesh, v).spec for v in as_given.results],
+            check_vma=False,
+        )
+    return compiled_function(call, as_given, mesh)
+
+
+def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What each device has of an array."""
+    return jax.ShapeDtypeStruct(whole.sharding.shard_shape(whole.shape), whole.dtype)
