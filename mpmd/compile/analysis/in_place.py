@@ -32,6 +32,27 @@ def in_place_pairs(instruction: HloInstruction) -> list[InPlacePair]:
     return pairs
 
 
+def overwritten_pairs(instruction: HloInstruction) -> list[InPlacePair]:
+    """The in-place pairs without those whose operand is read as something else, too: `scatter(x, i, x)`.
+
+    There the result is computed over a copy.
+    """
+    return [p for p in in_place_pairs(instruction) if not _is_read_too(instruction, p[0])]
+
+
+def _is_read_too(instruction: HloInstruction, number: int) -> bool:
+    """Whether an operation that changes an operand reads the same array once more."""
+    source = _through(instruction.operands[number])
+    if any(_through(o) is source for k, o in enumerate(instruction.operands) if k != number):
+        return True
+    if instruction.opcode != "fusion":
+        return False
+    value = instruction.to_apply.parameters[number]
+    while len(value.users) == 1 and next(iter(value.users)).opcode == "bitcast":
+        value = next(iter(value.users))
+    return len(value.users) > 1 or any(u.operand_indices(value) != [0] for u in value.users)
+
+
 def _fused(fusion: HloInstruction) -> list[InPlacePair]:
     root = fusion.to_apply.root
     outputs = list(enumerate(root.operands)) if root.opcode == "tuple" else [(-1, root)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.in_place import overwritten_pairs
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare
@@ -46,7 +46,7 @@ def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayS
     if after.is_phi:
         return occupancy.first(after)
     instruction = after.instruction
-    pairs = [(o, outer) for o, _, outer in in_place_pairs(instruction)]
+    pairs = [(o, outer) for o, _, outer in overwritten_pairs(instruction)]
     results = [index for index, _ in instruction.shape.leaves()]
     for number, operand in enumerate(instruction.operands):
         if operand.shape.is_array and occupancy.dataflow.value_at(operand) is before:

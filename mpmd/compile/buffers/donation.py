@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.in_place import overwritten_pairs
 from mpmd.compile.buffers.sharing import MayShare
 from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -52,7 +52,7 @@ def _computed_over(result: HloInstruction, may_share: MayShare) -> list[HloInstr
     if made.opcode == "get-tuple-element":
         made, number = made.operands[0], made.tuple_index
     index = (number,) if made.shape.is_tuple else ()
-    in_place = [operand for operand, _, outer in in_place_pairs(made) if outer == index]
+    in_place = [operand for operand, _, outer in overwritten_pairs(made) if outer == index]
     found = []
     for operand, value in enumerate(made.operands):
         source = _through(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.in_place import overwritten_pairs
 from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.instruction import HloInstruction
 
@@ -119,9 +119,17 @@ class Sharing:
     def _in_place(self) -> Iterator[Wish]:
         instants = self.occupancy.instants
         for instruction in self._instructions():
-            for operand, inner, outer in in_place_pairs(instruction):
+            for operand, inner, outer in overwritten_pairs(instruction):
                 source = self.dataflow.value_at(instruction.operands[operand], inner)
+                if not inner and not self._is_read_once(instruction, operand):
+                    continue
                 yield Wish(source, self.dataflow.value_at(instruction, outer), instants[instruction])
+
+    def _is_read_once(self, instruction: HloInstruction, number: int) -> bool:
+        """Whether the array that an operand is, is no other operand, either."""
+        value = self.dataflow.value_at(instruction.operands[number])
+        others = (o for k, o in enumerate(instruction.operands) if k != number and o.shape.is_array)
+        return not any(self.dataflow.value_at(o) is value for o in others)
 
     def _joins(self) -> Iterator[Wish]:
         """What loops and branches join: state with what the body makes of it and what it begins as."""
@@ -147,7 +155,8 @@ class Sharing:
                 if not operand.shape.is_array:
                     continue
                 source = self.dataflow.value_at(operand)
-                if self.occupancy.last(source) != instants[instruction]:
+                last = self.occupancy.last(source) == instants[instruction]
+                if not last or not self._is_read_once(instruction, number):
                     continue
                 for result, index in enumerate(leaves):
                     value = self.dataflow.value_at(instruction, index)

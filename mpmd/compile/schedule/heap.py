@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mpmd.compile.analysis.dataflow import FORWARDING, Dataflow, HloValue
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.in_place import overwritten_pairs
 from mpmd.compile.analysis.liveness import is_start
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -214,7 +214,7 @@ def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], 
     """
     if instruction.opcode == "while":
         return index == value.index
-    if (operand, index, value.index) in in_place_pairs(instruction):
+    if (operand, index, value.index) in overwritten_pairs(instruction):
         return True
     if instruction.opcode in ("conditional", "call"):
         return False

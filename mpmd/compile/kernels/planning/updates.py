@@ -36,19 +36,27 @@ class UpdatePlan:
 def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction) -> UpdatePlan:
     """The kernel of a group whose one result is a change of an array.
 
+    It may read the array itself, `scatter(x, i, x)`: then it changes a copy, see `overwritten_pairs`.
+
     Raises:
         NoPlan: the group is not one kernel.
     """
     inside = dict.fromkeys(group)
-    target = root.operands[0]
-    while target in inside and target.opcode == "bitcast":
-        target = target.operands[0]
+    target = array_beneath(root.operands[0])
     if target in inside:
         raise NoPlan(f"{root.name} changes {target.name}, which is computed in the same group")
     trace = _slice_update(name, inside, root) if root.opcode != "scatter" else _scatter(name, inside, root)
-    if target in trace.arrays:
+    others = [i for i in group if i is not root and i.opcode != "bitcast"]
+    if any(array_beneath(o) is target for i in others for o in i.operands):
         raise NoPlan(f"{root.name} reads elsewhere in the array that it changes")
     return UpdatePlan(trace.finish(), target, tuple(trace.arrays), root)
+
+
+def array_beneath(value: HloInstruction) -> HloInstruction:
+    """The array that a value is, through bitcasts."""
+    while value.opcode == "bitcast":
+        value = value.operands[0]
+    return value
 
 
 def _slice_update(name: str, inside: dict[HloInstruction, None], root: HloInstruction) -> Trace:

@@ -10,7 +10,7 @@ from mpmd.compile.kernels.planning.dots import is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_members
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
-from mpmd.compile.kernels.planning.updates import UPDATES
+from mpmd.compile.kernels.planning.updates import UPDATES, array_beneath
 
 FUSIBLE = frozenset(RULES) | UPDATES
 
@@ -85,6 +85,7 @@ class Grouping:
                 needed.update(instruction.operands)
             elif instruction.opcode in UPDATES:
                 needed.add(instruction.operands[0])
+                needed.update(_read_of_target(instruction))
             elif instruction.opcode == "dot" and is_product(instruction):
                 needed.update(_unstrided(instruction))
         needed.add(self.computation.root)
@@ -203,6 +204,23 @@ class Grouping:
         for member in b.members:
             self.group_of[member] = a
         return a
+
+
+def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
+    """What a change in place reads of the array that it changes, by movement."""
+    target = array_beneath(update.operands[0])
+    found = []
+    for operand in update.operands[1:]:
+        seen, waiting = {operand}, [operand]
+        while waiting and array_beneath(operand) is not target:
+            value = waiting.pop()
+            if value is target:
+                found.append(operand)
+                break
+            if value.opcode in MOVEMENT:
+                waiting += [o for o in value.operands if o not in seen]
+                seen.update(value.operands)
+    return found
 
 
 def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
