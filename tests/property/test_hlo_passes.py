@@ -29,6 +29,9 @@ ELSEWHERE = {
     "hlo-float-jitter",  # it changes numbers
     "hlo-rng-bit-generator-expander",  # bits are no small numbers: see the expanders below
     "hlo-bitcast-convert-expander",
+    "hlo-argmax-rewriter",  # reductions of several arrays likewise
+    "hlo-reduction-expander",
+    "hlo-reduce-window-expander",
 }
 LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
@@ -76,6 +79,9 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-argmax-rewriter": "argmax",
+    "hlo-reduction-expander": "several",
+    "hlo-reduce-window-expander": "several",
     "hlo-bitcast-convert-expander": "bitcast-convert",
     "hlo-batch-norm-expander": "batch-norm",
     "hlo-convolution-expander": "convolution",

@@ -246,11 +246,12 @@ class Reduction:
 REDUCTIONS: dict[str, Reduction] = {
     r.name: r
     for r in (
-        Reduction("add", np.add, _NUMBERS),
-        Reduction("multiply", np.multiply, _NUMBERS),
+        Reduction("add", np.add, (*_NUMBERS, "pred")),
+        Reduction("multiply", np.multiply, (*_NUMBERS, "pred")),
         Reduction("maximum", np.maximum, (*_NUMBERS, "pred")),
         Reduction("minimum", np.minimum, (*_NUMBERS, "pred")),
         Reduction("and", np.bitwise_and, _LOGIC),
         Reduction("or", np.bitwise_or, _LOGIC),
+        Reduction("xor", np.bitwise_xor, _LOGIC),
     )
 }

@@ -17,6 +17,7 @@ from mpmd.compile.passes.collectives.collective_permute_combiner import Collecti
 from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier
 from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
+from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
@@ -26,7 +27,9 @@ from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
+from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
 from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
@@ -80,7 +83,10 @@ def expansion() -> list[Pass]:
         ComparisonExpander(),  # after topk, which compares in total order
         SelectAndScatterExpander(),  # may make maps
         MapInliner(),
+        ArgmaxRewriter(),
+        ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
         ReduceWindowRewriter(),
+        ReduceWindowExpander(),  # after it: other windows, likewise
         ConvolutionToDot(),
         ConvolutionExpander(),  # after it: the rest needs patches
         GatherSimplifier(),  # one form; batching dims go

@@ -44,6 +44,7 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "call": control.call_and_map,
     "rng-bit-generator": control.bits,
     "graph": graphs.graph,
+    "several": reductions.several,
 }
 
 

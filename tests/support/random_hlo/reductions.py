@@ -8,6 +8,7 @@ import numpy as np
 
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
+from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.shape import array
 from tests.support.random_hlo.draft import (
@@ -56,19 +57,56 @@ def reduce(draft: Draft) -> Case:
 
 
 def argmax(draft: Draft) -> Case:
+    """The place of a maximum or minimum; half of the reducers, like JAX's, know NaN."""
     dims, dtype = draft.dims(1, 3), draft.pick((*FLOATS, "s32"))
     axis = int(draft.rng.integers(len(dims)))
-    draft.name += f" {dtype}"
+    opcode, knows = draft.pick(("maximum", "minimum")), bool(draft.rng.random() < 0.5)
+    draft.name += f" {opcode} {dtype}{' with NaN' if knows else ''}"
     body = HloBuilder.create(draft.module, "argmax")
     best, place, value, index = (body.parameter(array(t)) for t in (dtype, "s32", dtype, "s32"))
-    greater = body.compare(best, value, "GT")
+    keep = body.compare(best, value, "GT" if opcode == "maximum" else "LT")
+    if knows:
+        keep = body.add("or", keep, body.compare(best, best, "NE"))
     tie = body.add("and", body.compare(best, value, "EQ"), body.compare(place, index, "LT"))
-    keep = body.add("or", greater, tie)
-    computation = body.build(body.tuple([body.select(keep, best, value), body.select(keep, place, index)]))
-    source = draft.parameter(small_integers(draft.rng, dtype, dims), dtype)
+    first = body.add("or", keep, tie)
+    computation = body.build(body.tuple([body.select(first, best, value), body.select(first, place, index)]))
+    numbers = small_integers(draft.rng, dtype, dims)
+    if knows and DTYPES[dtype].kind == "float":
+        numbers = np.where(draft.rng.random(dims) < 0.2, np.nan, numbers).astype(DTYPES[dtype].numpy)
+    source = draft.parameter(numbers, dtype)
     places = draft.builder.iota("s32", dims, axis)
-    inits = [draft.builder.constant(_identity("maximum", dtype)), draft.builder.constant(0, "s32")]
+    inits = [draft.builder.constant(_identity(opcode, dtype)), draft.builder.constant(0, "s32")]
     return draft.finish(draft.builder.reduce([source, places], inits, (axis,), computation))
+
+
+def _affine(draft: Draft, dtype: str) -> tuple[list[np.ndarray], HloComputation]:
+    """Initial values and a reducer of pairs: x -> c x + d after x -> a x + b, where the order counts."""
+    body = HloBuilder.create(draft.module, "compose")
+    a, b, c, d = (body.parameter(array(dtype)) for _ in range(4))
+    second = body.add("add", body.add("multiply", b, c), d)
+    inits = [np.asarray(v).astype(DTYPES[dtype].numpy) for v in (1, 0)]
+    return inits, body.build(body.tuple([body.add("multiply", a, c), second]))
+
+
+def several(draft: Draft) -> Case:
+    """Two arrays reduced together, whole or in windows, running ones among them."""
+    dims, dtype = draft.dims(1, 3), draft.pick(("s32", "u8", "s64"))
+    inits, computation = _affine(draft, dtype)
+    arrays = [draft.parameter(values(draft.rng, dtype, dims), dtype) for _ in range(2)]
+    begin = [draft.builder.constant(i) for i in inits]
+    kind = draft.pick(("whole", "window", "running"))
+    draft.name += f" {kind} {dtype}"
+    if kind == "whole" or 0 in dims:
+        axes = tuple(d for d in range(len(dims)) if draft.rng.random() < 0.6)
+        return draft.finish(draft.builder.reduce(arrays, begin, axes, computation))
+    # along one dim: in which order a window of several is walked through is open
+    axis, forward = int(draft.rng.integers(len(dims))), draft.rng.random() < 0.5
+    side, n = _window(draft, dims, True).dims[axis], dims[axis]
+    if kind == "running":
+        side = attrs.WindowDim(n, 1, n - 1 if forward else 0, 0 if forward else n - 1)
+    window = attrs.Window(tuple(side if d == axis else attrs.WindowDim(1) for d in range(len(dims))))
+    made = draft.builder.add("reduce-window", *arrays, *begin, window=window, called=(computation,))
+    return draft.finish(made)
 
 
 def _window(draft: Draft, dims: tuple[int, ...], dilated: bool) -> attrs.Window:

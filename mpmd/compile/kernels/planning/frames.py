@@ -10,6 +10,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.operations import REDUCTIONS
+from mpmd.compile.kernels.planning.rules import spread
 from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, scalar_of
 
 
@@ -173,11 +174,9 @@ def _reduce_window(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     if [t.extents[d] for d in row] != list(i.window.sizes):
         raise NoPlan("a window other than the kernel's row")
     for index, d, step, size in zip(at, row, i.window.dims, source.shape.dims):
-        if step.lhs_dilation != 1 or step.reversed:
-            raise NoPlan("no kernel reduces a dilated window")
         moved = index * step.stride + dim(d) * step.rhs_dilation + -step.pad_low
-        condition = t.within(moved, 0, size)
-        inside = t.guarded(inside, *([condition] if condition >= 0 else []))
+        conditions, moved = spread(t, moved, size, step.lhs_dilation, step.pad_low)
+        inside = t.guarded(inside, *conditions)
         place.append(moved)
     node = t.value(source, tuple(place), t.guarded(where, *([inside] if inside >= 0 else [])))
     if inside >= 0:

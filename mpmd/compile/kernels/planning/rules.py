@@ -145,20 +145,35 @@ def _pad(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
         return filling
     place, inside = [], -1
     for index, size, pad in zip(at, source.shape.dims, i.padding):
-        moved, step = index + -pad.low, pad.interior + 1
-        conditions = [t.within(moved, 0, (size - 1) * step + 1)]
-        if step > 1:
-            # counted from a multiple of the step, so that the dividend is never negative
-            offset = -(-max(pad.low, 0) // step) * step
-            rest = (moved + offset).modulo(step, t.extents)
-            conditions.append(t.within(rest, 0, 1))
-            moved = (moved + offset).divided(step, t.extents) + -(offset // step)
-        inside = t.guarded(inside, *(c for c in conditions if c >= 0))
+        conditions, moved = spread(t, index + -pad.low, size, pad.interior + 1, pad.low)
+        inside = t.guarded(inside, *conditions)
         place.append(moved)
     if inside < 0:
         return t.value(source, tuple(place), where)
     kept = t.value(source, tuple(place), t.guarded(where, inside))
     return t.build.apply("select", inside, kept, filling)
+
+
+def spread(t: Trace, index: Index, size: int, step: int, low: int) -> tuple[list[int], Index]:
+    """Where a position among elements that stand `step` apart lies in their array.
+
+    Args:
+        t: where conditions go.
+        index: the position; the first element stands at 0, and it is never below `-low`.
+        size: number of elements.
+        step: distance from element to element.
+        low: positions before the first element.
+
+    Returns:
+        The conditions under which there is an element, and its number.
+    """
+    conditions = [t.within(index, 0, (size - 1) * step + 1)]
+    if step > 1:
+        # counted from a multiple of the step, so that the dividend is never negative
+        offset = -(-max(low, 0) // step) * step
+        conditions.append(t.within((index + offset).modulo(step, t.extents), 0, 1))
+        index = (index + offset).divided(step, t.extents) + -(offset // step)
+    return [c for c in conditions if c >= 0], index
 
 
 def _concatenate(t: Trace, i: HloInstruction, at: Place, where: int) -> int:

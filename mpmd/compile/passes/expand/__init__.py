@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
@@ -15,7 +16,9 @@ from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
+from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
 from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
@@ -25,6 +28,7 @@ from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
+    ArgmaxRewriter,
     BatchNormExpander,
     BitcastConvertExpander,
     ComparisonExpander,
@@ -38,7 +42,9 @@ PASSES: tuple[type[Pass], ...] = (
     GatherSimplifier,
     LogisticExpander,
     MapInliner,
+    ReduceWindowExpander,
     ReduceWindowRewriter,
+    ReductionExpander,
     RngBitGeneratorExpander,
     ScatterExpander,
     ScatterSimplifier,

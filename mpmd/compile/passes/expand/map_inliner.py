@@ -6,7 +6,7 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import array
+from mpmd.compile.passes.expand.pointwise import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Site
 
@@ -32,23 +32,7 @@ class MapInliner(ComputationPass):
 
 def _inline(site: Site) -> HloInstruction | None:
     body = site.at.to_apply
-    if not all(_is_simple(i) for i in body) or body.root.shape.is_tuple:
+    if not is_inlinable(body) or body.root.shape.is_tuple:
         return None
-    dims = site.shape.dims
-    values: dict[HloInstruction, HloInstruction] = {}
-    for instruction in body.post_order():
-        if instruction.opcode == "parameter":
-            values[instruction] = site.operands[instruction.parameter_number]
-        elif instruction.opcode == "constant":
-            values[instruction] = site.build.broadcast(site.build.constant(instruction.literal), dims)
-        else:
-            operands = [values[o] for o in instruction.operands]
-            shape = array(instruction.shape.dtype, dims)
-            values[instruction] = site.build.like(instruction, operands, shape)
-    return values[body.root]
-
-
-def _is_simple(instruction: HloInstruction) -> bool:
-    if instruction.opcode in ("parameter", "constant"):
-        return True
-    return instruction.is_elementwise and instruction.opcode != "map"
+    (value,) = applied(site.build, body, site.operands)
+    return value

@@ -7,6 +7,8 @@ import dataclasses
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.expand.pointwise import applied
+from mpmd.compile.passes.expand.reduction_expander import is_special, result_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Site
 from mpmd.compile.passes.values import is_identity, reducer
@@ -20,7 +22,7 @@ class ReduceWindowRewriter(ComputationPass):
       -> x = x + shifted(x, 1); x = x + shifted(x, 2); x = x + shifted(x, 4) ...
 
     Requires: no schedule.
-    Ensures: no running sum, product, maximum or minimum along one dim is left as a window over all before it.
+    Ensures: no running sum, maximum or other reduction along one dim is left as a window over all before it.
     Cost: linear in the program; at run time n log n for n squared.
     Source: Hillis and Steele, "Data parallel algorithms", 1986.
 
@@ -33,30 +35,57 @@ class ReduceWindowRewriter(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"reduce-window": (self._scan,)}, lambda i: len(i.operands) == 2)
+        return Rewriter(computation).run({"reduce-window": (self._scan,)}, lambda i: True)
 
     def _scan(self, site: Site) -> HloInstruction | None:
-        x, init = site.operands
-        opcode = reducer(site.at.to_apply)
-        if opcode is None or not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
-            return None
+        count = len(site.operands) // 2
+        x, init = site.operands[0], site.operands[count]
         found = _running_dim(site.at)
         if found is None or x.shape.dims[found[0]] < self.least:
             return None
         dim, forward = found
+        opcode = reducer(site.at.to_apply) if count == 1 else None
+        if opcode is None:
+            return _scan_by(site, dim, forward) if is_special(site) else None
+        if not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
+            return None
         step = 1
         while step < x.shape.dims[dim]:
-            amount = PadDim(step, -step) if forward else PadDim(-step, step)
-            padding = [amount if d == dim else PadDim(0, 0) for d in range(x.shape.rank)]
-            x = site.build.add(opcode, x, site.build.pad(x, init, padding))
+            x = site.build.add(opcode, x, _moved(site, x, init, dim, step if forward else -step))
             step *= 2
         return x
+
+
+def _scan_by(site: Site, dim: int, forward: bool) -> HloInstruction:
+    """A running reduction of any kind: what has nothing before it stays as it is."""
+    build, count = site.build, len(site.operands) // 2
+    values, dims = site.operands[:count], site.operands[0].shape.dims
+    place = build.iota("s32", dims, dim)
+    step = 1
+    while step < dims[dim]:
+        others = [
+            _moved(site, v, build.full(0, v.shape.dtype, ()), dim, step if forward else -step) for v in values
+        ]
+        pair = [*others, *values] if forward else [*values, *others]
+        joined = applied(build, site.at.to_apply, pair)
+        edge = build.full(step if forward else dims[dim] - step, "s32", dims)
+        inside = build.compare(place, edge, "GE" if forward else "LT")
+        values = [build.select(inside, new, old) for new, old in zip(joined, values)]
+        step *= 2
+    inits = [build.broadcast(i, dims) for i in site.operands[count:]]
+    return result_of(site, applied(build, site.at.to_apply, [*inits, *values]))
+
+
+def _moved(site: Site, x: HloInstruction, filler: HloInstruction, dim: int, by: int) -> HloInstruction:
+    """An array moved along a dim."""
+    padding = [PadDim(by, -by) if d == dim else PadDim(0, 0) for d in range(x.shape.rank)]
+    return site.build.pad(x, filler, padding)
 
 
 def _running_dim(windowed: HloInstruction) -> tuple[int, bool] | None:
     """The dim along which the window covers all that is before (or, reversed, behind) an element."""
     found = None
-    for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.shape.dims)):
+    for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.operands[0].shape.dims)):
         if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1 or w.reversed:
             return None
         if w.size == 1 and not (w.pad_low or w.pad_high):

@@ -1,0 +1,89 @@
+"""Functions of jax.numpy and jax.lax as native code, without XLA, against jax.jit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.support import native_fragments
+
+RNG = np.random.default_rng(7)
+ROWS = RNG.standard_normal((6, 37)).astype(np.float32)
+LONG = RNG.standard_normal(10_007).astype(np.float32)
+COUNTS = RNG.integers(-5, 6, (6, 37)).astype(np.int32)
+HOLES = np.where(RNG.random((6, 37)) < 0.1, np.nan, ROWS).astype(np.float32)
+FLAT = np.full((3, 20), -np.inf, np.float32)
+PICTURE = RNG.standard_normal((2, 9, 10, 3)).astype(np.float32)
+
+
+def windows(x: Any, init: float, by: Any, size: int, stride: int, holes: int) -> Any:
+    """Windows over both dims of pictures."""
+    dims, strides, dilation = (1, size, size, 1), (1, stride, stride, 1), (1, holes, holes, 1)
+    return lax.reduce_window(x, init, by, dims, strides, "SAME", window_dilation=dilation)
+
+
+REDUCTIONS = {
+    "argmax of rows": (lambda x: jnp.argmax(x, axis=1), ROWS),
+    "argmax of columns": (lambda x: jnp.argmax(x, axis=0), ROWS),
+    "argmax of all": (jnp.argmax, ROWS),
+    "argmax of a long row": (jnp.argmax, LONG),
+    "argmax of integers with ties": (lambda x: jnp.argmax(x, axis=1), COUNTS),
+    "argmax with NaN": (lambda x: jnp.argmax(x, axis=1), HOLES),
+    "argmin with NaN": (lambda x: jnp.argmin(x, axis=1), HOLES),
+    "nanargmin": (lambda x: jnp.nanargmin(x, axis=1), HOLES),
+    "argmax of infinities": (lambda x: jnp.argmax(x, axis=1), FLAT),
+    "argmin of truths": (lambda x: jnp.argmin(x > 0, axis=1), ROWS),
+    "argmax of bf16": (lambda x: jnp.argmax(x.astype(jnp.bfloat16), axis=1), ROWS),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, axis=1), ROWS),
+    "cumlogsumexp backwards": (lambda x: lax.cumlogsumexp(x, axis=0, reverse=True), ROWS),
+    "cumsum of a long row": (jnp.cumsum, LONG),
+    "cumprod": (lambda x: jnp.cumprod(x, axis=1), ROWS),
+    "cummax": (lambda x: lax.cummax(x, axis=1), HOLES),
+    "gradient of cumlogsumexp": (jax.grad(lambda x: jnp.sum(lax.cumlogsumexp(x, axis=1) ** 2)), ROWS),
+    "exclusive or": (lambda x: lax.reduce(x, np.int32(0), lax.bitwise_xor, (1,)), COUNTS),
+    "any and all": (lambda x: (jnp.any(x > 1, axis=1), jnp.all(x > -2, axis=0)), ROWS),
+    "mean and variance at once": (
+        lambda x: lax.reduce(
+            (x, x * x), (np.float32(0), np.float32(0)), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,)
+        ),
+        ROWS,
+    ),
+    "a linear recurrence": (
+        lambda x: lax.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (x, x), axis=1),
+        ROWS,
+    ),
+    "maxima of windows with holes": (lambda x: windows(x, -np.inf, lax.max, 3, 1, 2), PICTURE),
+    "gradient of sums of windows with holes": (
+        jax.grad(lambda x: jnp.sum(windows(x, 0.0, lax.add, 3, 2, 2) ** 2)),
+        PICTURE,
+    ),
+    "tangent of maxima of windows": (
+        lambda x: jax.jvp(lambda y: windows(y, -np.inf, lax.max, 2, 2, 1), (x,), (x,)),
+        PICTURE,
+    ),
+    "categorical": (lambda x: jax.random.categorical(jax.random.key(3), x), ROWS),
+}
+
+
+def check(function: Any, *arguments: Any, rtol: float = 2e-5, atol: float = 2e-5) -> None:
+    """The results of native code are those of XLA."""
+    fragment = native_fragments.fragment_of(function, *arguments)
+    got = native_fragments.run(fragment, list(arguments), native_fragments.compiled(fragment))
+    wanted = jax.tree.leaves(jax.jit(function)(*arguments))
+    assert len(got) == len(wanted)
+    for a, b in zip(got, map(np.asarray, wanted)):
+        assert a.dtype == b.dtype
+        if b.dtype.kind in "biu":
+            np.testing.assert_array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    check(*REDUCTIONS[name])
