@@ -159,3 +159,45 @@ def test_groups_name_passes_of_the_table():
         "hlo-sharding-remover",
         "hlo-simplify-fp-conversions",
     }
+
+
+READ_IN_VAIN = """HloModule vain
+
+condition {
+  s = (s32[], f32[], f32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(5)
+  ROOT c = pred[] compare(i, n), direction=LT
+}
+
+body {
+  s = (s32[], f32[], f32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  x = f32[] get-tuple-element(s), index=1
+  y = f32[] add(x, x)
+  unread = f32[] get-tuple-element(s), index=2
+  vain = f32[] exponential(unread)
+  vainer = f32[] negate(vain)
+  ROOT t = (s32[], f32[], f32[]) tuple(next, y, unread)
+}
+
+ENTRY main {
+  zero = s32[] constant(0)
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  init = (s32[], f32[], f32[]) tuple(zero, a, b)
+  w = (s32[], f32[], f32[]) while(init), condition=condition, body=body
+  ROOT r = f32[] get-tuple-element(w), index=1
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["hlo-while-simplifier", "hlo-while-invariant-code-motion"])
+def test_work_in_vain_does_not_keep_the_state_of_a_loop(name):
+    """Passes run before dead code is taken out."""
+    module = parse_module(READ_IN_VAIN)
+    assert make_pass(name).run(module) == (name == "hlo-while-simplifier")
+    verify(module)
+    assert evaluate(module, [np.float32(3), np.float32(1)]) == 96

@@ -101,10 +101,9 @@ def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, i
 
 
 def _drop_old_state(computation: HloComputation) -> None:
-    old = computation.parameters[0]
-    for reader in list(old.users):
-        remove_unused(reader)
-    computation.remove(old)
+    for instruction in reversed(computation.post_order()):  # what read it may be read in vain
+        remove_unused(instruction)
+    computation.remove(computation.parameters[0])
 
 
 def _replace_loop(loop: HloInstruction, init: HloInstruction, place: dict[int, int]) -> HloInstruction:
