@@ -44,10 +44,10 @@ def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction
     while target in inside and target.opcode == "bitcast":
         target = target.operands[0]
     if target in inside:
-        raise NoPlan(f"{root.name} changes {target.name}, which is computed in the same group")
+        raise NoPlan("{0} changes {1}, which is computed in the same group", root, target)
     trace = _slice_update(name, inside, root) if root.opcode != "scatter" else _scatter(name, inside, root)
     if target in trace.arrays:
-        raise NoPlan(f"{root.name} reads elsewhere in the array that it changes")
+        raise NoPlan("{0} reads elsewhere in the array that it changes", root)
     return UpdatePlan(trace.finish(), target, tuple(trace.arrays), root)
 
 
