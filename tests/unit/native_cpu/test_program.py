@@ -234,6 +234,21 @@ def test_a_program_is_a_custom_call(threads):
     assert registered(threads, instance="other").target_name != target.target_name
 
 
+def test_a_large_program_counts_as_work_and_leaves_xla_nothing_to_generate():
+    target = registered(instance="large")
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays()]
+
+    def compiled(large):
+        return jax.jit(lambda *a: target(*a, results=RESULTS, large=large)).lower(*shapes).compile()
+
+    assert compiled(False).cost_analysis()["flops"] < 1000 < compiled(True).cost_analysis()["flops"]
+    text = compiled(True).as_text()
+    assert "kind=kLoop" not in text, "code for it would take longer than all else that XLA does"
+    assert "iota(" not in text
+    for got, expected in zip(compiled(True)(*arrays()), reference_mlp(*arrays()), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-3)
+
+
 def test_calls_from_many_threads_share_slots():
     target = registered(slots=2, instance="busy")
     call = jax.jit(lambda *a: target(*a, results=RESULTS))

@@ -25,6 +25,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
+from mpmd.compile.kernels.planning.memory import remembering
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, cpu_pipeline, scheduling_pipeline, watched
@@ -138,6 +139,7 @@ class Compilation(Prepared):
         )
 
 
+@remembering()
 def prepare_fragment(
     fragment: FragmentModule,
     target: CpuTarget,

@@ -253,7 +253,7 @@ class RegisteredProgram:
             large: whether it is so much work that the caller should not wait for it.
         """
         if large:
-            arguments = (*arguments, *_ballast(arguments))
+            arguments = (*arguments, _ballast())
         call = jax.ffi.ffi_call(
             self.target_name, list(results), input_output_aliases=dict(aliases or {}), has_side_effect=False
         )
@@ -262,16 +262,19 @@ class RegisteredProgram:
 
 # XLA on CPU counts the operations of a program, those of custom calls as none, and runs one with fewer than a
 # thousand in the thread that calls it, in which nothing else is issued meanwhile.
-_BALLAST = 1024
+_BALLAST = (8, 16)
 
 
-def _ballast(arguments: Sequence[Any]) -> list[Any]:
-    """An operand that costs a microsecond and counts as work: a product for each element of a small array."""
-    full = [a for a in arguments if a.size]
-    if not full:
-        return []
-    one = (jax.numpy.ravel(full[0])[0] != 0).astype(np.int32)
-    return [jax.numpy.arange(_BALLAST, dtype=np.int32) * one]
+def _ballast() -> Any:
+    """An operand that costs less than a microsecond and counts as work: a product of two small constants.
+
+    Products are calls of a library, so that XLA has no code to generate; the numbers are no pattern that it
+    would make an iota or a splat, which are code, and the barrier stands until constants have been folded.
+    """
+    rows, columns = _BALLAST
+    numbers = np.sin(np.arange(rows * columns, dtype=np.float32)).reshape(_BALLAST)
+    hidden = jax.lax.optimization_barrier(numbers)
+    return jax.lax.dot(hidden, numbers.reshape(columns, rows))
 
 
 # Target names are global and final: code, memory and threads of each live as long as the process.

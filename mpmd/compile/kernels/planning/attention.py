@@ -13,6 +13,7 @@ from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.dots import Loops, Side, is_product, loops_of, merged, side_of, size_of
 from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
+from mpmd.compile.kernels.planning.memory import remembered
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan, Place, Trace, position_of
 
 _FACTORS = ("f32", "bf16")
@@ -59,6 +60,7 @@ def products_in(group: Sequence[HloInstruction]) -> tuple[list[HloInstruction], 
     return first, second
 
 
+@remembered
 def plan_attention(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> PlannedAttention:
@@ -116,12 +118,12 @@ def _score(
     """Depth, factors and their arrays of a product before the rows."""
     loops, at_lhs, at_rhs, _ = _divided(dot, batch)
     if len(loops.m) != 1 or len(loops.n) != 1:
-        raise NoPlan(f"{dot.name} has several dims of rows or columns")
+        raise NoPlan("{0} has several dims of rows or columns", dot)
     lhs, rhs = (side_of(o, at, inside, loops) for o, at in zip(dot.operands, (at_lhs, at_rhs)))
     _check_dtypes(lhs.array, rhs.array)
     sums = merged(loops.k, loops, lhs, rhs)
     if len(sums) > 1:
-        raise NoPlan(f"{dot.name} sums over dims that lie apart")
+        raise NoPlan("{0} sums over dims that lie apart", dot)
     a = _view(lhs, loops, loops.m, sums[0] if sums else ())
     b = _view(rhs, loops, sums[0] if sums else (), loops.n)
     return size_of(sums[0] if sums else (), loops), a, b, (lhs.array, rhs.array)
@@ -155,7 +157,7 @@ def _mixture(
     )
     rank = factor.shape.rank
     if tuple(batched) != tuple(range(rank - 2)) or len(summed) != 1 or dot.operands[0] is dot.operands[1]:
-        raise NoPlan(f"{dot.name} does not mix whole rows of {factor.name}")
+        raise NoPlan("{0} does not mix whole rows of {1}", dot, factor)
     free, wide = (loops.m, loops.n) if first else (loops.n, loops.m)
     other, at = (dot.operands[1], at_rhs) if first else (dot.operands[0], at_lhs)
     side = side_of(other, at, inside, loops)
@@ -165,7 +167,7 @@ def _mixture(
     target = _target(dot, output, loops, at_dot)
     columns = merged(wide, loops, side, target)
     if len(columns) > 1:
-        raise NoPlan(f"{dot.name} has columns that lie apart")
+        raise NoPlan("{0} has columns that lie apart", dot)
     column = columns[0] if columns else ()
     return _Mixed(
         KEYS if summed[0] == rank - 1 else QUERIES,
@@ -223,7 +225,7 @@ def _output(
     while value not in results:
         users = [u for u in value.users if u in inside]
         if len(users) != 1 or users[0].opcode not in ("transpose", "bitcast", "reshape"):
-            raise NoPlan(f"{dot.name} is read by more than movement")
+            raise NoPlan("{0} is read by more than movement", dot)
         value = users[0]
     return value
 
@@ -240,7 +242,7 @@ def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: Pl
             place = delinearized(position_of(before, place), after.shape.dims, loops.extents)
     at: Index = position_of(output, place)
     if any(atom.kind != "dim" for atom, _ in at.terms):
-        raise NoPlan(f"{dot.name} lies in {output.name} at {at}, which are no equal steps")
+        raise NoPlan(f"{{0}} lies in {{1}} at {at}, which are no equal steps", dot, output)
     return Side(output, at.constant, tuple(at.factor(d) for d in range(len(loops.extents))))
 
 
@@ -274,7 +276,7 @@ class _Rows:
     def sums(self, dot: HloInstruction) -> int:
         """The operand that stands for a product's sums."""
         if dot not in self.trace.sums_operands:
-            raise NoPlan(f"the rows do not read {dot.name}")
+            raise NoPlan("the rows do not read {0}", dot)
         return self.trace.sums_operands[dot]
 
     def operand_of(self, dot: HloInstruction) -> int:
@@ -287,7 +289,7 @@ class _Rows:
         factors = list(dict.fromkeys(self.factors.values()))
         for value in (*kept, *factors):
             if value not in places:
-                raise NoPlan(f"{value.name} has no place among the rows")
+                raise NoPlan("{0} has no place among the rows", value)
         nodes = {v: trace.value(v, places[v]) for v in (*kept, *factors)}
         check_results(trace, places, [*kept, *factors])
         for value in kept:
@@ -305,7 +307,7 @@ def _factor(
     """The factor of a product that the rows make."""
     made = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
     if len(made) != 1:
-        raise NoPlan(f"{dot.name} mixes no rows")
+        raise NoPlan("{0} mixes no rows", dot)
     return made[0]
 
 

@@ -10,6 +10,7 @@ from mpmd.compile.kernels.index import Index, constant, delinearized, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
+from mpmd.compile.kernels.planning.memory import remembered
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, check_dtype, position_of
 
@@ -79,11 +80,11 @@ def strided(
         elif value.opcode != "copy" and not (
             value.opcode == "convert" and (source.shape.dtype, value.shape.dtype) in _WIDENING
         ):
-            raise NoPlan(f"factor {value.name} is computed by {value.opcode}")
+            raise NoPlan(f"factor {{0}} is computed by {value.opcode}", value)
         value = source
     place = position_of(value, at)
     if any(atom.kind != "dim" for atom, _ in place.terms):
-        raise NoPlan(f"a factor lies in {value.name} at {place}, which are no equal steps")
+        raise NoPlan(f"a factor lies in {{0}} at {place}, which are no equal steps", value)
     return value, place
 
 
@@ -148,6 +149,7 @@ def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
     return groups
 
 
+@remembered
 def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> DotPlan:
     """The kernel of a group with one dot.
 
@@ -228,11 +230,11 @@ def _with_epilogue(
     trace.sums[dot] = accumulator
     for result in results:
         if result not in places:
-            raise NoPlan(f"{result.name} has no place in the space of {dot.name}")
+            raise NoPlan("{0} has no place in the space of {1}", result, dot)
     nodes = [trace.value(r, places[r]) for r in results]
     check_results(trace, places, results)
     if any(i in below for i in trace.arrays) or dot not in trace.sums_operands:
-        raise NoPlan(f"what follows {dot.name} reads its factors' inner values")
+        raise NoPlan("what follows {0} reads its factors' inner values", dot)
     for result, node in zip(results, nodes):
         operand = trace.operand(result.shape.dtype, result.shape.size)
         trace.build.store(operand, position_of(result, places[result]), node)

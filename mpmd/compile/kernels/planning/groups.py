@@ -7,7 +7,7 @@ something is computed at one place only, and every result is written once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -59,7 +59,7 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     trace = Trace(name, frame, inside)
     for result in results:
         if result not in places:
-            raise NoPlan(f"{result.name} has no place in the frame of {hero.name}")
+            raise NoPlan("{0} has no place in the frame of {1}", result, hero)
     nodes = [trace.value(r, places[r]) for r in results]
     check_results(trace, places, results)
     for result, node in zip(results, nodes):
@@ -93,12 +93,12 @@ def check_results(
     """
     for instruction, found in trace.places.items():
         if len(found) > 1:
-            raise NoPlan(f"{instruction.name} would be computed {len(found)} times")
+            raise NoPlan(f"{{0}} would be computed {len(found)} times", instruction)
     frame = trace.frame
     for result in results:
         used = frozenset[int]().union(*(index.dims() for index in places[result]))
         if frame.count(used) != result.shape.size:
-            raise NoPlan(f"{result.name} would not be written exactly once")
+            raise NoPlan("{0} would not be written exactly once", result)
     reduces = any(i.opcode in REDUCING and i not in trace.sums for i in trace.places)
     if not reduces and any(r.shape.size != frame.count(range(len(frame.extents))) for r in results):
         raise NoPlan("a loop whose results have different sizes")
@@ -129,37 +129,31 @@ def places_from(
 ) -> dict[HloInstruction, Place]:
     """The places that follow from known ones, edge by edge."""
     found, waiting = dict(found), list(found)
+    readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
+    for instruction in inside:
+        for operand in instruction.operands:
+            readers.setdefault(operand, {})[instruction] = None
     while waiting:
         instruction = waiting.pop()
-        for neighbour, place in _neighbours(instruction, found[instruction], inside, hero, frame):
-            if neighbour not in found:
-                found[neighbour] = place
-                waiting.append(neighbour)
+        at = found[instruction]
+        for user in readers.get(instruction, ()):
+            if user not in found:
+                place = _user_place(instruction, user, at, hero, frame)
+                if place is not None:
+                    found[user] = place
+                    waiting.append(user)
+        if instruction in inside:
+            for number, operand in enumerate(instruction.operands):
+                if operand not in found:
+                    place = _operand_place(instruction, number, operand, at, hero, frame)
+                    if place is not None:
+                        found[operand] = place
+                        waiting.append(operand)
     return found
 
 
 def _kept(reduce: HloInstruction, place: Place) -> Place:
     return tuple(index for d, index in enumerate(place) if d not in reduce.dimensions)
-
-
-def _neighbours(
-    x: HloInstruction,
-    at: Place,
-    inside: Collection[HloInstruction],
-    hero: HloInstruction,
-    frame: Frame,
-) -> Iterable[tuple[HloInstruction, Place]]:
-    """Values next to one, with their places."""
-    for user in x.users:
-        if user in inside:
-            place = _user_place(x, user, at, hero, frame)
-            if place is not None:
-                yield user, place
-    if x in inside:
-        for number, operand in enumerate(x.operands):
-            place = _operand_place(x, number, operand, at, hero, frame)
-            if place is not None:
-                yield operand, place
 
 
 def _user_place(

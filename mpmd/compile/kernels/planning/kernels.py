@@ -9,6 +9,7 @@ from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_atten
 from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePlan, plan_collective
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
+from mpmd.compile.kernels.planning.memory import remembered
 from mpmd.compile.kernels.planning.sorting import plan_sort
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
@@ -16,6 +17,7 @@ from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_upda
 PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan | PlannedAttention
 
 
+@remembered
 def plan_members(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> PlannedKernel:
@@ -32,7 +34,7 @@ def plan_members(
     changing = [r for r in results if r.opcode in UPDATES]
     if changing:
         if len(results) > 1:
-            raise NoPlan(f"{changing[0].name} changes an array beside other results")
+            raise NoPlan("{0} changes an array beside other results", changing[0])
         return plan_update(name, group, changing[0])
     products = sum(i.opcode == "dot" and is_product(i) for i in group)
     if products > 1:

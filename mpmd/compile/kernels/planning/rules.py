@@ -122,7 +122,7 @@ def _broadcast(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 def _reshape(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     if i.operands[0].shape.dtype != i.shape.dtype:
-        raise NoPlan(f"{i.name} changes the element type without converting")
+        raise NoPlan("{0} changes the element type without converting", i)
     return t.value(i.operands[0], read_reshape(i, at, t.extents), where)
 
 

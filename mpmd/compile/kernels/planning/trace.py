@@ -28,7 +28,17 @@ MOVEMENT = frozenset(("bitcast", "broadcast", "iota", "reshape", "reverse", "sli
 
 
 class NoPlan(CompileError):
-    """A group of instructions that is not one kernel; says why in a sentence."""
+    """A group of instructions that is not one kernel; says why in a sentence.
+
+    Args:
+        reason: the sentence; with instructions it is a format, in which `{0}` is the name of the first.
+        *about: the instructions that it names.
+    """
+
+    def __init__(self, reason: str, *about: HloInstruction) -> None:
+        super().__init__(reason.format(*(i.name for i in about)) if about else reason)
+        self.reason = reason
+        self.about = about
 
 
 class Trace:
@@ -168,7 +178,7 @@ def scalar_of(constant: HloInstruction) -> float | int | bool:
     """The one value of a constant."""
     literal = constant.literal
     if literal is None or isinstance(literal, tuple):
-        raise NoPlan(f"constant {constant.name} is no array")
+        raise NoPlan("constant {0} is no array", constant)
     value = literal.reshape(-1)[0]
     dtype = constant.shape.dtype
     if dtype == "pred":

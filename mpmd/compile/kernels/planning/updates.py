@@ -44,11 +44,11 @@ def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction
     inside = dict.fromkeys(group)
     target = array_beneath(root.operands[0])
     if target in inside:
-        raise NoPlan(f"{root.name} changes {target.name}, which is computed in the same group")
+        raise NoPlan("{0} changes {1}, which is computed in the same group", root, target)
     trace = _slice_update(name, inside, root) if root.opcode != "scatter" else _scatter(name, inside, root)
     others = [i for i in group if i is not root and i.opcode != "bitcast"]
     if any(array_beneath(o) is target for i in others for o in i.operands):
-        raise NoPlan(f"{root.name} reads elsewhere in the array that it changes")
+        raise NoPlan("{0} reads elsewhere in the array that it changes", root)
     return UpdatePlan(trace.finish(), target, tuple(trace.arrays), root)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -20,10 +20,12 @@ class Group:
 
     Attributes:
         members: those that are computed here and nowhere else, in program order.
+        followers: what must run after them, once somebody asked.
     """
 
     def __init__(self, member: HloInstruction) -> None:
         self.members = [member]
+        self.followers: dict[HloInstruction, None] | None = None
         self._refused: set[tuple[Group, int, int]] = set()
 
     def refuse(self, other: Group) -> None:
@@ -70,6 +72,7 @@ class Grouping:
         self.position = {i: k for k, i in enumerate(self.order)}
         self.group_of: dict[HloInstruction, Group] = {}
         self.repeated: set[HloInstruction] = set()
+        self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
         needed = self._arrays()
         for instruction in self.order:
             if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
@@ -120,11 +123,21 @@ class Grouping:
         inside = set(self.closure(group.members))
         return list(dict.fromkeys(o for i in inside for o in i.operands if o not in inside))
 
-    def readers(self, value: HloInstruction) -> dict[HloInstruction, None]:
-        """What reads a value: instructions in groups and all others, through movement that stands in none."""
+    def readers(self, value: HloInstruction) -> Mapping[HloInstruction, None]:
+        """What reads a value: instructions in groups and all others, through movement that stands in none.
+
+        This does not change when groups join.
+        """
+        found = self._readers.get(value)
+        if found is None:
+            found = self._readers[value] = self._find_readers(value)
+        return found
+
+    def _find_readers(self, value: HloInstruction) -> dict[HloInstruction, None]:
         found: dict[HloInstruction, None] = {}
+        root = self.computation.root
         waiting = list(value.users)
-        if value is self.computation.root:
+        if value is root:
             found[value] = None
         while waiting:
             user = waiting.pop()
@@ -134,9 +147,19 @@ class Grouping:
                     waiting += user.users
                 continue
             waiting += user.users
-            if user is self.computation.root:
+            if user is root:
                 found[user] = None
         return found
+
+    def repeat(self, members: set[HloInstruction]) -> None:
+        """Let other groups compute members again instead of reading them."""
+        self.repeated |= members
+        self._readers.clear()
+
+    def keep(self, members: set[HloInstruction]) -> None:
+        """Take back `repeat`."""
+        self.repeated -= members
+        self._readers.clear()
 
     def results(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
         """Members that are read outside, in program order."""
@@ -163,46 +186,44 @@ class Grouping:
     # -- order
     def would_circle(self, a: Group, b: Group) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
-        both = (a, b)
-        last = max(self.position[m] for g in both for m in g.members)
-        seen: set[object] = set()
-        waiting = [
-            node
-            for g in both
-            for m in g.members
-            for node in self._following(m)
-            if node is not a and node is not b
-        ]
+        group_of, position = self.group_of, self.position
+        last = max(position[a.members[-1]], position[b.members[-1]])
+        seen: set[Group | HloInstruction] = set()
+        waiting = [f for g in (a, b) for f in self._followers(g) if group_of.get(f) not in (a, b)]
         while waiting:
-            node = waiting.pop()
+            value = waiting.pop()
+            node = group_of.get(value, value)
             if node in seen:
                 continue
-            seen.add(node)
             if node is a or node is b:
                 return True
-            members = node.members if isinstance(node, Group) else [node]
-            if min(self.position[m] for m in members) > last:
-                continue
-            for m in members:
-                waiting += self._following(m)
+            seen.add(node)
+            if isinstance(node, Group):
+                if position[node.members[0]] <= last:
+                    waiting += self._followers(node)
+            elif position[node] <= last:
+                waiting += self._following(node)
         return False
 
-    def _following(self, instruction: HloInstruction) -> list[Group | HloInstruction]:
-        found: list[Group | HloInstruction] = []
-        for user in (*self.readers(instruction), *instruction.control_successors):
-            group = self.group_of.get(user)
-            if group is None:
-                if user is not instruction:
-                    found.append(user)
-            elif group is not self.group_of.get(instruction):
-                found.append(group)
-        return found
+    def _followers(self, group: Group) -> dict[HloInstruction, None]:
+        """What must run after a group's members."""
+        if group.followers is None:
+            group.followers = {f: None for m in group.members for f in self._following(m)}
+            for member in group.members:
+                group.followers.pop(member, None)
+        return group.followers
+
+    def _following(self, instruction: HloInstruction) -> list[HloInstruction]:
+        """What must run after an instruction: what reads it, through movement, and what control edges say."""
+        users = (*self.readers(instruction), *instruction.control_successors)
+        return [user for user in users if user is not instruction]
 
     def join(self, a: Group, b: Group) -> Group:
         """Make one group of two."""
         a.members = sorted((*a.members, *b.members), key=self.position.__getitem__)
         for member in b.members:
             self.group_of[member] = a
+        a.followers = None
         return a
 
 

@@ -57,7 +57,8 @@ class _Merging:
         grouping, grew = self.grouping, True
         while grew and len(group.members) < self.most:
             grew = False
-            readers = {r: None for m in group.members for r in grouping.readers(m) if r not in group.members}
+            mine = set(group.members)
+            readers = {r: None for m in group.members for r in grouping.readers(m) if r not in mine}
             for reader in sorted(readers, key=grouping.position.__getitem__):
                 other = grouping.group_of.get(reader)
                 if other is None or other is group or not self._may_follow(group, other, dot):

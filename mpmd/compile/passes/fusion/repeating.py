@@ -81,9 +81,9 @@ def _try(grouping: Grouping, group: Group, result: HloInstruction) -> None:
     readers = _reading_groups(grouping, group, result)
     cone = _members_between(grouping, group, result)
     added = cone - grouping.repeated
-    grouping.repeated |= added
+    grouping.repeat(added)
     if any(isinstance(grouping.plan(g.members), str) for g in (group, *readers)):
-        grouping.repeated -= added
+        grouping.keep(added)
 
 
 def _members_between(grouping: Grouping, group: Group, result: HloInstruction) -> set[HloInstruction]:
