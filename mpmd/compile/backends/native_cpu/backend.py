@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
+from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, compile_with_handler, register
 from mpmd.compile.backends.native_cpu.fitting import fit
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
@@ -222,7 +223,7 @@ class NativeCpuBackend:
     ) -> NativeExecutable:
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
-        large = mesh.size == 1 and is_work(made.costs)
+        large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
         jitted = _jitted(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, made, target, jitted, kept)
 
@@ -234,7 +235,7 @@ class NativeCpuBackend:
         """
         devices = [device.local_hardware_id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
-        threads = max(1, (len(cores) or self.threads) // len(devices)) if _is_large(made.costs) else 1
+        threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
             made.code,
             self.target or host_target(),
@@ -464,22 +465,6 @@ def _unfit(fragment: FragmentModule, mesh: Mesh) -> str:
     if fragment.callbacks:
         return "native fragments do not call back to Python"
     return "" if fragment.results else "a fragment without results"
-
-
-# Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
-_WORTH_THREADS = 3e-4
-_WORTH_HANDING_OVER = 2e-5
-_FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
-
-
-def _is_large(costs: dict[str, float]) -> bool:
-    """Whether a program has work for several threads."""
-    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_THREADS
-
-
-def is_work(costs: dict[str, float]) -> bool:
-    """Whether a program takes longer than it takes to hand it to another thread."""
-    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_HANDING_OVER
 
 
 _POOLS: dict[tuple[str, int, tuple[int, ...], int], WorkerPool] = {}
