@@ -283,7 +283,8 @@ rows {
   x = f32[1000,8]{1,0} parameter(0)
   i = s32[4,1]{1,0} parameter(1)
   y = f32[4,8]{1,0} parameter(2)
-  g = f32[4,8]{1,0} gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,8}
+  g = f32[4,8]{1,0} gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0},
+    index_vector_dim=1, slice_sizes={1,8}
   ROOT a = f32[4,8]{1,0} add(g, y)
 }
 ENTRY e {

@@ -21,8 +21,8 @@ from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
 from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compiled_or_kept
-from mpmd.compile.backends.native_cpu.dispatch import is_handed_over
 from mpmd.compile.backends.native_cpu.coverage import refusals
+from mpmd.compile.backends.native_cpu.dispatch import is_handed_over
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.executable import MemoryStats
