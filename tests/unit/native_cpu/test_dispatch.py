@@ -26,7 +26,7 @@ def test_small_programs_run_on_one_thread():
 
 
 def test_handing_over_is_for_long_programs_and_sooner_where_others_could_work():
-    middle = costs(flops=1.5e7)
+    middle = costs(flops=2e7)
     assert is_handed_over(middle, meshes=4) and not is_handed_over(middle, meshes=1)
     for meshes in (0, 1, 4):
         assert is_handed_over(costs(flops=1e9), meshes)

@@ -19,7 +19,7 @@ _BYTES = 4e10  # per second and thread, from the caches that are shared
 # Seconds of work on one thread
 _WORTH_THREADS = 1e-4  # from where waking others costs less than they bring
 _WORTH_HANDING_OVER = 5e-5
-_WORTH_HANDING_OVER_ALONE = 3e-4
+_WORTH_HANDING_OVER_ALONE = 1e-3  # from where it costs less than a twentieth
 
 
 def seconds(costs: Mapping[str, float]) -> float:
