@@ -34,8 +34,8 @@ _JOBS, _UNFINISHED = 192, 256
 _ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
 _POOL_BYTES = 384
 
-# Rounds that a worker waits for the next job before it sleeps; in the later ones it offers the core to others,
-# among them whoever brings the job.
+# Rounds that a worker waits for the next job before it sleeps; in the later ones it offers the core to
+# others, among them whoever brings the job.
 _SPINS = PATIENCE + 150
 
 
