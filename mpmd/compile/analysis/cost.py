@@ -232,4 +232,19 @@ def bytes_touched(instruction: HloInstruction) -> tuple[int, int]:
     if opcode == "broadcast":
         return sizes[0], result
     distinct = {o: o.shape.byte_size for o in instruction.operands}
+    if opcode == "fusion":
+        taken = dict.fromkeys(distinct, 0)
+        for operand, parameter in zip(instruction.operands, instruction.to_apply.parameters, strict=True):
+            taken[operand] += _bytes_taken(parameter)
+        return sum(min(size, taken[operand]) for operand, size in distinct.items()), result
     return sum(distinct.values()), result
+
+
+def _bytes_taken(parameter: HloInstruction) -> int:
+    """Bytes of an array that a fusion reads: only parts of it if it only takes those."""
+    taken = 0
+    for user in parameter.users:
+        if user.opcode not in ("slice", "dynamic-slice", "gather") or parameter in user.operands[1:]:
+            return parameter.shape.byte_size
+        taken += user.shape.byte_size
+    return taken

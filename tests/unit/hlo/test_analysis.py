@@ -274,3 +274,25 @@ ENTRY e {
     model = CostModel()
     assert model.instruction(named(module, "s")).bytes == 40 + 40 + 4
     assert model.instruction(named(module, "d")).bytes == 40 + 40 + 4
+
+
+def test_a_fusion_reads_only_what_it_takes():
+    module = parse_module(
+        """HloModule m
+rows {
+  x = f32[1000,8]{1,0} parameter(0)
+  i = s32[4,1]{1,0} parameter(1)
+  y = f32[4,8]{1,0} parameter(2)
+  g = f32[4,8]{1,0} gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0},
+    index_vector_dim=1, slice_sizes={1,8}
+  ROOT a = f32[4,8]{1,0} add(g, y)
+}
+ENTRY e {
+  x = f32[1000,8]{1,0} parameter(0)
+  i = s32[4,1]{1,0} parameter(1)
+  y = f32[4,8]{1,0} parameter(2)
+  ROOT f = f32[4,8]{1,0} fusion(x, i, y), kind=kLoop, calls=rows
+}"""
+    )
+    cost = CostModel().module(module)
+    assert (cost.bytes_read, cost.bytes_written) == (4 * (32 + 4 + 32), 4 * 32)

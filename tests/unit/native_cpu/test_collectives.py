@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 
-from mpmd.compile.backends.native_cpu import backend as native_backend
+from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.ffi import register
@@ -120,7 +120,7 @@ def test_a_collective_of_one_device(name):
 
 
 def test_each_device_on_several_threads(monkeypatch):
-    monkeypatch.setattr(native_backend, "_WORTH_THREADS", 0.0)
+    monkeypatch.setattr(dispatch, "_WORTH_THREADS", 0.0)
 
     def function(a, b):
         return lax.psum(jnp.tanh(a @ b), "x") * 2

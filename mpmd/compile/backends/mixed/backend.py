@@ -20,9 +20,10 @@ from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
 from mpmd.compile.backends.native_cpu.artefact import Artefact
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, is_work
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
 from mpmd.compile.backends.native_cpu.coverage import refusals
+from mpmd.compile.backends.native_cpu.dispatch import is_handed_over
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.executable import MemoryStats
@@ -198,7 +199,8 @@ class MixedBackend:
             None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
             for part in mixture.parts
         ]
-        return MixedExecutable(fragment, _function(fragment, mesh, mixture, programs), mixture)
+        meshes = len(self.native.options.cores)
+        return MixedExecutable(fragment, _function(fragment, mesh, mixture, programs, meshes), mixture)
 
 
 def _stablehlo(text: str) -> str:
@@ -221,8 +223,9 @@ def _function(
     mesh: Mesh,
     mixture: Mixture,
     programs: Sequence[RegisteredProgram | None],
+    meshes: int,
 ) -> jax.stages.Compiled:
-    """All clusters as a compiled function of JAX."""
+    """All clusters as a compiled function of JAX, in a process that works for so many meshes."""
 
     def run(*arrays: Any) -> list[Any]:
         arrays_at: dict[Position, Any] = {}
@@ -239,7 +242,7 @@ def _function(
                 made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
             else:
                 types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-                made = program(*given, results=types, large=is_work(part.native.costs))
+                made = program(*given, results=types, large=is_handed_over(part.native.costs, meshes))
             arrays_at.update(zip(cluster.outputs, made, strict=True))
         return [at(position) for position in mixture.clusters.results]
 

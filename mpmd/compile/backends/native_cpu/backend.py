@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from mpmd.compile.backends.compiled import CompiledFragment
 from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
+from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import Order, jax_function
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
@@ -127,7 +128,7 @@ class NativeCpuBackend:
     ) -> NativeExecutable:
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
-        large = mesh.size == 1 and is_work(made.costs)
+        large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
         function = jax_function(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, function, made, target, kept)
 
@@ -139,7 +140,7 @@ class NativeCpuBackend:
         """
         devices = [device.local_hardware_id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
-        threads = max(1, (len(cores) or self.threads) // len(devices)) if _is_large(made.costs) else 1
+        threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
             made.code,
             self.target or host_target(),
@@ -150,22 +151,6 @@ class NativeCpuBackend:
             cache=self.options.cache,
             devices=devices if len(devices) > 1 else (0,),
         )
-
-
-# Below about so many seconds of work on one thread, waking and meeting others costs more than they bring.
-_WORTH_THREADS = 3e-4
-_WORTH_HANDING_OVER = 2e-5
-_FLOPS, _BYTES = 1e11, 1e10  # per second and thread: no more than an order of magnitude is needed
-
-
-def _is_large(costs: dict[str, float]) -> bool:
-    """Whether a program has work for several threads."""
-    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_THREADS
-
-
-def is_work(costs: dict[str, float]) -> bool:
-    """Whether a program takes longer than it takes to hand it to another thread."""
-    return costs["flops"] / _FLOPS + costs["bytes accessed"] / _BYTES > _WORTH_HANDING_OVER
 
 
 _POOLS: dict[tuple[str, int, tuple[int, ...], int], WorkerPool] = {}

@@ -25,7 +25,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.waiting import wait_until
+from mpmd.compile.backends.native_cpu.waiting import PATIENCE, wait_until
 from mpmd.errors import ConfigError
 
 # Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
@@ -34,7 +34,9 @@ _JOBS, _UNFINISHED = 192, 256
 _ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
 _POOL_BYTES = 384
 
-_SPINS = 4000  # rounds that a worker waits for the next job before it sleeps
+# Rounds that a worker waits for the next job before it sleeps; in the later ones it offers the core to
+# others, among them whoever brings the job.
+_SPINS = PATIENCE + 150
 
 
 def _field(f: FunctionBuilder, offset: int) -> Value:
@@ -110,6 +112,8 @@ class PoolWorker:
             f.store(count, spins)
             leave_if(f.compare("ugt", count, constant(_SPINS, "i64")))
             f.pause()
+            with f.when(f.compare("ugt", count, constant(PATIENCE, "i64"))):
+                f.call("sched_yield", result="i32")
         _lock(f, _MUTEX)
         with f.repeat() as leave_if:
             leave_if(f.compare("ne", f.atomic_load(_field(f, _JOBS)), f.load(done, "i64")))

@@ -8,8 +8,9 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 
-# Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.
-_PATIENCE = 2000
+# Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
+# work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.
+PATIENCE = 600
 
 BARRIER_BYTES = 128
 
@@ -25,7 +26,7 @@ def wait_until(f: FunctionBuilder, pointer: Value, predicate: str, value: Value)
         count = f.add(f.load(rounds, "i64"), constant(1, "i64"))
         f.store(count, rounds)
         f.pause()
-        with f.when(f.compare("ugt", count, constant(_PATIENCE, "i64"))):
+        with f.when(f.compare("ugt", count, constant(PATIENCE, "i64"))):
             f.call("sched_yield", result="i32")
     return f.load(seen, "i64")
 
