@@ -87,10 +87,11 @@ def copy_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Call
     copy = DirectSequence(plan_kernels(b.finish(), target), target)
     source, destination = aligned_empty((elements,), np.float32), aligned_empty((elements,), np.float32)
     source[:] = destination[:] = 1
+    run = copy.prepare(destination, source)
 
     def measure() -> float:
         start = time.perf_counter()
-        copy(destination, source)
+        run()
         return 8.0 * elements / (time.perf_counter() - start)
 
     return measure
@@ -124,6 +125,6 @@ def profile_plan(plan: KernelPlan, target: CpuTarget, device: Device, costs: Pro
             array = aligned_empty((operand.size,), NUMPY_DTYPE[operand.dtype])
             array[:] = rng.uniform(0.1, 1, operand.size) if operand.dtype in FLOATS else 0
             arrays.append(array)
-        return best_seconds(lambda: sequence(*arrays))
+        return best_seconds(sequence.prepare(*arrays))
 
     return costs.measure(device, f"{target.key()}\n{plan.text()}", plan_workload(plan), run)

@@ -95,9 +95,19 @@ def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
     if dtype == "pred":
         return f.compare("ne", raw, constant(0, raw.type))
     if dtype == "bf16":
-        bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)
-        return f.remember_narrow(f.from_bits(bits, "float"), raw)
+        return f.remember_narrow(_upper_halves(f, raw), raw)
     return f.cast("fpext", raw, with_element(raw.type, "float")) if dtype == "f16" else raw
+
+
+def _upper_halves(f: FunctionBuilder, raw: Value) -> Value:
+    """Floats whose upper halves are these bits: zeros shuffled in, by one instruction where there is one."""
+    lanes = lanes_of(raw.type)
+    if f.target.mask_registers and lanes == f.target.lanes():
+        order = [lanes + half // 2 if half % 2 else 0 for half in range(2 * lanes)]
+        pairs = f.shuffle(constant(0, raw.type), raw, order)
+        return f.cast("bitcast", pairs, with_element(raw.type, "float"))
+    bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)
+    return f.from_bits(bits, "float")
 
 
 def narrow(f: FunctionBuilder, value: Value, dtype: str) -> Value:
@@ -129,10 +139,8 @@ def _bf16_bits(f: FunctionBuilder, value: Value) -> Value:
 def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
     """A register value rounded to what `dtype` can hold, still in the register type."""
     if dtype == "bf16" and f.target.bf16_dot and lanes_of(value.type) == f.target.lanes():
-        raw, lanes = narrow(f, value, dtype), lanes_of(value.type)
-        order = [lanes + half // 2 if half % 2 else 0 for half in range(2 * lanes)]
-        pairs = f.shuffle(constant(0, raw.type), raw, order)  # one instruction for widening and shifting
-        return f.remember_narrow(f.cast("bitcast", pairs, value.type), raw)
+        raw = narrow(f, value, dtype)
+        return f.remember_narrow(_upper_halves(f, raw), raw)
     if dtype in ("bf16", "f16") and element_of(value.type) == "float":
         return widen(f, narrow(f, value, dtype), dtype)
     return value
