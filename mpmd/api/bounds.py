@@ -64,9 +64,8 @@ class StepBounds:
         lines = [" share  projected us  runs  compute █, memory ░"]
         for p in sorted(self.parts, key=lambda p: -p.seconds):
             bar = "█" * round(p.compute / whole * _BAR) + "░" * round(p.memory / whole * _BAR)
-            lines.append(
-                f"{p.seconds / whole:6.1%} {p.seconds * 1e6:13.2f} {p.times:5}  {bar.ljust(_BAR, '·')} {p.label}"
-            )
+            figures = f"{p.seconds / whole:6.1%} {p.seconds * 1e6:13.2f} {p.times:5}"
+            lines.append(f"{figures}  {bar.ljust(_BAR, '·')} {p.label}")
         totals = self.totals()
         for key, name in ((COMPUTE, "compute-bound"), (MEMORY, "memory-bound, calls and transfers included")):
             lines.append(f"{totals[key] / whole:6.1%} {totals[key] * 1e6:13.2f}  {name}")

@@ -72,8 +72,8 @@ class Artefact:
         arena_bytes: temporary memory of a call, constants included.
         constants: what the arena begins with and keeps.
         aliases: argument → the result that takes its memory.
-        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, and the seconds that computing and
-            moving data bound.
+        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, and the seconds that
+            computing and moving data bound.
         memory: bytes that a call takes.
         texts: file name → what can be read: HLO, buffers, thunks, kernels; the code brings LLVM's assembly.
     """
