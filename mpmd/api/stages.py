@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import ir
+from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import Observer, Partitioned, partition
@@ -238,15 +239,24 @@ class Compiled:
         return self._results(self._executor.run(leaves))
 
     def as_text(self, what: str = "hlo") -> str:
-        """Every distinct fragment after compilation; words of `Lowered.as_text` work too."""
+        """Every distinct fragment after compilation; words of `Lowered.as_text` work too.
+
+        `"costs"` begins with a table of the whole step: what computing bounds, and what moving data does.
+        """
         if what in DIALECTS:
             return self.lowered.as_text(what)
+        if what == "costs":
+            native = [(name, e) for name, e in self.executables.items() if e.backend == "native"]
+            tables = [f"// {name}\n{e.as_text(what)}" for name, e in native]
+            return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 
     def cost_analysis(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
 
         `fallbacks` is the number of distinct fragments that the backend asked for could not compile.
+        `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter have
+        calls and transfers in them, which `transfer seconds` says alone.
         """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
         runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
@@ -256,7 +266,12 @@ class Compiled:
             for key in ("flops", "bytes accessed")
         }
         total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
-        return {**total, "fragments": fragments, "calls": calls}
+        return {**total, **self._bounds.totals(), "fragments": fragments, "calls": calls}
+
+    @functools.cached_property
+    def _bounds(self) -> StepBounds:
+        """What bounds the parts of a step."""
+        return step_bounds(self.program, self.executables)
 
     @functools.cached_property
     def _workspace(self) -> dict[tuple[str, str], int]:

@@ -33,6 +33,8 @@ _TEXTS = {
     "memory": "memory.svg",
     "thunks": "thunk_sequence.txt",
     "kernels": "kernels.txt",
+    "costs": "costs.txt",
+    "bars": "costs.svg",
 }
 _SIZES = struct.Struct("<5Q")
 
@@ -70,7 +72,8 @@ class Artefact:
         arena_bytes: temporary memory of a call, constants included.
         constants: what the arena begins with and keeps.
         aliases: argument → the result that takes its memory.
-        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`.
+        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, and the seconds that
+            computing and moving data bound.
         memory: bytes that a call takes.
         texts: file name → what can be read: HLO, buffers, thunks, kernels; the code brings LLVM's assembly.
     """
@@ -87,7 +90,8 @@ class Artefact:
         """One of its texts.
 
         Args:
-            what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"llvm"` or `"assembly"`.
+            what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"costs"`, `"bars"`, `"llvm"` or
+                `"assembly"`.
             target: the CPU that it was compiled for.
 
         Raises:

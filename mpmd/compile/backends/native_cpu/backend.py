@@ -56,8 +56,8 @@ class NativeExecutable(CompiledFragment):
 
         Args:
             what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"memory"` (an SVG of the
-                arena), `"thunks"`, `"kernels"`, `"llvm"`, `"assembly"` of the CPU, or `"clusters"`: what of
-                it is native.
+                arena), `"thunks"`, `"kernels"`, `"costs"` of each kernel, `"bars"` (an SVG of these),
+                `"llvm"`, `"assembly"` of the CPU, or `"clusters"`: what of it is native.
 
         Raises:
             CompileError: another word.

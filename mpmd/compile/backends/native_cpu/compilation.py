@@ -29,6 +29,8 @@ from mpmd.compile.kernels.planning.memory import remembering
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, cpu_pipeline, scheduling_pipeline, watched
+from mpmd.compile.thunks.cost_plot import cost_plot
+from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.support import diagnostics
@@ -105,7 +107,13 @@ class Compilation(Prepared):
             "flops": float(cost.flops),
             "transcendentals": float(cost.transcendentals),
             "bytes accessed": float(cost.bytes_read + cost.bytes_written),
+            **self.kernel_costs.totals(),
         }
+
+    @functools.cached_property
+    def kernel_costs(self) -> FragmentCosts:
+        """What each kernel costs by the models."""
+        return fragment_costs(self.thunks, self.module)
 
     @property
     def memory(self) -> MemoryStats:
@@ -124,6 +132,8 @@ class Compilation(Prepared):
             "memory.svg": memory_plot(self.assignment),
             "thunk_sequence.txt": listing(self.thunks) + "\n",
             "kernels.txt": kernels_text(self.thunks),
+            "costs.txt": self.kernel_costs.text(),
+            "costs.svg": cost_plot(self.kernel_costs),
         }
 
     def artefact(self) -> Artefact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.cost.device import Device
@@ -61,6 +62,20 @@ def projected(work: Workload, device: Device) -> Estimate:
     seconds = together + device.start_seconds
     parts = {"compute": compute, "memory": memory, "start": device.start_seconds}
     return Estimate(seconds, max(parts, key=lambda p: parts[p]), compute, memory, device.start_seconds)
+
+
+def combined(parts: Sequence[Estimate]) -> Estimate:
+    """One kernel of several parts, such as a product and its epilogue, started once.
+
+    Args:
+        parts: estimates by `speed_of_light`, or by `projected`, of each.
+    """
+    compute, memory = (sum(p.compute_seconds for p in parts), sum(p.memory_seconds for p in parts))
+    start = max(p.start_seconds for p in parts)
+    hidden = _OVERLAP if start else 1.0  # at the speed of light all of it hides
+    seconds = compute + memory - hidden * min(compute, memory) + start
+    limits = {"compute": compute, "memory": memory, "start": start}
+    return Estimate(seconds, max(limits, key=lambda p: limits[p]), compute, memory, start)
 
 
 def _memory_seconds(work: Workload, device: Device) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS
@@ -60,13 +61,20 @@ class Workload:
         return self.read_bytes + self.written_bytes
 
 
-def plan_workload(plan: KernelPlan) -> Workload:
-    """The work of a plan."""
+def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
+    """The work of a plan.
+
+    Args:
+        plan: the plan.
+        virtual: numbers of operands that are in no memory: sums that a product hands to its epilogue.
+    """
     points = [_points(plan, k) for k in range(len(plan.nodes))]
     flops = vector_bytes = read = again = scattered = 0.0
     scattered_elements = rows = 0.0
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Load):
+            if node.operand in virtual:
+                continue
             loads = points[number] * _passes(plan, number)
             size = DTYPE_BYTES[node.dtype]
             first = min(plan.operands[node.operand].size, _touched(plan, node))
@@ -85,7 +93,8 @@ def plan_workload(plan: KernelPlan) -> Workload:
             vector_bytes += inner * max(4, DTYPE_BYTES[node.dtype])
             flops += inner
             rows += points[number] if node.axis == "row" else 0
-    written = sum(_stored(plan, s) * DTYPE_BYTES[plan.operands[s.operand].dtype] for s in plan.stores)
+    stores = [s for s in plan.stores if s.operand not in virtual]
+    written = sum(_stored(plan, s) * DTYPE_BYTES[plan.operands[s.operand].dtype] for s in stores)
     parts = math.prod(plan.extents[: plan.rank - max(1, plan.row_dims)]) or 1
     if plan.kind in ("loop", "column"):
         parts = max(1, plan.size // 2048)

@@ -1,0 +1,111 @@
+"""A step as what computing bounds and what moving data bounds: fragments, their calls, and transfers."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpmd.api.estimate import DeviceSpeed
+from mpmd.compile.executable import Executable
+from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.thunks.costs import CALL_SECONDS
+from mpmd.runtime.instructions import Run, Send
+from mpmd.runtime.program import Program
+
+COMPUTE, MEMORY = "compute-bound seconds", "memory-bound seconds"
+_BAR = 24
+
+
+@dataclass(frozen=True)
+class Part:
+    """Fragments or transfers of one kind.
+
+    Attributes:
+        label: which.
+        times: how often a step runs it.
+        compute: projected seconds that computing bounds, of all runs.
+        memory: likewise for moving data, starting and calling.
+    """
+
+    label: str
+    times: int
+    compute: float
+    memory: float
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs."""
+        return self.compute + self.memory
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """The parts of one step, added up over all meshes; meshes work at the same time.
+
+    Attributes:
+        parts: fragments in the order of the executables, then transfers by their meshes.
+    """
+
+    parts: tuple[Part, ...]
+
+    def totals(self) -> dict[str, float]:
+        """Both parts of the step, and of the second what transfers take."""
+        transfers = sum(p.seconds for p in self.parts if p.label.startswith("transfer "))
+        return {
+            COMPUTE: sum(p.compute for p in self.parts),
+            MEMORY: sum(p.memory for p in self.parts),
+            "transfer seconds": transfers,
+        }
+
+    def text(self) -> str:
+        """A table: a bar for each part, `█` where computing bounds it and `░` where moving data does."""
+        whole = sum(p.seconds for p in self.parts) or 1.0
+        lines = [" share  projected us  runs  compute █, memory ░"]
+        for p in sorted(self.parts, key=lambda p: -p.seconds):
+            bar = "█" * round(p.compute / whole * _BAR) + "░" * round(p.memory / whole * _BAR)
+            figures = f"{p.seconds / whole:6.1%} {p.seconds * 1e6:13.2f} {p.times:5}"
+            lines.append(f"{figures}  {bar.ljust(_BAR, '·')} {p.label}")
+        totals = self.totals()
+        for key, name in ((COMPUTE, "compute-bound"), (MEMORY, "memory-bound, calls and transfers included")):
+            lines.append(f"{totals[key] / whole:6.1%} {totals[key] * 1e6:13.2f}  {name}")
+        return "\n".join(lines) + "\n"
+
+
+def step_bounds(
+    program: Program, executables: Mapping[str, Executable], speed: DeviceSpeed | None = None
+) -> StepBounds:
+    """What bounds the parts of a step, as the cost models project it.
+
+    Fragments of XLA are priced as one kernel, by their operations and bytes.
+
+    Args:
+        program: the streams.
+        executables: by name.
+        speed: of messages between devices; by default about that of CPU cores.
+    """
+    speed = speed or DeviceSpeed()
+    runs: collections.Counter[str] = collections.Counter()
+    sent: dict[str, list[float]] = {}
+    for stream in program.streams:
+        for op in stream.instructions:
+            if isinstance(op, Run):
+                runs[op.executable] += 1
+            elif isinstance(op, Send):
+                target = program.channels[op.channel].types[op.sequence]
+                seconds = speed.link_s + target.bytes / speed.link_bytes_per_s
+                sent.setdefault(f"transfer {stream.mesh} to {target.mesh}", []).append(seconds)
+    parts = [_part(name, runs[name], executable.cost_analysis()) for name, executable in executables.items()]
+    parts += [Part(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
+    return StepBounds(tuple(parts))
+
+
+def _part(name: str, times: int, costs: Mapping[str, float]) -> Part:
+    """The runs of a fragment."""
+    if COMPUTE in costs:
+        return Part(name, times, times * costs[COMPUTE], times * costs[MEMORY])
+    compute = costs.get("flops", 0.0) / HOST.matmul_rate("f32")
+    memory = costs.get("bytes accessed", 0.0) / HOST.bandwidth
+    if compute > memory:
+        return Part(name, times, times * compute, times * CALL_SECONDS)
+    return Part(name, times, 0.0, times * (memory + CALL_SECONDS))

@@ -1,0 +1,235 @@
+"""Where a fragment's time goes: what computing limits, what moving data limits, kernel by kernel.
+
+Each kernel is priced twice for a device: at the speed of light, and as projected.  What the projection says
+computing takes most of is compute-bound; everything else, starting kernels and the call itself included, is
+memory-bound, as no faster arithmetic would shorten it.
+
+Source: the split of a step into a compute-intensive and a memory-intensive part, as TAO draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.models import Estimate, combined, projected, speed_of_light
+from mpmd.compile.kernels.cost.products import attention_workloads, product_workloads
+from mpmd.compile.kernels.cost.workload import Workload, plan_workload
+from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
+    CollectiveThunk,
+    ConditionalThunk,
+    CopyThunk,
+    DeviceThunk,
+    KernelThunk,
+    MatmulThunk,
+    SimpleThunk,
+    Thunk,
+    WhileThunk,
+)
+
+CALL_SECONDS = 1e-5
+"""What entering a fragment through JAX and leaving it takes; measured as 8 to 12 us."""
+
+COMPUTE, MEMORY = "compute", "memory"
+_BAR = 24
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What one kernel of a fragment costs in a call.
+
+    Attributes:
+        label: what it is.
+        times: how often a call runs it.
+        flops: of all these runs, one per elementwise operation, two per multiply-add.
+        bytes: that all these runs must move at least.
+        light: at the speed of light, of one run.
+        projection: as projected, of one run.
+    """
+
+    label: str
+    times: int
+    flops: float
+    bytes: float
+    light: Estimate
+    projection: Estimate
+
+    @property
+    def seconds(self) -> float:
+        """Projected, of all runs."""
+        return self.times * self.projection.seconds
+
+    @property
+    def limit(self) -> str:
+        """`compute` or `memory`: what bounds it; starting it counts as memory."""
+        return COMPUTE if self.projection.limiter == "compute" else MEMORY
+
+
+@dataclass(frozen=True)
+class FragmentCosts:
+    """What the kernels of a fragment cost.
+
+    Attributes:
+        device: which it is priced for.
+        kernels: in the order of their first runs.
+    """
+
+    device: Device
+    kernels: tuple[KernelCost, ...]
+
+    def seconds(self, limit: str) -> float:
+        """Projected seconds of a call that one limit bounds, those of the call itself among `memory`."""
+        overhead = CALL_SECONDS if limit == MEMORY else 0.0
+        return sum(k.seconds for k in self.kernels if k.limit == limit) + overhead
+
+    @property
+    def all_seconds(self) -> float:
+        """Projected seconds of a call."""
+        return self.seconds(COMPUTE) + self.seconds(MEMORY)
+
+    def totals(self) -> dict[str, float]:
+        """For `cost_analysis`."""
+        return {
+            "compute-bound seconds": self.seconds(COMPUTE),
+            "memory-bound seconds": self.seconds(MEMORY),
+        }
+
+    def text(self) -> str:
+        """A table: what takes longest first, then both parts, and a bar for the share of each."""
+        whole = self.all_seconds
+        lines = [_device_line(self.device), _HEAD]
+        for k in sorted(self.kernels, key=lambda k: -k.seconds):
+            lines.append(
+                f"{k.seconds / whole:6.1%} {_us(k.seconds)} {_us(k.times * k.light.seconds)}  {k.limit:7} "
+                f"{k.flops / 1e6:10.3f} {k.bytes / 1e6:9.3f} {k.times:5}  {_bar(k.seconds / whole)} {k.label}"
+            )
+        share = f"{CALL_SECONDS / whole:6.1%} {_us(CALL_SECONDS)}"
+        gap = " " * (len(_HEAD.partition("limit")[0]) - len(share))
+        lines.append(f"{share}{gap}{MEMORY:7} {'':26}  {_bar(CALL_SECONDS / whole)} the call itself")
+        for limit in (COMPUTE, MEMORY):
+            part = self.seconds(limit)
+            count = sum(k.limit == limit for k in self.kernels)
+            lines.append(
+                f"{part / whole:6.1%} {_us(part)}  {limit}-bound: {count} of {len(self.kernels)} kernels"
+            )
+        return "\n".join(lines) + "\n"
+
+
+_HEAD = " share  projected us    light us  limit        MFLOP        MB  runs"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:11.2f}"
+
+
+def _bar(share: float) -> str:
+    """A share as a bar of blocks."""
+    return ("█" * round(share * _BAR)).ljust(_BAR, "·")
+
+
+def _device_line(device: Device) -> str:
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in device.matmul_flops)
+    return f"on {device.name}: {rates}; {device.bandwidth / 1e9:.1f} GB/s"
+
+
+def fragment_costs(
+    thunks: Sequence[Thunk], module: HloModule | None = None, device: Device = HOST
+) -> FragmentCosts:
+    """The costs of a sequence of thunks.
+
+    Args:
+        thunks: the work of a fragment.
+        module: says how often loops run; without it, and where it does not say, they run once.
+        device: what prices are for; a description and not a measurement, so that they are always the same.
+    """
+    trips = {} if module is None else trip_counts(module)
+    found: dict[str, tuple[SimpleThunk, list[Workload], int, list[str]]] = {}
+    for thunk, times in _runs(thunks, trips, 1):
+        kind, text = _identity(thunk)
+        known = found.get(text)
+        if known is None:
+            work = thunk_workloads(thunk)
+            if work:
+                found[text] = (thunk, work, times, [kind, thunk.name])
+        else:
+            first, work, before, names = known
+            found[text] = (first, work, before + times, [*names, thunk.name])
+    kernels = tuple(
+        _priced(f"{names[0]} {_names(names[1:])}", work, times, device)
+        for _, work, times, names in found.values()
+    )
+    return FragmentCosts(device, kernels)
+
+
+def _priced(label: str, work: Sequence[Workload], times: int, device: Device) -> KernelCost:
+    return KernelCost(
+        label,
+        times,
+        times * sum(w.flops for w in work),
+        times * sum(w.memory_bytes for w in work),
+        combined([speed_of_light(w, device) for w in work]),
+        combined([projected(w, device) for w in work]),
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    """The instructions that one kernel computes."""
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(distinct[:3]) + more
+
+
+def trip_counts(module: HloModule) -> dict[str, int]:
+    """How often loops run, by their names, where that is known."""
+    found = {}
+    for computation in module.call_order():
+        for instruction in computation:
+            if instruction.opcode == "while" and instruction.known_trip_count is not None:
+                found[instruction.name] = instruction.known_trip_count
+    return found
+
+
+def _runs(thunks: Sequence[Thunk], trips: Mapping[str, int], times: int) -> Iterator[tuple[SimpleThunk, int]]:
+    """Every kernel with how often it runs; of a conditional the branch with most kernels."""
+    for thunk in thunks:
+        if isinstance(thunk, WhileThunk):
+            yield from _runs((*thunk.condition, *thunk.body), trips, times * trips.get(thunk.name, 1))
+        elif isinstance(thunk, ConditionalThunk):
+            yield from _runs(max(thunk.branches, key=len), trips, times)
+        else:
+            yield thunk, times
+
+
+def _identity(thunk: SimpleThunk) -> tuple[str, str]:
+    """A kernel in a few words, and text that is equal for thunks that run the same kernel."""
+    if isinstance(thunk, KernelThunk):
+        return f"{thunk.plan.kind} {'x'.join(map(str, thunk.plan.extents))}", thunk.plan.text()
+    if isinstance(thunk, MatmulThunk):
+        p = thunk.plan
+        follows = " + epilogue" if p.epilogue is not None else ""
+        return f"matmul {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {p.a.dtype}{follows}", p.text()
+    if isinstance(thunk, AttentionThunk):
+        return f"attention {'x'.join(map(str, thunk.plan.rows.extents))}", thunk.plan.text()
+    if isinstance(thunk, CopyThunk):
+        return f"copy of {thunk.source.size} bytes", f"copy {thunk.source.size}"
+    return thunk.line().split()[0], f"{thunk.line().split()[0]} {thunk.name}"
+
+
+def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
+    """The work of one run of a kernel, its parts one after the other; empty if there is none."""
+    if isinstance(thunk, KernelThunk):
+        return [plan_workload(thunk.plan)]
+    if isinstance(thunk, MatmulThunk):
+        return product_workloads(thunk.plan)
+    if isinstance(thunk, AttentionThunk):
+        return attention_workloads(thunk.plan)
+    if isinstance(thunk, CopyThunk):
+        size = float(thunk.source.size)
+        return [Workload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
+    if isinstance(thunk, CollectiveThunk):
+        return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
+    assert isinstance(thunk, DeviceThunk)
+    return []
