@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
+from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
+from mpmd.compile.schedule.latency_hiding_schedule import LatencyHidingSchedule
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
@@ -30,14 +32,22 @@ def cpu_pipeline(devices: int = 1, attention_stitching: str = "auto") -> list[Pa
         *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(),  # last change of the graph
+        Fusion(),  # last change of what computes
+        *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 
 
-def scheduling_pipeline() -> list[Pass]:
-    """What runs once kernels are planned and donated parameters have their results."""
+def scheduling_pipeline(devices: int = 1) -> list[Pass]:
+    """What runs once kernels are planned and donated parameters have their results.
+
+    Args:
+        devices: how many run the program together.
+    """
+    # Devices that share memory send nothing: what is hidden is that one is later than another.
+    apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=5e-5, link=1e12)
     return [
         MemorySchedule(),  # memory is assigned for one order
+        *([apart] if devices > 1 else []),  # of all orders that need no more memory
     ]
 
 

@@ -108,6 +108,8 @@ class Liveness:
             condition = any(
                 c.opcode == "while" and c.while_condition is computation for c in computation.callers
             )
+            if instruction.opcode.endswith("-done"):  # until then others may write it, whoever reads it later
+                end = max(end, timeline.instants[instruction])
             if instruction is computation.root or (condition and instruction.opcode == "parameter"):
                 end = max(end, timeline.spans[computation].end)
             for user in instruction.users:

@@ -246,13 +246,14 @@ class _Border:
         for value, place in zip(self.results, self.result_place):
             if value in found or value.instruction.opcode == "constant":
                 continue
+            first = occupancy.first(value)
             taken = place < len(self.parameters) and occupancy.conflict(
-                value, self.parameter_values[place], occupancy.first(value)
+                value, self.parameter_values[place], Span(first, first)
             )
             at_once = (
                 place < len(self.parameters)
                 and not taken
-                and (occupancy.last(self.parameter_values[place]) == occupancy.first(value))
+                and occupancy.last(self.parameter_values[place]) == first
             )
             if not taken and not at_once:
                 found[value] = frozenset((place,))

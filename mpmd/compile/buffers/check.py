@@ -6,8 +6,9 @@ from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
+from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.ranges import Occupancy
+from mpmd.compile.buffers.ranges import Occupancy, Span
 from mpmd.compile.buffers.sharing import MayShare
 from mpmd.errors import CompileError, collect
 
@@ -16,7 +17,7 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
     """Compare all pairs of values; slow, and for tests.
 
     Two values may touch at one instant: where an operation may write its result over an operand, or where a
-    loop or a branch hands a value on.
+    loop or a branch hands a value on.  What is started may touch what it is written over until it has ended.
 
     Args:
         assignment: what is checked.
@@ -40,11 +41,11 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
         raise collect(CompileError, problems, "the assignment of memory is wrong:")
 
 
-def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> int:
-    """The one instant at which two values may touch; -1 if there is none."""
+def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> Span | None:
+    """When two values may touch; None for never."""
     before, after = (a, b) if occupancy.first(a) < occupancy.first(b) else (b, a)
     if after.is_phi:
-        return occupancy.first(after)
+        return Span(occupancy.first(after), occupancy.first(after))
     instruction = after.instruction
     pairs = [(o, outer) for o, _, outer in overwritten_pairs(instruction)]
     results = [index for index, _ in instruction.shape.leaves()]
@@ -52,5 +53,6 @@ def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayS
         if operand.shape.is_array and occupancy.dataflow.value_at(operand) is before:
             result = results.index(after.index)
             if (number, after.index) in pairs or may_share(instruction, number, result):
-                return occupancy.first(after)
-    return -1
+                ended = done_of(instruction) if is_start(instruction) else instruction
+                return Span(occupancy.first(after), occupancy.instants[ended])
+    return None

@@ -87,17 +87,17 @@ class Occupancy:
         """When any of several values is in use."""
         return merged(s for v in values for s in self.spans[v])
 
-    def conflict(self, a: HloValue, b: HloValue, touching: int = -1) -> bool:
+    def conflict(self, a: HloValue, b: HloValue, touching: Span | None = None) -> bool:
         """Whether two values are in use at the same time.
 
-        Values may touch at the given instant, and where a loop hands one on as its state.
+        Values may touch in the given span, and where a loop hands one on as its state.
         """
         handed = self._handed_on(a, b)
         for x in self.spans[a]:
             for y in self.spans[b]:
                 if x.meets(y):
-                    low, high = max(x.start, y.start), min(x.end, y.end)
-                    if not (low == high and low in (touching, handed)):
+                    both = Span(max(x.start, y.start), min(x.end, y.end))
+                    if both not in (touching, Span(handed, handed)):
                         return True
         return False
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.buffers.ranges import Occupancy, loop_of
+from mpmd.compile.analysis.liveness import done_of, is_start
+from mpmd.compile.buffers.ranges import Occupancy, Span, loop_of
 from mpmd.compile.hlo.instruction import HloInstruction
 
 MayShare = Callable[[HloInstruction, int, int], bool]
@@ -20,11 +21,11 @@ MayShare = Callable[[HloInstruction, int, int], bool]
 
 @dataclass(frozen=True)
 class Wish:
-    """Two values that would like the same memory, and the instant at which they may touch."""
+    """Two values that would like the same memory, and when they may touch: both instants included."""
 
     a: HloValue
     b: HloValue
-    touching: int
+    touching: Span
 
 
 def space_of(value: HloValue) -> int:
@@ -83,7 +84,7 @@ class Sharing:
             return False
         for x in a:
             for y in b:
-                touching = wish.touching if {x, y} == {wish.a, wish.b} else -1
+                touching = wish.touching if {x, y} == {wish.a, wish.b} else None
                 if self.occupancy.conflict(x, y, touching):
                     return False
         place = places[0] or places[1]
@@ -123,7 +124,7 @@ class Sharing:
                 source = self.dataflow.value_at(instruction.operands[operand], inner)
                 if not inner and not self._is_read_once(instruction, operand):
                     continue
-                yield Wish(source, self.dataflow.value_at(instruction, outer), instants[instruction])
+                yield Wish(source, self.dataflow.value_at(instruction, outer), _at(instants[instruction]))
 
     def _is_read_once(self, instruction: HloInstruction, number: int) -> bool:
         """Whether the array that an operand is, is no other operand, either."""
@@ -139,13 +140,13 @@ class Sharing:
             loop = loop_of(phi)
             if loop is not None:
                 made = self.dataflow.value_at(loop.while_body.root, phi.index)
-                yield Wish(phi, made, instants[loop])
+                yield Wish(phi, made, _at(instants[loop]))
                 begun = self.dataflow.value_at(loop.operands[0], phi.index)
-                yield Wish(phi, begun, spans[loop.while_condition].start)
+                yield Wish(phi, begun, _at(spans[loop.while_condition].start))
             elif phi.instruction.opcode == "conditional":
                 for branch in phi.instruction.called:
                     made = self.dataflow.value_at(branch.root, phi.index)
-                    yield Wish(phi, made, instants[phi.instruction])
+                    yield Wish(phi, made, _at(instants[phi.instruction]))
 
     def _over_operands(self, may_share: MayShare) -> Iterator[Wish]:
         instants = self.occupancy.instants
@@ -155,12 +156,25 @@ class Sharing:
                 if not operand.shape.is_array:
                     continue
                 source = self.dataflow.value_at(operand)
-                last = self.occupancy.last(source) == instants[instruction]
-                if not last or not self._is_read_once(instruction, number):
+                begins = instants[instruction]
+                ends = instants[done_of(instruction)] if is_start(instruction) else begins
+                if self.occupancy.last(source) != ends or not self._is_read_once(instruction, number):
+                    continue
+                if ends > begins and not _has_one_reader(source):
                     continue
                 for result, index in enumerate(leaves):
                     value = self.dataflow.value_at(instruction, index)
                     if value.instruction is not instruction or value.byte_size != source.byte_size:
                         continue
                     if may_share(instruction, number, result):
-                        yield Wish(source, value, instants[instruction])
+                        yield Wish(source, value, Span(begins, ends))
+
+
+def _has_one_reader(value: HloValue) -> bool:
+    """Whether one instruction reads a value, and no loop or branch takes it."""
+    users = [u for instruction, _ in value.positions for u in instruction.users]
+    return len(value.uses) == 1 and not any(u.opcode in ("while", "conditional", "call") for u in users)
+
+
+def _at(instant: int) -> Span:
+    return Span(instant, instant)

@@ -108,14 +108,20 @@ class Heap:
             traffic = self.traffic[instruction] = Traffic()
             if instruction.opcode not in ("parameter", "constant"):
                 traffic.defines = [v for v in self.dataflow.defined_by(instruction) if v in self.sizes]
-            if instruction.opcode in ("while", "conditional", "call", "async-start"):
+            if instruction.opcode == "async-start":  # what it calls makes the result, and nothing else
+                inner = instruction.to_apply.root
+                traffic.defines = list(dict.fromkeys(at(inner, index) for index, _ in inner.shape.leaves()))
+                self.sizes.update((v, v.byte_size) for v in traffic.defines)
+            if instruction.opcode in ("while", "conditional", "call"):
                 traffic.callees = tuple(dict.fromkeys(instruction.called))
             if instruction.opcode.endswith("-done"):
-                operands = _start_of(instruction).operands  # read until they have arrived
+                operands = list(_start_of(instruction).operands)  # read until they have arrived
+                if instruction.opcode == "all-reduce-done":  # unless sums are made in their place
+                    operands = [o for o in operands if len(o.users) > 1]
             elif instruction.opcode in FORWARDING and instruction.opcode != "call":
                 continue
             else:
-                operands = instruction.operands
+                operands = list(instruction.operands)
             read = [
                 (number, index, at(operand, index))
                 for number, operand in enumerate(operands)

@@ -95,6 +95,7 @@ class LatencyHidingSchedule(Pass):
     Attributes:
         most_in_flight: messages of one kind at the same time.
         memory_limit: bytes of temporaries that the new order may need; 0 for no limit.
+        keep_peak: whether the new order may need no more than the old one.
         flops: operations per second of the device.
         memory: bytes per second of its memory.
         link: bytes per second between devices.
@@ -105,6 +106,7 @@ class LatencyHidingSchedule(Pass):
 
     most_in_flight: int = 1
     memory_limit: int = 0
+    keep_peak: bool = False
     flops: float = 1e11
     memory: float = 1e10
     link: float = 1e9
@@ -152,7 +154,11 @@ class LatencyHidingSchedule(Pass):
     ) -> bool:
         if clock.run(after) >= clock.run(before):
             return False
-        return not self.memory_limit or heap.simulate(after).peak <= self.memory_limit
+        if not self.memory_limit and not self.keep_peak:
+            return True
+        peak = heap.simulate(after).peak
+        fits = not self.memory_limit or peak <= self.memory_limit
+        return fits and (not self.keep_peak or peak <= heap.simulate(before).peak)
 
 
 class _Backwards:

@@ -25,6 +25,7 @@ from mpmd.compile.thunks.thunk import (
     CopyThunk,
     KernelThunk,
     MatmulThunk,
+    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -209,6 +210,10 @@ class _Check:
                 self._while(instruction, thunk)
             elif isinstance(thunk, ConditionalThunk):
                 self._conditional(instruction, thunk)
+            elif isinstance(thunk, StartThunk):
+                self._start(instruction, thunk)
+            elif isinstance(thunk, CollectiveThunk) and thunk.start:
+                self._end(instruction, named[thunk.start], thunk)
             else:
                 self._compute(instruction, thunk)
 
@@ -263,6 +268,25 @@ class _Check:
             if place.size and place not in thunk.writes:
                 self.problems.append(f"{thunk.line()}: does not write {place}, where {list(index)} lies")
             self._write(thunk.line(), place, (instruction, index))
+
+    def _start(self, start: HloInstruction, thunk: StartThunk) -> None:
+        """From here on the results are nobody's, and the operands are not this device's alone."""
+        for operand, place in zip(start.operands, thunk.reads, strict=True):
+            self._expect(thunk.line(), place, origin(operand))
+        self.problems += [f"{thunk.line()}: {problem}" for problem in _overlaps(thunk)]
+        for place in thunk.writes:
+            self._write(thunk.line(), place, (start, (-1,)))
+
+    def _end(self, done: HloInstruction, start: HloInstruction, thunk: CollectiveThunk) -> None:
+        """What was given away at the start must be as it was."""
+        for operand, place in zip(start.operands, thunk.reads, strict=True):
+            self._expect(thunk.line(), place, (start, (-1,)) if place in thunk.writes else origin(operand))
+        for (index, _), place in zip(done.shape.leaves(), thunk.writes, strict=True):
+            self._expect(f"{thunk.line()}, before it", place, (start, (-1,)))
+            if place != self.where(done, index):
+                self.problems.append(f"{thunk.line()}: does not write {list(index)} where it lies")
+        for (index, _), place in zip(done.shape.leaves(), thunk.writes, strict=True):
+            self._write(thunk.line(), place, (done, index))
 
     def _while(self, loop: HloInstruction, thunk: WhileThunk) -> None:
         leaves = [index for index, _ in loop.shape.leaves()]
@@ -320,7 +344,7 @@ def _overlaps(thunk: Thunk) -> list[str]:
         if thunk.plan.epilogue is None:
             return found
         plan, operands = thunk.plan.epilogue, dict(thunk.operands)
-    elif isinstance(thunk, CollectiveThunk):
+    elif isinstance(thunk, CollectiveThunk | StartThunk):
         return [
             f"writes {place} over {read}, which a device may still read"
             for result, place in enumerate(thunk.writes)

@@ -146,12 +146,14 @@ class CopyThunk:
 
 
 @dataclass(frozen=True)
-class CollectiveThunk:
-    """Devices that meet and work on each other's arrays.
+class StartThunk:
+    """A device that says that its operands are there, and waits for nobody.
+
+    From here until the end others may read its operands and write its results.
 
     Attributes:
-        name: of the instruction that it computes.
-        plan: what they do.
+        name: of the instruction that starts the collective.
+        plan: what the devices will do.
         arrays: where this device's operands and results lie.
     """
 
@@ -171,8 +173,44 @@ class CollectiveThunk:
 
     def line(self) -> str:
         """One line of a listing."""
-        groups = "".join("{" + ",".join(map(str, g)) + "}" for g in self.plan.groups)
-        return f"{self.plan.opcode} {self.name} {groups} ({', '.join(map(str, self.arrays))})"
+        return f"{self.plan.opcode}-start {self.name} {_where(self.plan, self.arrays)}"
+
+
+@dataclass(frozen=True)
+class CollectiveThunk:
+    """Devices that meet and work on each other's arrays.
+
+    Attributes:
+        name: of the instruction that it computes.
+        plan: what they do.
+        arrays: where this device's operands and results lie.
+        start: name of the thunk with which it began; "" if it begins here.
+    """
+
+    name: str
+    plan: CollectivePlan
+    arrays: tuple[Slice, ...]
+    start: str = ""
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        """Slices that change, whichever device writes them."""
+        return self.arrays[self.plan.operands :]
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """Slices that are read, whichever device reads them."""
+        return self.arrays[: self.plan.operands]
+
+    def line(self) -> str:
+        """One line of a listing."""
+        done = "-done" if self.start else ""
+        return f"{self.plan.opcode}{done} {self.name} {_where(self.plan, self.arrays)}"
+
+
+def _where(plan: CollectivePlan, arrays: Sequence[Slice]) -> str:
+    groups = "".join("{" + ",".join(map(str, g)) + "}" for g in plan.groups)
+    return f"{groups} ({', '.join(map(str, arrays))})"
 
 
 @dataclass(frozen=True)
@@ -257,7 +295,9 @@ class ConditionalThunk:
         return f"conditional {self.name} ({self.selector})"
 
 
-SimpleThunk = KernelThunk | MatmulThunk | AttentionThunk | CopyThunk | CollectiveThunk | DeviceThunk
+SimpleThunk = (
+    KernelThunk | MatmulThunk | AttentionThunk | CopyThunk | StartThunk | CollectiveThunk | DeviceThunk
+)
 Thunk = SimpleThunk | WhileThunk | ConditionalThunk
 
 

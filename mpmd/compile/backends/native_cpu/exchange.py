@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, MESH_AT, MET_AT, Meet, MeshLayout
+from mpmd.compile.backends.native_cpu.meeting import (
+    DEVICE_AT,
+    MESH_AT,
+    MET_AT,
+    RUN_AT,
+    Arrive,
+    Await,
+    MeshLayout,
+)
 
 
 @dataclass(frozen=True)
@@ -60,22 +69,54 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Devices publish arrays, meet, work on each other's arrays, and meet again.
+class Publish:
+    """The first part of an exchange: this device says where its arrays lie, and that it is there.
 
     Attributes:
+        number: of the exchange in its program.
+        groups: devices that wait for each other.
+        arrays: what this device publishes.
+        first: number of the first of them among all arrays that the program publishes.
+    """
+
+    number: int
+    groups: tuple[tuple[int, ...], ...]
+    arrays: tuple[Address, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The second part: devices wait until all have published, work on each other's arrays, and say so.
+
+    Attributes:
+        number: of the exchange in its program.
         groups: devices that wait for each other.
         members: per device the devices whose arrays it touches, as many for each.
         ranks: per device its place among them.
-        arrays: what this device publishes.
-        moves: what is done in between.
+        moves: what is done.
+        first: number of the first published array among all that the program publishes.
     """
 
+    number: int
     groups: tuple[tuple[int, ...], ...]
     members: tuple[tuple[int, ...], ...]
     ranks: tuple[int, ...]
-    arrays: tuple[Address, ...]
     moves: tuple[Move, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The third part: devices wait until all have worked; then their arrays are their own again.
+
+    Attributes:
+        number: of the exchange in its program.
+        groups: devices that wait for each other.
+    """
+
+    number: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -106,63 +147,105 @@ class Entry(Protocol):
 
 
 class ExchangeEntry:
-    """Emission of one exchange.
+    """Emission of the parts of exchanges.
 
     Args:
-        entry: the entry that it stands in.
+        entry: the entry that they stand in.
         name: of the program.
         layout: the memory that the devices share.
-        meeting: number of the exchange's way of grouping the devices.
     """
 
-    def __init__(self, entry: Entry, name: str, layout: MeshLayout, meeting: int) -> None:
+    def __init__(self, entry: Entry, name: str, layout: MeshLayout) -> None:
         self.entry = entry
         self.f = entry.f
         self.name = name
         self.layout = layout
-        self.meeting = meeting
         self.mesh = self.f.load(self.f.offset(entry.barrier, MESH_AT), "ptr")
         self.device = self.f.load(self.f.offset(entry.barrier, DEVICE_AT), "i64")
-        self.met = self.f.offset(entry.barrier, MET_AT)
 
-    def emit(self, step: Exchange) -> None:
-        """Publish, meet, work, meet."""
+    def publish(self, step: Publish) -> None:
+        """Say where arrays lie and arrive; all threads of this device have come so far."""
         f, entry = self.f, self.entry
-        first = f.compare("eq", entry.thread, constant(0, "i64"))
-        with f.when(first):
+        with self._first_thread():
             own = self._arrays_of(self.device)
             for number, address in enumerate(step.arrays):
-                f.store(entry.address(address), own, number)
-        self._meet(step, bounded=True)
-        with f.when(f.compare("ne", f.load(self.met, "i64"), constant(0, "i64"))):
+                f.store(entry.address(address), own, step.first + number)
+            self._arrive(step, f.load(f.offset(entry.barrier, RUN_AT), "i64"))
+
+    def exchange(self, step: Exchange) -> None:
+        """Wait for the others, work, arrive again."""
+        f, entry = self.f, self.entry
+        state = self._state(step.number)
+        with self._first_thread():
+            run = f.load(f.offset(entry.barrier, RUN_AT), "i64")
+            met = self._await(step, run)
+            f.store(met, state, 1)
+            with f.when(f.compare("eq", met, constant(0, "i64"))):
+                f.store(met, f.offset(entry.barrier, MET_AT))
+        entry.wait()
+        with self._if_met(state):
             members = [self._arrays_of(m) for m in self._row(step.members)]
             (rank,) = self._row([(r,) for r in step.ranks])
             for move in step.moves:
                 with self._only(move.devices):
-                    places = [self._place(move.places[p], members, rank) for p in move.kernel.pointers]
+                    places = [
+                        self._place(move.places[p], members, rank, step.first) for p in move.kernel.pointers
+                    ]
                     self._move(move, places, rank, len(step.members[0]))
-            self._meet(step, bounded=False)
+        entry.wait()
+        with self._first_thread(), self._if_met(state):
+            self._arrive(step, constant(0, "i64"))
+
+    def settle(self, step: Settle) -> None:
+        """Wait until all have worked, if they met: then they are sure to come."""
+        state = self._state(step.number)
+        with self._first_thread(), self._if_met(state):
+            self._await(step, constant(0, "i64"))
+        self.entry.wait()
 
     def _arrays_of(self, device: Value) -> Value:
         """Where a device publishes."""
         f, layout = self.f, self.layout
         return f.offset(self.mesh, f.iadd(f.imul(device, layout.array_stride), layout.array(0, 0)))
 
-    def _meet(self, step: Exchange, *, bounded: bool) -> None:
-        """All threads of all devices of a group meet; if not `bounded`, all are sure to come."""
+    def _state(self, number: int) -> Value:
+        """Where this device notes how an exchange goes."""
         f, layout = self.f, self.layout
-        table = [(layout.barrier(self.meeting, d), 1) for d in range(layout.devices)]
+        return f.offset(self.mesh, f.iadd(f.imul(self.device, layout.state_stride), layout.state(0, number)))
+
+    def _first_thread(self) -> AbstractContextManager[None]:
+        """Do the body on one thread of this device."""
+        return self.f.when(self.f.compare("eq", self.entry.thread, constant(0, "i64")))
+
+    def _if_met(self, state: Value) -> AbstractContextManager[None]:
+        """Do the body only if the devices of an exchange met."""
+        f = self.f
+        return f.when(f.compare("ne", f.load(state, "i64", 1), constant(0, "i64")))
+
+    def _barrier(self, step: Publish | Exchange | Settle) -> tuple[Value, Value]:
+        """Where this device's group meets, and how many devices it has."""
+        layout = self.layout
+        table = [(layout.barrier(step.number, d), 1) for d in range(layout.devices)]
         for group in step.groups:
             for device in group:
-                table[device] = (layout.barrier(self.meeting, group[0]), len(group))
-        self.entry.wait()
-        with f.when(f.compare("eq", self.entry.thread, constant(0, "i64"))):
-            offset, count = self._row(table)
-            barrier, limit = f.offset(self.mesh, offset), constant(int(bounded), "i64")
-            met = f.call(Meet().name, self.mesh, barrier, count, limit, result="i64")
-            assert met is not None
-            f.store(met, self.met)
-        self.entry.wait()
+                table[device] = (layout.barrier(step.number, group[0]), len(group))
+        offset, count = self._row(table)
+        return self.f.offset(self.mesh, offset), count
+
+    def _arrive(self, step: Publish | Exchange, run: Value) -> None:
+        f = self.f
+        barrier, count = self._barrier(step)
+        before = f.call(Arrive().name, self.mesh, barrier, count, run, result="i64")
+        assert before is not None
+        f.store(before, self._state(step.number))
+
+    def _await(self, step: Exchange | Settle, run: Value) -> Value:
+        f = self.f
+        barrier, _ = self._barrier(step)
+        before = f.load(self._state(step.number), "i64")
+        met = f.call(Await().name, self.mesh, barrier, before, run, result="i64")
+        assert met is not None
+        return met
 
     def _row(self, table: Sequence[Sequence[int]]) -> list[Value]:
         """The device's row of a table."""
@@ -175,12 +258,12 @@ class ExchangeEntry:
         row = f.offset(Value(f"@{name}", "ptr"), f.imul(self.device, 8 * width))
         return [f.load(row, "i64", k) for k in range(width)]
 
-    def _place(self, peer: Peer, members: Sequence[Value], rank: Value) -> Value:
+    def _place(self, peer: Peer, members: Sequence[Value], rank: Value, first: int) -> Value:
         f = self.f
         if isinstance(peer.array, Address):
             base = self.entry.address(peer.array)
         else:
-            base = f.load(members[peer.member], "ptr", peer.array)
+            base = f.load(members[peer.member], "ptr", first + peer.array)
         return f.offset(base, f.imul(rank, peer.stride)) if peer.stride else base
 
     @contextlib.contextmanager

@@ -1,9 +1,13 @@
 """Where the devices of a mesh meet: memory that all of them see, and waiting that ends.
 
 Each device's program runs on a thread of its own.  In a collective the devices of a group publish where their
-arrays lie, wait for each other, work on each other's arrays, and wait again before anyone goes on.  Who waits
-too long for the others to come says so in the memory of the mesh: from then on nobody meets, and the call
-fails.  Either all of a group have met or none has, so nobody touches memory that another has given back.
+arrays lie and arrive at a barrier; they go on with other work, and wait for each other only when they combine
+their arrays.  Then they arrive again, and wait for that when they need what the others wrote.
+
+Who waits too long for the others to come takes back its arrival and says in the memory of the mesh that this
+launch has failed: from then on nobody of this launch meets, and the call fails.  Either all of a group have
+met or none has, so nobody touches memory that another has given back, and barriers are as they were: the next
+launch begins anew.
 """
 
 from __future__ import annotations
@@ -16,17 +20,22 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 
 _LINE = 64
 
-# the memory of a mesh: what went wrong, how many naps to wait, then a launch per device
 FAILED, PATIENCE = 0, 8
-_RUNS = _LINE
+"""The memory of a mesh begins with which launch failed and how, and how many naps to wait."""
 
 LATE, MIXED = 1, 2
 """What can go wrong: a device does not come; devices come from different launches."""
 
-MESH_AT, DEVICE_AT, MET_AT, MEETING_BYTES = 128, 136, 144, 192
-"""Behind a device's own barrier: its mesh's memory, its number, whether it met the others the last time."""
+REASON_BITS = 2
+"""A launch is told by its number in XLA plus one, so many bits further up; below stands what went wrong."""
 
-_LOCK, _OPENED = 8, _LINE
+MESH_AT, DEVICE_AT, MET_AT, RUN_AT, MEETING_BYTES = 128, 136, 144, 152, 192
+"""Behind a device's own barrier: its mesh's memory, its number, whether it has met the others, its launch."""
+
+# A barrier: how many have come, a lock, the launch that they belong to (only where programs begin), and, on
+# another cache line, how often it opened.
+_LOCK, _LAUNCH, _OPENED = 8, 16, _LINE
+_BARRIER_BYTES = 2 * _LINE
 
 # Rounds of waiting before the core is given away at each, and before naps are taken instead.
 _SPINS, _YIELDS, _NAP_US = 100, 300, 50
@@ -41,39 +50,40 @@ class MeshLayout:
 
     Attributes:
         devices: how many there are.
-        arrays: how many arrays a device publishes at most.
-        meetings: how many different ways of grouping the devices there are.
+        arrays: how many arrays a device publishes, in all exchanges together.
+        exchanges: how many exchanges the program has.
     """
 
     devices: int
     arrays: int
-    meetings: int
-
-    def run(self, device: int) -> int:
-        """Where a device says which launch it belongs to."""
-        return _RUNS + 8 * device
-
-    @property
-    def _arrays(self) -> int:
-        return _lines(_RUNS + 8 * self.devices)
+    exchanges: int
 
     def array(self, device: int, number: int) -> int:
         """Where a device says where one of its arrays lies."""
-        return self._arrays + self.array_stride * device + 8 * number
+        return _LINE + self.array_stride * device + 8 * number
 
     @property
     def array_stride(self) -> int:
         """From one device's arrays to the next one's."""
         return _lines(8 * self.arrays)
 
-    def barrier(self, meeting: int, leader: int) -> int:
-        """Where the devices of a group, of which `leader` is the first, wait for each other."""
-        return self.array(self.devices, 0) + 2 * _LINE * (meeting * self.devices + leader)
+    def state(self, device: int, exchange: int) -> int:
+        """Where a device notes how often an exchange's barrier had opened when it came, and if all met."""
+        return self.array(self.devices, 0) + self.state_stride * device + 16 * exchange
+
+    @property
+    def state_stride(self) -> int:
+        """From one device's notes to the next one's."""
+        return _lines(16 * self.exchanges)
+
+    def barrier(self, exchange: int, leader: int) -> int:
+        """Where the devices of a group, of which `leader` is the first, wait for each other; -1 to begin."""
+        return self.state(self.devices, 0) + _BARRIER_BYTES * ((exchange + 1) * self.devices + leader)
 
     @property
     def bytes(self) -> int:
         """Size of the memory."""
-        return self.barrier(self.meetings, 0)
+        return self.barrier(self.exchanges, 0)
 
 
 def _lines(size: int) -> int:
@@ -81,91 +91,183 @@ def _lines(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Meet:
-    """`i64 name(ptr mesh, ptr barrier, i64 devices, i64 bounded)`: 1 once all are there, 0 if some stay away.
+class Begin:
+    """`i64 name(ptr mesh, ptr barrier, i64 devices, i64 run)`: 1 once all are there for a launch, 0 if not.
 
-    The barrier is a count, a lock around it, and, on another cache line, the number of times that it opened.
-    Who is not `bounded` waits for devices that are sure to come.
+    Devices that wait here for an earlier launch wait in vain, and are told so; whoever comes with an earlier
+    launch than those who wait was left behind.
     """
 
     @property
     def name(self) -> str:
         """Its symbol."""
-        return "mpmd_meet"
+        return "mpmd_begin"
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("devices", "i64"), ("bounded", "i64")]
+        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("devices", "i64"), ("run", "i64")]
         with FunctionBuilder(module, self.name, arguments, result="i64") as f:
-            _Meeting(f).emit()
+            _Barrier(f).begin()
 
 
-class _Meeting:
-    """Emission of `Meet`."""
+@dataclass(frozen=True)
+class Arrive:
+    """`i64 name(ptr mesh, ptr barrier, i64 devices, i64 run)`: says that a device is there, without waiting.
+
+    Returns how often the barrier had opened before; -1 if the launch has failed, and the device is not there.
+    With 0 for the launch the others are sure to come, and so does it.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its symbol."""
+        return "mpmd_arrive"
+
+    def emit(self, module: Module) -> None:
+        """Add the function to a module."""
+        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("devices", "i64"), ("run", "i64")]
+        with FunctionBuilder(module, self.name, arguments, result="i64") as f:
+            barrier = _Barrier(f)
+            barrier.lock()
+            f.ret(barrier.arrive())
+
+
+@dataclass(frozen=True)
+class Await:
+    """`i64 name(ptr mesh, ptr barrier, i64 before, i64 run)`: 1 once the barrier has opened again, 0 if not.
+
+    With 0 for the launch it waits for devices that are sure to come.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its symbol."""
+        return "mpmd_await"
+
+    def emit(self, module: Module) -> None:
+        """Add the function to a module."""
+        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("before", "i64"), ("run", "i64")]
+        with FunctionBuilder(module, self.name, arguments, result="i64") as f:
+            never = f.compare("slt", f.arguments["before"], _number(0))
+            with f.when(never, returns=True, value=_number(0)):
+                pass
+            barrier = _Barrier(f)
+            barrier.wait(f.arguments["before"], barrier.rounds())
+
+
+FUNCTIONS = (Begin(), Arrive(), Await())
+"""What programs of several devices call."""
+
+
+class _Barrier:
+    """Emission of what devices do at a barrier."""
 
     def __init__(self, f: FunctionBuilder) -> None:
         self.f = f
-        self.mesh, self.count = f.arguments["mesh"], f.arguments["barrier"]
+        self.mesh, self.count, self.run = (f.arguments[name] for name in ("mesh", "barrier", "run"))
         self.failed = f.offset(self.mesh, FAILED)
         self.opened = f.offset(self.count, _OPENED)
-        self.bounded = f.compare("ne", f.arguments["bounded"], _number(0))
+        self.bounded = f.compare("ne", self.run, _number(0))
 
-    def emit(self) -> None:
+    def begin(self) -> None:
+        """Wait for the devices of the same launch."""
+        f, rounds = self.f, self.rounds()
+        launch = f.offset(self.count, _LAUNCH)
+        with f.repeat() as leave_if:
+            self.lock()
+            nobody = f.compare("eq", f.load(self.count, "i64"), _number(0))
+            with f.when(nobody):
+                f.store(self.run, launch)
+            other = f.load(launch, "i64")
+            leave_if(f.compare("eq", other, self.run))
+            earlier = f.compare("slt", self.run, other)
+            with f.when(earlier, returns=True, value=_number(0)):
+                self._fail(self.run, MIXED)
+                self.unlock()
+            with f.when(f.not_(self._has_failed(other))):
+                self._fail(other, MIXED)
+            self.unlock()
+            with f.when(self._is_tired(rounds), returns=True, value=_number(0)):
+                self._fail(self.run, LATE)
+            _pass_time(f, f.load(rounds, "i64"))
+        before = self.arrive()
+        with f.when(f.compare("slt", before, _number(0)), returns=True, value=_number(0)):
+            pass
+        self.wait(before, rounds)
+
+    def arrive(self) -> Value:
+        """Count this device, which holds the lock, and let it go; how often the barrier had opened, or -1."""
         f = self.f
-        before = self._arrive()
-        rounds = f.stack("i64")
-        f.store(_number(0), rounds)
-        patience = f.add(f.load(f.offset(self.mesh, PATIENCE), "i64"), _number(_SPINS + _YIELDS))
+        before = f.atomic_load(self.opened)
+        with f.when(self._gives_up(), returns=True, value=_number(-1)):
+            self.unlock()
+        arrived = f.add(f.load(self.count, "i64"), _number(1))
+        last = f.compare("eq", arrived, f.arguments["devices"])
+        f.store(f.select(last, _number(0), arrived), self.count)
+        with f.when(last):
+            f.atomic_add(self.opened, 1)
+        self.unlock()
+        return before
+
+    def wait(self, before: Value, rounds: Value) -> None:
+        """Return 1 once the barrier has opened; 0 if the launch fails before."""
+        f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("ne", f.atomic_load(self.opened), before))
-            spent = f.add(f.load(rounds, "i64"), _number(1))
-            f.store(spent, rounds)
-            tired = f.compare("ugt", spent, patience)
-            done_with_it = self._and(self.bounded, self._or(tired, self._has_failed()))
-            with f.when(done_with_it, returns=True, value=_number(0)):
+            given_up = self._and(self.bounded, self._or(self._is_tired(rounds), self._gives_up()))
+            with f.when(given_up, returns=True, value=_number(0)):
                 self._stand_back(before)
-            _pass_time(f, spent)
+            _pass_time(f, f.load(rounds, "i64"))
         f.ret(_number(1))
-
-    def _arrive(self) -> Value:
-        """Count this device; returns how often the barrier had opened before."""
-        f = self.f
-        self._lock()
-        before = f.atomic_load(self.opened)
-        with f.when(self._and(self.bounded, self._has_failed()), returns=True, value=_number(0)):
-            self._unlock()
-        arrived = f.add(f.load(self.count, "i64"), _number(1))
-        with f.when(f.compare("eq", arrived, f.arguments["devices"]), returns=True, value=_number(1)):
-            f.store(_number(0), self.count)
-            f.atomic_add(self.opened, 1)
-            self._unlock()
-        f.store(arrived, self.count)
-        self._unlock()
-        return before
 
     def _stand_back(self, before: Value) -> None:
         """Take back the arrival and say why; if the last one has just come, all have met."""
         f = self.f
-        self._lock()
+        self.lock()
         come = f.compare("ne", f.atomic_load(self.opened), before)
         with f.when(come, returns=True, value=_number(1)):
-            self._unlock()
-        with f.when(f.not_(self._has_failed())):
-            f.atomic_store(_number(LATE), self.failed)
+            self.unlock()
+        with f.when(f.not_(self._has_failed(self.run))):
+            self._fail(self.run, LATE)
         f.store(f.add(f.load(self.count, "i64"), _number(-1)), self.count)
-        self._unlock()
+        self.unlock()
 
-    def _lock(self) -> None:
+    def rounds(self) -> Value:
+        """A count of rounds of waiting."""
+        rounds = self.f.stack("i64")
+        self.f.store(_number(0), rounds)
+        return rounds
+
+    def _is_tired(self, rounds: Value) -> Value:
+        """Count one more round; whether these were enough."""
+        f = self.f
+        patience = f.add(f.load(f.offset(self.mesh, PATIENCE), "i64"), _number(_SPINS + _YIELDS))
+        spent = f.add(f.load(rounds, "i64"), _number(1))
+        f.store(spent, rounds)
+        return f.compare("ugt", spent, patience)
+
+    def lock(self) -> None:
+        """Let nobody else come or go."""
         f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("eq", f.atomic_exchange(f.offset(self.count, _LOCK), 1), _number(0)))
             f.call("sched_yield", result="i32")
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Let others come and go."""
         self.f.atomic_store(_number(0), self.f.offset(self.count, _LOCK))
 
-    def _has_failed(self) -> Value:
-        return self.f.compare("ne", self.f.atomic_load(self.failed), _number(0))
+    def _fail(self, run: Value, reason: int) -> None:
+        self.f.atomic_store(self.f.add(run, _number(reason)), self.failed)
+
+    def _has_failed(self, run: Value) -> Value:
+        f = self.f
+        launch = f.op(f"and i64 {f.atomic_load(self.failed)}, {-(1 << REASON_BITS)}", "i64")
+        return f.compare("eq", launch, run)
+
+    def _gives_up(self) -> Value:
+        """Whether this device's launch has failed and it need not come."""
+        return self._and(self.bounded, self._has_failed(self.run))
 
     def _and(self, a: Value, b: Value) -> Value:
         return self.f.op(f"and i1 {a}, {b}", "i1")

@@ -11,7 +11,16 @@ from collections.abc import Callable
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.meeting import FAILED, LATE, MESH_AT, MET_AT, MIXED, Meet
+from mpmd.compile.backends.native_cpu.meeting import (
+    FAILED,
+    LATE,
+    MESH_AT,
+    MET_AT,
+    MIXED,
+    REASON_BITS,
+    RUN_AT,
+    Begin,
+)
 from mpmd.compile.backends.native_cpu.program import Program
 
 CONTEXT = 24
@@ -70,13 +79,13 @@ class MeshCall:
             return
         own = f.load(f.offset(slot, SLOT["barrier"]), "ptr")
         mesh = f.load(f.offset(own, MESH_AT), "ptr")
-        failed = f.offset(mesh, FAILED)
-        self._meet(mesh, number)
-        with f.when(f.compare("eq", f.atomic_load(failed), constant(0, "i64"))):
-            f.store(constant(1, "i64"), f.offset(own, MET_AT))
+        launch = self._begin(own, mesh)
+        with f.when(f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))):
             run(slot)
+        met = f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))
+        said = f.op(f"xor i64 {f.atomic_load(f.offset(mesh, FAILED))}, {launch}", "i64")
         self._leave(slot)
-        self._return_failures(f.atomic_load(failed))
+        self._return_failures(met, said)
         f.ret(_NULL)
 
     def _leave(self, slot: Value) -> None:
@@ -111,34 +120,38 @@ class MeshCall:
         )
         return number
 
-    def _meet(self, mesh: Value, number: Value) -> None:
-        """Wait until the devices of one launch are there."""
+    def _begin(self, own: Value, mesh: Value) -> Value:
+        """Wait until the devices of one launch are there; returns what tells the launch from others."""
         f, layout = self.f, self.program.mesh
         assert layout is not None
-        run = self._asked("run_id", 32)
-        f.store(run, f.offset(mesh, layout.run(0)), number)
-        barrier = f.offset(mesh, layout.barrier(0, 0))
-        bounded = constant(1, "i64")
-        f.call(Meet().name, mesh, barrier, constant(layout.devices, "i64"), bounded, result="i64")
-        same = f.op("or i1 true, true", "i1")
-        for k in range(layout.devices):
-            its = f.load(f.offset(mesh, layout.run(k)), "i64")
-            same = f.op(f"and i1 {same}, {f.compare('eq', its, run)}", "i1")
-        good = f.compare("eq", f.atomic_load(f.offset(mesh, FAILED)), constant(0, "i64"))
-        with f.when(f.op(f"and i1 {good}, {f.not_(same)}", "i1")):
-            f.atomic_store(constant(MIXED, "i64"), f.offset(mesh, FAILED))
+        following = f.add(self._asked("run_id", 32), constant(1, "i64"))
+        launch = f.op(f"shl i64 {following}, {REASON_BITS}", "i64")
+        f.store(launch, f.offset(own, RUN_AT))
+        barrier = f.offset(mesh, layout.barrier(-1, 0))
+        met = f.call(Begin().name, mesh, barrier, constant(layout.devices, "i64"), launch, result="i64")
+        assert met is not None
+        f.store(met, f.offset(own, MET_AT))
+        return launch
 
-    def _return_failures(self, failed: Value) -> None:
+    def _return_failures(self, met: Value, said: Value) -> None:
+        """Fail if this device did not meet the others, or one says that this launch has failed.
+
+        Args:
+            met: whether it met them always.
+            said: why the launch failed; some other number if it did not, or another one has failed since.
+        """
         f = self.f
-        reasons = {
-            LATE: (
-                "late",
-                "waited too long for the other devices of its mesh: one did not come, or took another branch",
-            ),
-            MIXED: ("mixed", "was called by devices of different launches at the same time"),
-        }
-        for code, (symbol, message) in reasons.items():
-            self._fail_if(f.compare("eq", failed, constant(code, "i64")), symbol, message)
+        late = f.op(f"or i1 {f.not_(met)}, {f.compare('eq', said, constant(LATE, 'i64'))}", "i1")
+        self._fail_if(
+            f.compare("eq", said, constant(MIXED, "i64")),
+            "mixed",
+            "was called by devices of different launches at the same time",
+        )
+        self._fail_if(
+            late,
+            "late",
+            "waited too long for the other devices of its mesh: one did not come, or took another branch",
+        )
 
     def _fail_if(self, condition: Value, symbol: str, message: str) -> None:
         f, name = self.f, self.program.name

@@ -12,14 +12,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
-from mpmd.compile.backends.native_cpu.exchange import Address, Exchange, ExchangeEntry, WriteDevice
+from mpmd.compile.backends.native_cpu.exchange import (
+    Address,
+    Exchange,
+    ExchangeEntry,
+    Publish,
+    Settle,
+    WriteDevice,
+)
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, MET_AT, Meet, MeshLayout
+from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, FUNCTIONS, MET_AT, MeshLayout
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.waiting import Barrier
 from mpmd.errors import CompileError
@@ -83,7 +91,7 @@ class Choose:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step = Run | Repeat | While | Choose | Exchange | WriteDevice
+Step = Run | Repeat | While | Choose | Publish | Exchange | Settle | WriteDevice
 
 
 @dataclass(frozen=True)
@@ -110,22 +118,17 @@ class Program:
 
     def kernels(self) -> list[CpuKernel]:
         """The kernels of all steps, in order."""
-        moves = [m.kernel for step in exchanges(self.steps) for m in step.moves]
+        moves = [m.kernel for step in _of_type(self.steps, Exchange) for m in step.moves]
         return [r.kernel for r in runs(self.steps)] + moves
-
-    @functools.cached_property
-    def meetings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """The ways in which its devices are grouped; first all of them, who meet before they begin."""
-        everybody = (tuple(range(self.devices)),)
-        return tuple(dict.fromkeys([everybody, *(e.groups for e in exchanges(self.steps))]))
 
     @functools.cached_property
     def mesh(self) -> MeshLayout | None:
         """The memory that its devices share; None if they never meet."""
-        met = exchanges(self.steps)
-        if not met:
+        published = _of_type(self.steps, Publish)
+        if not published:
             return None
-        return MeshLayout(self.devices, max(len(e.arrays) for e in met), len(self.meetings))
+        arrays = max(p.first + len(p.arrays) for p in published)
+        return MeshLayout(self.devices, arrays, 1 + max(p.number for p in published))
 
     def emit(self, module: Module) -> list[SharedFunction]:
         """Add all kernels and the entry to a module; returns the shared functions that they call.
@@ -136,7 +139,7 @@ class Program:
         """
         shared: dict[str, SharedFunction] = {Barrier().name: Barrier()}
         if self.mesh is not None:
-            shared[Meet().name] = Meet()
+            shared.update({f.name: f for f in FUNCTIONS})
         for run in runs(self.steps):
             self._check(run)
         for kernel in self.kernels():
@@ -160,23 +163,20 @@ class Program:
 
 def runs(steps: Sequence[Step]) -> list[Run]:
     """All kernel runs inside of steps, in order."""
-    found: list[Run] = []
-    for step in steps:
-        if isinstance(step, Run):
-            found.append(step)
-        else:
-            found += [r for part in _parts(step) for r in runs(part)]
-    return found
+    return _of_type(steps, Run)
 
 
-def exchanges(steps: Sequence[Step]) -> list[Exchange]:
-    """All exchanges inside of steps, in order."""
-    found: list[Exchange] = []
+_Kind = TypeVar("_Kind", bound=Step)
+
+
+def _of_type(steps: Sequence[Step], kind: type[_Kind]) -> list[_Kind]:
+    """All steps of one kind inside of steps, in order."""
+    found: list[_Kind] = []
     for step in steps:
-        if isinstance(step, Exchange):
+        if isinstance(step, kind):
             found.append(step)
-        else:
-            found += [e for part in _parts(step) for e in exchanges(part)]
+        for part in _parts(step):
+            found += _of_type(part, kind)
     return found
 
 
@@ -232,7 +232,7 @@ class _Entry:
                 self._while(step)
             elif isinstance(step, Choose):
                 self._choose(step)
-            elif isinstance(step, Exchange):
+            elif isinstance(step, Publish | Exchange | Settle):
                 self._exchange(step)
             else:
                 self._write_device(step)
@@ -270,11 +270,16 @@ class _Entry:
             with f.when(f.compare("eq", chosen, constant(number, "i32"))):
                 self._steps(branch)
 
-    def _exchange(self, step: Exchange) -> None:
+    def _exchange(self, step: Publish | Exchange | Settle) -> None:
         mesh = self.program.mesh
         assert mesh is not None
-        meeting = self.program.meetings.index(step.groups)
-        ExchangeEntry(self, self.program.name, mesh, meeting).emit(step)
+        parts = ExchangeEntry(self, self.program.name, mesh)
+        if isinstance(step, Publish):
+            parts.publish(step)
+        elif isinstance(step, Exchange):
+            parts.exchange(step)
+        else:
+            parts.settle(step)
 
     def _write_device(self, step: WriteDevice) -> None:
         f = self.f

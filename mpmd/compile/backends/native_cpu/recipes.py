@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
-from mpmd.compile.backends.native_cpu.meeting import Meet
+from mpmd.compile.backends.native_cpu.meeting import FUNCTIONS
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.threads import PoolRun
 from mpmd.compile.backends.native_cpu.waiting import Barrier
@@ -17,7 +17,7 @@ def shared_function(name: str) -> SharedFunction:
     Raises:
         CompileError: no recipe has this name; the object file is of another version.
     """
-    single: dict[str, SharedFunction] = {f.name: f for f in (Barrier(), Meet(), PoolRun())}
+    single: dict[str, SharedFunction] = {f.name: f for f in (Barrier(), PoolRun(), *FUNCTIONS)}
     if name in single:
         return single[name]
     parts = name.split("_")

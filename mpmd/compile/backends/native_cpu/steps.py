@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
-from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, WriteDevice
+from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Publish, Settle, WriteDevice
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.program import (
@@ -38,6 +38,7 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
+    StartThunk,
     Thunk,
     WhileThunk,
     conflict,
@@ -134,7 +135,7 @@ def native_program(
 
 def _is_apart(thunk: Thunk) -> bool:
     """Whether a thunk waits for all before it, and all after it wait for it."""
-    if isinstance(thunk, CollectiveThunk):
+    if isinstance(thunk, CollectiveThunk | StartThunk):
         return thunk.plan.devices > 1
     return isinstance(thunk, WhileThunk | ConditionalThunk | DeviceThunk)
 
@@ -150,6 +151,8 @@ class _Lowering:
         self.constant_bytes = aligned(assignment.constant_bytes)
         self._products: dict[str, GemmKernel] = {}
         self._attentions: dict[str, AttentionKernel] = {}
+        self._publications: dict[str, Publish] = {}
+        self._published = 0
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
@@ -161,42 +164,63 @@ class _Lowering:
         return Address(place.allocation, offset)
 
     def steps(self, thunks: Sequence[Thunk]) -> list[Step]:
-        """Steps in order; a kernel waits only if one since the last wait touches what it touches."""
+        """Steps in order; a kernel waits only if one since the last wait touches what it touches.
+
+        Devices that have exchanged arrays wait for each other before one touches such an array again.
+        """
         steps: list[Step] = []
         running: list[Thunk] = []
+        exchanged: dict[str, CollectiveThunk] = {}
+        control = False
         for thunk in thunks:
+            ended = [name for name, other in exchanged.items() if conflict(thunk, other)]
+            steps += [self._settle(exchanged.pop(name)) for name in ended]
             if _is_apart(thunk):
-                steps.append(self._apart(thunk))
-                running = [thunk]
+                steps += self._apart(thunk)
+                running, control = [], True
+                if isinstance(thunk, CollectiveThunk):
+                    exchanged[thunk.name] = thunk
                 continue
             made = self._runs(thunk)
-            control = bool(running) and _is_apart(running[-1])
-            waits = control or any(conflict(thunk, other) for other in running)
+            waits = control or bool(ended) or any(conflict(thunk, other) for other in running)
             if made:
                 made[0] = replace(made[0], waits=waits)
+                control = False
             running = [thunk] if waits or len(made) > 1 else [*running, thunk]
             steps += made
-        return steps
+        return [*steps, *(self._settle(other) for other in exchanged.values())]
 
-    def _apart(self, thunk: Thunk) -> Step:
-        """A step that waits for all before it, and for which all after it wait."""
+    def _apart(self, thunk: Thunk) -> list[Step]:
+        """Steps that wait for all before them, and for which all after them wait."""
         if isinstance(thunk, DeviceThunk):
-            return WriteDevice(self.address(thunk.target))
+            return [WriteDevice(self.address(thunk.target))]
+        if isinstance(thunk, StartThunk):
+            return [self._publish(thunk)]
         if isinstance(thunk, CollectiveThunk):
-            return self._exchange(thunk)
+            begin = [] if thunk.start else [self._publish(thunk)]
+            return [*begin, self._exchange(thunk)]
         if isinstance(thunk, WhileThunk):
             condition, body = self.steps(thunk.condition), self.steps(thunk.body)
-            return While(tuple(condition), self.address(thunk.flag), tuple(body))
+            return [While(tuple(condition), self.address(thunk.flag), tuple(body))]
         assert isinstance(thunk, ConditionalThunk)
         branches = tuple(tuple(self.steps(b)) for b in thunk.branches)
-        return Choose(self.address(thunk.selector), branches)
+        return [Choose(self.address(thunk.selector), branches)]
+
+    def _publish(self, thunk: StartThunk | CollectiveThunk) -> Publish:
+        arrays = tuple(self.address(thunk.arrays[array]) for array in thunk.plan.peers)
+        made = Publish(len(self._publications), thunk.plan.groups, arrays, self._published)
+        self._published += len(arrays)
+        self._publications[thunk.name] = made
+        return made
 
     def _exchange(self, thunk: CollectiveThunk) -> Exchange:
-        plan = thunk.plan
+        plan, begun = thunk.plan, self._publications[thunk.start or thunk.name]
         published = {array: number for number, array in enumerate(plan.peers)}
-        arrays = tuple(self.address(thunk.arrays[array]) for array in plan.peers)
         moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
-        return Exchange(plan.groups, plan.members, plan.ranks, arrays, moves)
+        return Exchange(begun.number, plan.groups, plan.members, plan.ranks, moves, begun.first)
+
+    def _settle(self, thunk: CollectiveThunk) -> Settle:
+        return Settle(self._publications[thunk.start or thunk.name].number, thunk.plan.groups)
 
     def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
         """The kernel of a piece; none for an empty array."""
@@ -221,6 +245,8 @@ class _Lowering:
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         """The runs of a thunk."""
+        if isinstance(thunk, StartThunk):  # of one device: it begins and ends at once
+            return []
         if isinstance(thunk, CollectiveThunk):
             return self._alone(thunk)
         if isinstance(thunk, CopyThunk):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
@@ -101,20 +102,22 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
     Args:
         name: symbol of its kernels.
-        instruction: the collective.
+        instruction: the collective, or what starts it.
 
     Raises:
         NoPlan: of a kind, element type or grouping that kernels do not have.
     """
+    if instruction.opcode == "async-start":
+        return plan_collective(name, instruction.to_apply.root)
     for operand in instruction.operands:
         check_dtype(operand)
-    module = instruction.parent.module
+    module, opcode = instruction.parent.module, instruction.opcode.removesuffix("-start")
     replicas, partitions = module.replica_count, module.num_partitions
     devices = replicas * partitions
-    if instruction.opcode == "collective-permute":
+    if opcode == "collective-permute":
         return _permute(name, instruction, permute_pairs(instruction, replicas, partitions), devices)
     groups = tuple(collective_groups(instruction, replicas, partitions))
-    if instruction.opcode == "collective-broadcast":
+    if opcode == "collective-broadcast":
         pairs = [(group[0], device) for group in groups for device in group]
         return _permute(name, instruction, pairs, devices)
     sizes = {len(group) for group in groups}
@@ -122,18 +125,19 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
         raise NoPlan(f"no kernel joins the groups {instruction.replica_groups} of {devices} devices")
     group_of = {device: group for group in groups for device in group}
     return CollectivePlan(
-        instruction.opcode,
+        opcode,
         devices,
         groups,
         tuple(group_of[d] for d in range(devices)),
         tuple(group_of[d].index(d) for d in range(devices)),
-        tuple(_PIECES[instruction.opcode](name, instruction, sizes.pop())),
+        tuple(_PIECES[opcode](name, instruction, sizes.pop())),
         len(instruction.operands),
     )
 
 
 def _results(instruction: HloInstruction) -> list[Shape]:
-    return [shape for _, shape in instruction.shape.leaves()]
+    whole = done_of(instruction) if is_start(instruction) else instruction
+    return [shape for _, shape in whole.shape.leaves()]
 
 
 def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
@@ -221,7 +225,7 @@ def _permute(
             build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
             pieces.append(Piece(_finished(build), (Pointer(count + number),), devices=others))
     return CollectivePlan(
-        instruction.opcode,
+        instruction.opcode.removesuffix("-start"),
         devices,
         (tuple(range(devices)),),
         tuple((sources.get(d, d),) for d in range(devices)),
