@@ -26,6 +26,7 @@ from mpmd.compile.thunks.thunk import (
     KernelThunk,
     MatmulThunk,
     SimpleThunk,
+    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -231,5 +232,5 @@ def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
         return [Workload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
     if isinstance(thunk, CollectiveThunk):
         return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
-    assert isinstance(thunk, DeviceThunk)
+    assert isinstance(thunk, (DeviceThunk, StartThunk))
     return []

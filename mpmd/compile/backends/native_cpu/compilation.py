@@ -188,7 +188,8 @@ def prepare_fragment(
     plans.plan_all(module.call_order())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
-    run_pipeline(module, configured(scheduling_pipeline(_count(axes)), options), watch, timing, first=len(passes))
+    order = configured(scheduling_pipeline(_count(axes)), options)
+    run_pipeline(module, order, watch, timing, first=len(passes))
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("schedule")

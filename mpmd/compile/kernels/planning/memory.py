@@ -104,7 +104,7 @@ def structure_of(
         parts.append(value.shape)
         if value.opcode in ("constant", "parameter"):
             parts.append((value.opcode, _number(value)))
-        elif value.opcode == "bitcast":  # whether two of them are one array decides what may be changed in place
+        elif value.opcode == "bitcast":  # two of them may be one array, which matters to changes in place
             array = value.operands[0]
             if array not in number:
                 number[array] = len(values)
