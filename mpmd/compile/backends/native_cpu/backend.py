@@ -345,7 +345,9 @@ def prepare_fragment(
     plans.plan_all(module.call_order())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
-    run_pipeline(module, configured(scheduling_pipeline(_count(axes)), options), watch, timing, first=len(passes))
+    run_pipeline(
+        module, configured(scheduling_pipeline(_count(axes)), options), watch, timing, first=len(passes)
+    )
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("schedule")
