@@ -11,6 +11,7 @@ from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombine
 from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimplifier
 from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
 from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
+from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
 from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
 from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.collectives.collective_permute_combiner import CollectivePermuteCombiner
@@ -135,6 +136,7 @@ def communication() -> list[Pass]:
     return [
         CollectiveSimplifier(),
         AllGatherSimplifier(),
+        AllReduceMover(),  # before all that look for neighbours of sums
         AllReduceReassociate(),
         AllReduceFolder(),  # after reassociation: sums of sums
         ReduceScatterCreator(),  # after folding: the groups are final

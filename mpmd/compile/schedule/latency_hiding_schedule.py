@@ -175,6 +175,7 @@ class _Backwards:
         self.ready: dict[HloInstruction, float] = {i: 0.0 for i, count in self.missing.items() if not count}
         self.starts_after: dict[HloInstruction, float] = dict.fromkeys(computation, 0.0)
         self.in_flight: Counter[str] = Counter()
+        self.messages = _messages_before(computation)
         self.now = 0.0
 
     def run(self) -> list[HloInstruction]:
@@ -186,18 +187,20 @@ class _Backwards:
             backwards.append(chosen)
         return backwards[::-1]
 
-    def _preference(self, instruction: HloInstruction) -> tuple[bool, bool, float, bool, int]:
+    def _preference(self, instruction: HloInstruction) -> tuple[bool, bool, float, bool, int, int]:
         """Smallest first.
 
         A done whose kind has room begins its message now: all that follows hides it.  A done without room
         and a start whose message would not have arrived wait for other work.  Among the rest a start is
-        better, as it lets the next message begin; then the order of before counts.
+        better, as it lets the next message begin; then what comes after more messages, as it leaves work that
+        needs none of them to hide them; then the order of before counts.
         """
         done = _is_done(instruction)
         blocked = done and self.in_flight[_kind(instruction)] >= self.most
         stall = max(0.0, self.ready[instruction] - self.now)
         start = is_start(instruction)
-        return blocked, not (done and not stall), stall, not start, -self.places[instruction]
+        urgent = done and not stall
+        return blocked, not urgent, stall, not start, -self.messages[instruction], -self.places[instruction]
 
     def _take(self, instruction: HloInstruction, ready: float) -> None:
         self.now = max(self.now, ready) + self.clock.seconds(instruction)
@@ -213,6 +216,15 @@ class _Backwards:
             self.missing[before] -= 1
             if not self.missing[before]:
                 self.ready[before] = self.starts_after[before]
+
+
+def _messages_before(computation: HloComputation) -> dict[HloInstruction, int]:
+    """Per instruction how many messages, each needing the one before, must have arrived before it."""
+    found: dict[HloInstruction, int] = {}
+    for instruction in computation:
+        before = dict.fromkeys((*instruction.operands, *instruction.control_predecessors))
+        found[instruction] = max((found[b] for b in before), default=0) + _is_done(instruction)
+    return found
 
 
 def _is_done(instruction: HloInstruction) -> bool:

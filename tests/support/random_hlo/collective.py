@@ -163,6 +163,11 @@ def several_sent(p: Pool) -> HloInstruction:
     return p.build.add("subtract", a, b)
 
 
+def turned(p: Pool) -> HloInstruction:
+    whole = all_reduce(p, _value(p), _groups(p), p.choose("add", "maximum"))
+    return p.build.reshape(p.build.transpose(whole, (1, 0)), (4, 2))
+
+
 def exchanged(p: Pool) -> HloInstruction:
     return p.build.add("all-to-all", _value(p), dimensions=(0,), replica_groups=_groups(p))
 
@@ -185,4 +190,5 @@ PATTERNS = (
     several_sent,
     exchanged,
     narrow,
+    turned,
 )

@@ -173,7 +173,7 @@ def call_on(program, device):
 
 def test_a_device_that_waits_in_vain_gives_up_with_an_error():
     program = sum_of_two(patience=20)
-    for _ in range(2):  # what has failed once does not wait again
+    for _ in range(2):  # each launch waits for itself
         with pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"):
             call_on(program, jax.devices()[0]).block_until_ready()
 
@@ -227,6 +227,7 @@ ENTRY e { p = f32[4]{0} parameter(0)
 def test_the_memory_of_a_mesh_does_not_overlap():
     layout = MeshLayout(devices=4, arrays=5, exchanges=3)
     ranges = [(0, 16)]
+    ranges += [(layout.failed(d), layout.failed(d) + 8) for d in range(4)]
     ranges += [(layout.array(d, n), layout.array(d, n) + 8) for d in range(4) for n in range(5)]
     ranges += [(layout.state(d, n), layout.state(d, n) + 16) for d in range(4) for n in range(3)]
     ranges += [(layout.barrier(m, d), layout.barrier(m, d) + 128) for m in range(-1, 3) for d in range(4)]

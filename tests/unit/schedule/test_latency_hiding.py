@@ -50,8 +50,21 @@ def test_an_order_that_needs_too_much_memory_is_not_taken():
     assert not LatencyHidingSchedule(memory_limit=1000).run(module)
 
 
+def test_sums_are_made_in_place_of_what_is_summed():
+    heap_of = [Heap(parse_module(text)) for text in (PAIR, PAIR.replace("dot(w, w)", "dot(n, w)"))]
+    size = 256 * 256 * 4
+    for heap, there in zip(heap_of, (size, 2 * size)):
+        entry = heap.dataflow.module.entry
+        profile = dict(zip([i.name for i in entry], heap.simulate(list(entry)).profile))
+        assert profile["s"] == there, "who reads it besides needs it unchanged"
+        assert profile["y"] == there + size
+
+
 def test_operands_stay_until_the_message_has_arrived():
-    module = parse_module(PAIR)
+    permuted = "collective-permute-start(n), source_target_pairs={{0,1},{1,2}}"
+    text = PAIR.replace("all-reduce-start(n), replica_groups={{0,1,2,3}}, to_apply=sum", permuted)
+    text = text.replace("s = f32[256,256] ", "s = (f32[256,256], f32[256,256]) ")
+    module = parse_module(text.replace("all-reduce-done", "collective-permute-done"))
     heap = Heap(module)
     size = 256 * 256 * 4
     profile = dict(zip([i.name for i in module.entry], heap.simulate(list(module.entry)).profile))

@@ -235,7 +235,7 @@ class ExchangeEntry:
     def _arrive(self, step: Publish | Exchange, run: Value) -> None:
         f = self.f
         barrier, count = self._barrier(step)
-        before = f.call(Arrive().name, self.mesh, barrier, count, run, result="i64")
+        before = f.call(Arrive().name, self.mesh, self.device, barrier, count, run, result="i64")
         assert before is not None
         f.store(before, self._state(step.number))
 
@@ -243,7 +243,7 @@ class ExchangeEntry:
         f = self.f
         barrier, _ = self._barrier(step)
         before = f.load(self._state(step.number), "i64")
-        met = f.call(Await().name, self.mesh, barrier, before, run, result="i64")
+        met = f.call(Await().name, self.mesh, self.device, barrier, before, run, result="i64")
         assert met is not None
         return met
 

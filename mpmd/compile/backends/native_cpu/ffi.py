@@ -35,6 +35,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
+    DEVICES,
     MEETING_BYTES,
     MESH_AT,
     PATIENCE,
@@ -380,6 +381,7 @@ def _join(
     memory[len(devices) * SLOT_BYTES // 8 :] = devices
     mesh = aligned_empty((max(64, compiled.mesh.bytes if compiled.mesh is not None else 0),), np.uint8)
     mesh[:] = 0
+    mesh[DEVICES : DEVICES + 8].view(np.int64)[0] = len(devices)
     mesh[PATIENCE : PATIENCE + 8].view(np.int64)[0] = patience
     for number, (_, _, barrier, _) in enumerate(kept):
         barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data

@@ -20,8 +20,10 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 
 _LINE = 64
 
-FAILED, PATIENCE = 0, 8
-"""The memory of a mesh begins with which launch failed and how, and how many naps to wait."""
+DEVICES, PATIENCE = 0, 8
+"""The memory of a mesh begins with how many devices it has, and how many naps to wait."""
+
+_FAILED = _LINE
 
 LATE, MIXED = 1, 2
 """What can go wrong: a device does not come; devices come from different launches."""
@@ -58,9 +60,13 @@ class MeshLayout:
     arrays: int
     exchanges: int
 
+    def failed(self, device: int) -> int:
+        """Where a device says which launch has failed as it sees it, and why."""
+        return _FAILED + 8 * device
+
     def array(self, device: int, number: int) -> int:
         """Where a device says where one of its arrays lies."""
-        return _LINE + self.array_stride * device + 8 * number
+        return _FAILED + _lines(8 * self.devices) + self.array_stride * device + 8 * number
 
     @property
     def array_stride(self) -> int:
@@ -92,10 +98,10 @@ def _lines(size: int) -> int:
 
 @dataclass(frozen=True)
 class Begin:
-    """`i64 name(ptr mesh, ptr barrier, i64 devices, i64 run)`: 1 once all are there for a launch, 0 if not.
+    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 devices, i64 run)`: waits for the devices of a launch.
 
-    Devices that wait here for an earlier launch wait in vain, and are told so; whoever comes with an earlier
-    launch than those who wait was left behind.
+    Returns 1 once all are there, 0 if some do not come.  Devices that wait for another launch than the one
+    with which a device comes wait in vain, as each device runs its launches in order: they are told so.
     """
 
     @property
@@ -105,17 +111,16 @@ class Begin:
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("devices", "i64"), ("run", "i64")]
-        with FunctionBuilder(module, self.name, arguments, result="i64") as f:
+        with FunctionBuilder(module, self.name, _arguments("devices"), result="i64") as f:
             _Barrier(f).begin()
 
 
 @dataclass(frozen=True)
 class Arrive:
-    """`i64 name(ptr mesh, ptr barrier, i64 devices, i64 run)`: says that a device is there, without waiting.
+    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 devices, i64 run)`: says that a device is there.
 
-    Returns how often the barrier had opened before; -1 if the launch has failed, and the device is not there.
-    With 0 for the launch the others are sure to come, and so does it.
+    It does not wait.  Returns how often the barrier had opened before; -1 if the launch has failed, and the
+    device is not there.  With 0 for the launch the others are sure to come, and so does it.
     """
 
     @property
@@ -125,8 +130,7 @@ class Arrive:
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("devices", "i64"), ("run", "i64")]
-        with FunctionBuilder(module, self.name, arguments, result="i64") as f:
+        with FunctionBuilder(module, self.name, _arguments("devices"), result="i64") as f:
             barrier = _Barrier(f)
             barrier.lock()
             f.ret(barrier.arrive())
@@ -134,9 +138,10 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Await:
-    """`i64 name(ptr mesh, ptr barrier, i64 before, i64 run)`: 1 once the barrier has opened again, 0 if not.
+    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 before, i64 run)`: waits until the barrier has opened.
 
-    With 0 for the launch it waits for devices that are sure to come.
+    Returns 1 then, and 0 if it does not open.  With 0 for the launch it waits for devices that are sure to
+    come.
     """
 
     @property
@@ -146,13 +151,16 @@ class Await:
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        arguments = [("mesh", "ptr"), ("barrier", "ptr"), ("before", "i64"), ("run", "i64")]
-        with FunctionBuilder(module, self.name, arguments, result="i64") as f:
+        with FunctionBuilder(module, self.name, _arguments("before"), result="i64") as f:
             never = f.compare("slt", f.arguments["before"], _number(0))
             with f.when(never, returns=True, value=_number(0)):
                 pass
             barrier = _Barrier(f)
             barrier.wait(f.arguments["before"], barrier.rounds())
+
+
+def _arguments(count: str) -> list[tuple[str, str]]:
+    return [("mesh", "ptr"), ("device", "i64"), ("barrier", "ptr"), (count, "i64"), ("run", "i64")]
 
 
 FUNCTIONS = (Begin(), Arrive(), Await())
@@ -165,7 +173,7 @@ class _Barrier:
     def __init__(self, f: FunctionBuilder) -> None:
         self.f = f
         self.mesh, self.count, self.run = (f.arguments[name] for name in ("mesh", "barrier", "run"))
-        self.failed = f.offset(self.mesh, FAILED)
+        self.failed = f.offset(self.mesh, _FAILED)
         self.opened = f.offset(self.count, _OPENED)
         self.bounded = f.compare("ne", self.run, _number(0))
 
@@ -175,15 +183,12 @@ class _Barrier:
         launch = f.offset(self.count, _LAUNCH)
         with f.repeat() as leave_if:
             self.lock()
-            nobody = f.compare("eq", f.load(self.count, "i64"), _number(0))
-            with f.when(nobody):
+            with f.when(self._has_failed(self.run), returns=True, value=_number(0)):
+                self.unlock()
+            with f.when(f.compare("eq", f.load(self.count, "i64"), _number(0))):
                 f.store(self.run, launch)
             other = f.load(launch, "i64")
             leave_if(f.compare("eq", other, self.run))
-            earlier = f.compare("slt", self.run, other)
-            with f.when(earlier, returns=True, value=_number(0)):
-                self._fail(self.run, MIXED)
-                self.unlock()
             with f.when(f.not_(self._has_failed(other))):
                 self._fail(other, MIXED)
             self.unlock()
@@ -258,12 +263,15 @@ class _Barrier:
         self.f.atomic_store(_number(0), self.f.offset(self.count, _LOCK))
 
     def _fail(self, run: Value, reason: int) -> None:
-        self.f.atomic_store(self.f.add(run, _number(reason)), self.failed)
+        """Say that a launch has failed: each device has a place for the last that it knows of."""
+        f = self.f
+        own = f.offset(self.failed, f.imul(f.arguments["device"], 8))
+        f.atomic_store(f.add(run, _number(reason)), own)
 
     def _has_failed(self, run: Value) -> Value:
+        """Whether any device says so."""
         f = self.f
-        launch = f.op(f"and i64 {f.atomic_load(self.failed)}, {-(1 << REASON_BITS)}", "i64")
-        return f.compare("eq", launch, run)
+        return f.compare("ne", reason_of(f, self.mesh, run), _number(0))
 
     def _gives_up(self) -> Value:
         """Whether this device's launch has failed and it need not come."""
@@ -274,6 +282,18 @@ class _Barrier:
 
     def _or(self, a: Value, b: Value) -> Value:
         return self.f.op(f"or i1 {a}, {b}", "i1")
+
+
+def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
+    """Why a launch has failed; 0 if nobody says that it has."""
+    found = f.stack("i64")
+    f.store(_number(0), found)
+    with f.loop(0, f.load(f.offset(mesh, DEVICES), "i64")) as loop:
+        said = f.atomic_load(f.offset(mesh, f.iadd(f.imul(loop.i, 8), _FAILED)))
+        reason = f.op(f"xor i64 {said}, {run}", "i64")
+        known = f.compare("ult", reason, _number(1 << REASON_BITS))
+        f.store(f.select(known, reason, f.load(found, "i64")), found)
+    return f.load(found, "i64")
 
 
 def _number(value: int) -> Value:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
-    FAILED,
     LATE,
     MESH_AT,
     MET_AT,
@@ -20,6 +19,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     REASON_BITS,
     RUN_AT,
     Begin,
+    reason_of,
 )
 from mpmd.compile.backends.native_cpu.program import Program
 
@@ -79,13 +79,13 @@ class MeshCall:
             return
         own = f.load(f.offset(slot, SLOT["barrier"]), "ptr")
         mesh = f.load(f.offset(own, MESH_AT), "ptr")
-        launch = self._begin(own, mesh)
+        launch = self._begin(number, own, mesh)
         with f.when(f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))):
             run(slot)
         met = f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))
-        said = f.op(f"xor i64 {f.atomic_load(f.offset(mesh, FAILED))}, {launch}", "i64")
+        reason = reason_of(f, mesh, launch)
         self._leave(slot)
-        self._return_failures(met, said)
+        self._return_failures(met, reason)
         f.ret(_NULL)
 
     def _leave(self, slot: Value) -> None:
@@ -120,30 +120,25 @@ class MeshCall:
         )
         return number
 
-    def _begin(self, own: Value, mesh: Value) -> Value:
+    def _begin(self, number: Value, own: Value, mesh: Value) -> Value:
         """Wait until the devices of one launch are there; returns what tells the launch from others."""
         f, layout = self.f, self.program.mesh
         assert layout is not None
         following = f.add(self._asked("run_id", 32), constant(1, "i64"))
         launch = f.op(f"shl i64 {following}, {REASON_BITS}", "i64")
         f.store(launch, f.offset(own, RUN_AT))
-        barrier = f.offset(mesh, layout.barrier(-1, 0))
-        met = f.call(Begin().name, mesh, barrier, constant(layout.devices, "i64"), launch, result="i64")
+        barrier, everybody = f.offset(mesh, layout.barrier(-1, 0)), constant(layout.devices, "i64")
+        met = f.call(Begin().name, mesh, number, barrier, everybody, launch, result="i64")
         assert met is not None
         f.store(met, f.offset(own, MET_AT))
         return launch
 
-    def _return_failures(self, met: Value, said: Value) -> None:
-        """Fail if this device did not meet the others, or one says that this launch has failed.
-
-        Args:
-            met: whether it met them always.
-            said: why the launch failed; some other number if it did not, or another one has failed since.
-        """
+    def _return_failures(self, met: Value, reason: Value) -> None:
+        """Fail if this device did not always meet the others, or one says that this launch has failed."""
         f = self.f
-        late = f.op(f"or i1 {f.not_(met)}, {f.compare('eq', said, constant(LATE, 'i64'))}", "i1")
+        late = f.op(f"or i1 {f.not_(met)}, {f.compare('eq', reason, constant(LATE, 'i64'))}", "i1")
         self._fail_if(
-            f.compare("eq", said, constant(MIXED, "i64")),
+            f.compare("eq", reason, constant(MIXED, "i64")),
             "mixed",
             "was called by devices of different launches at the same time",
         )

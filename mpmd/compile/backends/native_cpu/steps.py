@@ -140,6 +140,15 @@ def _is_apart(thunk: Thunk) -> bool:
     return isinstance(thunk, WhileThunk | ConditionalThunk | DeviceThunk)
 
 
+def _touches_shared(thunk: Thunk, exchange: CollectiveThunk) -> bool:
+    """Whether a thunk touches what other devices may still read or write in an exchange."""
+    plan, arrays = exchange.plan, exchange.arrays
+    read = [arrays[k] for k in plan.peers if k < plan.operands]
+    written = [arrays[k] for k in plan.peers if k >= plan.operands]
+    touched = any(place.overlaps(w) for place in (*thunk.reads, *thunk.writes) for w in written)
+    return touched or any(place.overlaps(r) for place in thunk.writes for r in read)
+
+
 class _Lowering:
     """The work on one program."""
 
@@ -173,7 +182,7 @@ class _Lowering:
         exchanged: dict[str, CollectiveThunk] = {}
         control = False
         for thunk in thunks:
-            ended = [name for name, other in exchanged.items() if conflict(thunk, other)]
+            ended = [name for name, other in exchanged.items() if _touches_shared(thunk, other)]
             steps += [self._settle(exchanged.pop(name)) for name in ended]
             if _is_apart(thunk):
                 steps += self._apart(thunk)

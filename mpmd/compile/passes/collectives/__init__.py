@@ -6,6 +6,7 @@ from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombine
 from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimplifier
 from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
 from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
+from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
 from mpmd.compile.passes.collectives.all_reduce_promotion import AllReducePromotion
 from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
 from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
@@ -20,6 +21,7 @@ PASSES: tuple[type[Pass], ...] = (
     AllGatherSimplifier,
     AllReduceCombiner,
     AllReduceFolder,
+    AllReduceMover,
     AllReducePromotion,
     AllReduceReassociate,
     AsyncCollectiveCreator,
