@@ -1,7 +1,7 @@
 """Random programs as large as fragments are: arrays beyond a vector's width, all element types, mixed freely.
 
-Every value is a small integer that its type holds, so that all programs are exact: a kernel that reads a wrong
-place, leaves one out or counts one twice gives another number, and none can hide behind a tolerance.
+Every value is a small integer that its type holds, so that all programs are exact: a kernel that reads a
+wrong place, leaves one out or counts one twice gives another number, and none can hide behind a tolerance.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Wide:
     def pick(self, *dtypes: str, least: int = 0) -> HloInstruction:
         """A value of one of these types with at least so many dims; late ones rather."""
         fits = [
-            v for v in self.values if v.shape.dtype in (dtypes or ANY) and v.shape.rank >= least and v.shape.size
+            v
+            for v in self.values
+            if v.shape.dtype in (dtypes or ANY) and v.shape.rank >= least and v.shape.size
         ]
         if fits and self.rng.random() < 0.95:
             return fits[-1 - min(int(self.rng.exponential(4)), len(fits) - 1)]
@@ -93,10 +95,7 @@ class Wide:
         found: list[tuple[int, ...]] = [()]
         for size in small:
             found = [
-                (*f, d)
-                for f in found
-                for d in range(f[-1] + 1 if f else 0, len(dims))
-                if dims[d] == size
+                (*f, d) for f in found for d in range(f[-1] + 1 if f else 0, len(dims)) if dims[d] == size
             ]
         return found
 
@@ -250,7 +249,11 @@ class Wide:
         a = self.pick(least=1)
         dtype = a.shape.dtype
         logic = ["and", "or"] if dtype not in FLOATS else []
-        opcode = self.choose("maximum", "minimum", "add", "add", *logic) if dtype != "pred" else self.choose(*logic)
+        opcode = (
+            self.choose("maximum", "minimum", "add", "add", *logic)
+            if dtype != "pred"
+            else self.choose(*logic)
+        )
         axes = tuple(d for d in range(a.shape.rank) if self.rng.random() < 0.5) or (a.shape.rank - 1,)
         if opcode == "add":
             a = self.kept_small(a, 1)
@@ -328,7 +331,10 @@ class Wide:
         a = self.pick(least=1)
         depth = self.choose(1, min(2, a.shape.rank))
         count = self.choose(1, 7, 33)
-        sizes = [1 if d < depth else self.choose(n, int(self.rng.integers(1, n + 1))) for d, n in enumerate(a.shape.dims)]
+        sizes = [
+            1 if d < depth else self.choose(n, int(self.rng.integers(1, n + 1)))
+            for d, n in enumerate(a.shape.dims)
+        ]
         offsets = tuple(range(1, a.shape.rank - depth + 1))
         numbers = attrs.GatherDims(offsets, tuple(range(depth)), tuple(range(depth)), 1)
         return self.build.gather(a, self._indices(count, depth), numbers, sizes)
@@ -413,7 +419,8 @@ _WEIGHTED: dict[Callable[[Wide], HloInstruction], float] = {
     Wide.arithmetic: 6, Wide.unary: 3, Wide.integers: 3, Wide.selection: 4, Wide.logic: 1, Wide.conversion: 3,
     Wide.reshape: 3, Wide.transpose: 3, Wide.reverse: 1, Wide.slice: 2, Wide.pad: 2, Wide.concatenate: 2,
     Wide.spread: 2, Wide.counts: 1, Wide.reduce: 5, Wide.window: 1, Wide.dot: 3, Wide.dynamic_slice: 2,
-    Wide.dynamic_update: 2, Wide.gather: 1.5, Wide.scatter: 1.5, Wide.sort: 0.5, Wide.loop: 1, Wide.branch: 0.7,
+    Wide.dynamic_update: 2, Wide.gather: 1.5, Wide.scatter: 1.5, Wide.sort: 0.5, Wide.loop: 1,
+    Wide.branch: 0.7,
 }  # fmt: skip
 STEPS = tuple(_WEIGHTED)
 WEIGHTS = np.array(list(_WEIGHTED.values())) / sum(_WEIGHTED.values())
