@@ -27,6 +27,8 @@ from mpmd.compile.hlo.literals import parse_literal, print_literal
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.compile.hlo.shape import array
 from tests.support.random_hlo import FAMILIES, differences, random_case
+from tests.support.random_hlo.draft import Case
+from tests.support.random_hlo.wide import wide
 from tests.support.xla_hlo import XlaError, XlaWorker
 
 FAST = 3
@@ -85,22 +87,48 @@ def test_same_numbers_as_xla_on_many(family, xla):
     assert not any(problems), "\n".join([p for p in problems if p][:5])
 
 
-UNREACHED = """
-infeed outfeed send send-done recv recv-done after-all add-dependency domain rng scan rng-get-and-update-state
-partition-id replica-id custom-call fusion bitcast opt-barrier get-dimension-size set-dimension-size
-dynamic-reshape
-stochastic-convert mulhi ragged-dot scaled-dot ragged-all-to-all
-"""
-"""Opcodes that XLA:CPU does not run alone, or for which any value is right; unit tests cover the others."""
+def compare_whole(case: Case, xla: XlaWorker) -> str:
+    """What differs for a whole program; "" if nothing."""
+    text = print_module(case.module)
+    problem = differences(leaves(evaluate(case.module, case.arguments)), xla.run(text, case.arguments), case)
+    return f"{case.name}: {problem}\n{text}" if problem else ""
 
 
-def test_families_reach_every_other_opcode():
-    seen = set()
+@pytest.mark.parametrize("seed", range(2))
+def test_whole_programs_as_xla_does(seed, xla):
+    assert not compare_whole(wide(seed, 25), xla)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(1000, 1100, 20))
+def test_many_whole_programs_as_xla_does(first, xla):
+    assert not any(problems := [compare_whole(wide(s), xla) for s in range(first, first + 20)]), problems
+
+
+UNREACHED = {
+    "a channel to outside, which a program alone has not": "infeed outfeed send send-done recv recv-done",
+    "any value is right": "rng rng-get-and-update-state",
+    "of arrays with run-time sizes": "set-dimension-size dynamic-reshape",
+    "XLA:CPU has no code for it alone; unit tests compare with what it stands for": (
+        "mulhi ragged-dot scaled-dot ragged-all-to-all bitcast"
+    ),
+    "no StableHLO becomes it": "scan",
+    "its meaning is its target's": "custom-call",
+}
+"""Opcodes that no random program has, by the reason; collectives have test_hlo_collective_passes.py."""
+
+
+def test_families_reach_every_other_opcode_and_every_type():
+    opcodes, types = set(), set()
     for family, seed in itertools.product(FAMILIES, range(200)):
-        seen |= {i.opcode for i in random_case(family, seed).module.instructions()}
-    unreached = set(UNREACHED.split())
+        for instruction in random_case(family, seed).module.instructions():
+            opcodes.add(instruction.opcode)
+            types |= {shape.dtype for _, shape in instruction.shape.leaves() if shape.is_array}
+    unreached = {name for names in UNREACHED.values() for name in names.split()}
     unreached |= {n for n, info in OPCODES.items() if info.category.value in ("collective", "asynchronous")}
-    assert set(OPCODES) - seen == unreached & set(OPCODES)
+    assert set(OPCODES) - opcodes == unreached
+    assert types == set(DTYPES)
 
 
 # -- text -------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ ELSEWHERE = {
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
 }
+UNROUNDED = {"hlo-simplify-fp-conversions"}
+"""Passes that leave roundings to bf16 out: where a value is none of bf16, another number is what they mean."""
 LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
@@ -62,6 +64,9 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
         return False
     got = leaves(evaluate(module, case(seed).arguments))
     problem = differences(got, wanted(seed), case(seed))
+    if problem and any(p.name in UNROUNDED for p in passes):
+        near = [np.allclose(g, w, rtol=2**-7, atol=2**-7) for g, w in zip(got, wanted(seed), strict=True)]
+        problem = "" if all(near) else problem
     assert not problem, f"seed {seed}: {problem}\n{before}\n---\n{after}"
     return True
 
@@ -120,6 +125,7 @@ def test_an_expander_says_what_the_operation_means(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", EXPANDERS)
 def test_many_operations(name):
     for seed in range(1000, 1300):
@@ -135,6 +141,7 @@ def test_a_pass_is_done_after_some_rounds(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [*LOCAL, *GROUPS])
 def test_many_programs(name):
     passes = GROUPS[name]() if name in GROUPS else [PASSES[name]()]

@@ -13,6 +13,8 @@ from mpmd.compile.pipelines import cpu_preparation
 from tests.support.native_hlo import run_module
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
+from tests.support.random_hlo.rewritable import rewritable
+from tests.support.random_hlo.wide import wide
 from tests.support.xla_hlo import XlaWorker
 
 FAST = 2
@@ -60,6 +62,38 @@ def test_native_code_computes_what_the_evaluator_does(family):
 def test_native_code_computes_what_the_evaluator_does_on_many(family):
     refused = sweep(family, range(1000, 1000 + SLOW))
     assert family in NEVER or refused < SLOW, "all cases are refused"
+
+
+# -- whole programs: fusions of many instructions, loops with state, arrays beyond vectors
+
+
+def fails(programs: list[Case]) -> list[str]:
+    """What differs in any of them; none may be refused."""
+    found = [(case.name, *compare(case)) for case in programs]
+    return [f"{name}: {problem or 'refused'}" for name, problem, refused in found if problem or refused]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_programs_of_all_types_are_exact(seed):
+    assert not fails([wide(seed, 25)])
+
+
+def test_programs_full_of_what_passes_remove():
+    assert not fails([rewritable(seed) for seed in range(3)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(1000, 1200, 20))
+def test_many_programs_of_all_types_are_exact(first):
+    assert not fails([wide(seed) for seed in range(first, first + 20)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(1000, 1200, 50))
+def test_many_programs_full_of_what_passes_remove(first):
+    assert not fails([rewritable(seed) for seed in range(first, first + 50)])
 
 
 # -- special values and shapes ------------------------------------------------------------------------

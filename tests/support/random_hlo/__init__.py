@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.support.random_hlo import control, elementwise, graphs, indexed, movement, products, reductions
+from tests.support.random_hlo import (
+    control,
+    elementwise,
+    graphs,
+    indexed,
+    movement,
+    products,
+    reductions,
+    structure,
+)
 from tests.support.random_hlo.comparison import differences
 from tests.support.random_hlo.draft import Case, Draft
 
@@ -45,6 +54,7 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "rng-bit-generator": control.bits,
     "graph": graphs.graph,
     "several": reductions.several,
+    "structure": structure.structure,
 }
 
 

@@ -19,7 +19,18 @@ UNSIGNED = ("u8", "u16", "u32", "u64")
 INTEGERS = SIGNED + UNSIGNED
 COMPLEX = ("c64", "c128")
 ANY = (*FLOATS, *INTEGERS, "pred")
-EIGHT_BIT_FLOATS = ("f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e4m3fnuz", "f8e5m2fnuz")
+EIGHT_BIT_FLOATS = (
+    "f8e3m4",
+    "f8e4m3",
+    "f8e4m3fn",
+    "f8e5m2",
+    "f8e4m3b11fnuz",
+    "f8e4m3fnuz",
+    "f8e5m2fnuz",
+    "f8e8m0fnu",
+)
+TINY = ("s2", "s4", "u2", "u4", "f4e2m1fn")
+"""Types of less than a byte."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from tests.support.random_hlo.draft import (
     FLOATS,
     INTEGERS,
     SIGNED,
+    TINY,
     UNSIGNED,
     Case,
     Draft,
@@ -153,11 +154,11 @@ def clamp(draft: Draft) -> Case:
 
 
 def convert(draft: Draft) -> Case:
-    every = (*FLOATS, *INTEGERS, "pred", *EIGHT_BIT_FLOATS, "s4", "u4")
+    every = (*FLOATS, *INTEGERS, "pred", *EIGHT_BIT_FLOATS, *TINY)
     source, target = draft.pick(every), draft.pick(every)
     dims = draft.dims()
     draft.name += f" {source} to {target}"
-    value = values(draft.rng, source, dims, source not in ("s4", "u4"))
+    value = values(draft.rng, source, dims, source not in TINY)
     if DTYPES[source].kind == "float" and DTYPES[target].is_integral:
         value = np.where(np.isnan(value.astype(np.float64)), 0, value.astype(np.float64)).astype(value.dtype)
     if source == "f64" and DTYPES[target].kind == "float" and DTYPES[target].bits < 32:

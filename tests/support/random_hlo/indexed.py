@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.dtypes import DTYPES
@@ -81,7 +83,10 @@ def scatter(draft: Draft) -> Case:
         shape[place] = sizes[d]
     for place, size in zip([p for p in range(len(shape)) if p not in windows], batch):
         shape[place] = size
-    updates = draft.parameter(small_integers(draft.rng, dtype, tuple(shape)), dtype)
+    given = small_integers(draft.rng, dtype, tuple(shape))
+    if opcode == "set" and windows != tuple(range(len(batch), len(shape))):
+        given = np.full_like(given, 3)  # windows overlap, and which of two updates comes last is open
+    updates = draft.parameter(given, dtype)
     if opcode == "set":
         body = HloBuilder.create(draft.module, "set")
         body.parameter(array(dtype))

@@ -1,7 +1,7 @@
 """Random programs as large as fragments: arrays beyond a vector's width, all element types, mixed freely.
 
-Every value is a small integer that its type holds, so all programs are exact: a kernel that reads a wrong
-place, leaves one out or counts one twice gives another number, and none can hide behind a tolerance.
+Every value is a small integer that its type holds, so that all programs are exact: a kernel that reads a
+wrong place, leaves one out or counts one twice gives another number, and none can hide behind a tolerance.
 """
 
 from __future__ import annotations

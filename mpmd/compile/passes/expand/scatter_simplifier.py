@@ -24,7 +24,8 @@ class ScatterSimplifier(ComputationPass):
     Ensures: each scatter has a list of index vectors `[n,k]`, updates `[n, window..]`, no batching dims; one
         without updates is its operand.
     Cost: linear.
-    Source: XLA's batched-scatter normaliser and scatter simplifier in one.  Updates keep their order.
+    Source: XLA's batched-scatter normaliser and scatter simplifier in one.  Updates keep the order of
+        their index vectors.
     """
 
     name = "hlo-scatter-simplifier"
