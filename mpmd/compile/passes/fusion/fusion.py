@@ -8,7 +8,7 @@ from pathlib import Path
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.fusion.grouping import Grouping
-from mpmd.compile.passes.fusion.merging import merge_groups
+from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
 from mpmd.compile.passes.fusion.outline import outline
 from mpmd.compile.passes.fusion.prices import PROJECTED, SPEED_OF_LIGHT, Prices
 from mpmd.compile.passes.fusion.sequential import sequential
@@ -40,12 +40,15 @@ class Fusion(HloPass):
         multi_output: groups may have several results.
         costs: the model that prices groups: `projected`, `speed-of-light`, or the path of measured costs, as
             `ProfiledCosts` writes them.  Measured costs make the choice depend on the machine.
+        search: how groups that exchange arrays are found: `greedy` joins pairs, `beam` looks for patterns of
+            several groups and a plan of them first, which takes longer.
     """
 
     name = "hlo-fusion"
     most: int = 96
     multi_output: bool = True
     costs: str = "projected"
+    search: str = GREEDY
 
     def __post_init__(self) -> None:
         if self.costs not in (PROJECTED, SPEED_OF_LIGHT) and not Path(self.costs).exists():
@@ -54,6 +57,10 @@ class Fusion(HloPass):
                 f"  it is {PROJECTED!r}, {SPEED_OF_LIGHT!r}, or the path of a file of measured costs: "
                 "say one of them"
             )
+        if self.search not in (GREEDY, BEAM):
+            raise ConfigError(
+                f"option search of {self.name} is {self.search!r}\n  it is {GREEDY!r} or {BEAM!r}"
+            )
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
@@ -61,7 +68,7 @@ class Fusion(HloPass):
         for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs))
+            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs), self.search)
             changed |= outline(grouping)
         return changed
 
