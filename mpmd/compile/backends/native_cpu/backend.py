@@ -42,6 +42,7 @@ from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 from mpmd.support import diagnostics
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
@@ -308,6 +309,7 @@ class Prepared:
     notices: tuple[str, ...]
 
 
+@garbage_kept()
 @remembering()
 def prepare_fragment(
     fragment: FragmentModule,
