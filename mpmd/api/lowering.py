@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +31,7 @@ from mpmd.runtime.program import Program
 from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import frames_of
@@ -175,26 +174,11 @@ def partition(
         PassError: a pass found the program wrong.
         ProgramError: the streams break a rule of the runtime.
     """
-    with _ONE_AT_A_TIME, _garbage_kept():
+    with _ONE_AT_A_TIME, garbage_kept():
         return _partition(lowered, config, arguments, argument_paths, out_tree, names, observer)
 
 
 _ONE_AT_A_TIME = threading.RLock()  # passes share the context, what was erased, the count of edits
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Without searching for cycles of objects: passes make none, and JAX holds much to search through.
-
-    That takes an eighth less time.  Entered inside of itself it changes nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _partition(

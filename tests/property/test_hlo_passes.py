@@ -34,7 +34,7 @@ ELSEWHERE = {
     "hlo-reduce-window-expander",
 }
 UNROUNDED = {"hlo-simplify-fp-conversions"}
-"""Passes that leave roundings to bf16 out: where a value is none of bf16, another number is what they mean."""
+"""Passes that leave roundings to bf16 out: a value that is none of bf16 becomes another number."""
 LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)

@@ -26,12 +26,22 @@ class HloComputation:
         execution_thread: "" for the main thread of the device.
     """
 
-    __slots__ = ("_instructions", "_parameters", "_root", "callers", "execution_thread", "module", "name")
+    __slots__ = (
+        "_instructions",
+        "_order",
+        "_parameters",
+        "_root",
+        "callers",
+        "execution_thread",
+        "module",
+        "name",
+    )
 
     def __init__(self, name: str, module: HloModule) -> None:
         self.name = name
         self.module = module
         self._instructions: dict[HloInstruction, None] = {}
+        self._order: list[HloInstruction] | None = None  # `post_order`, until something changes
         self._parameters: list[HloInstruction] = []
         self._root: HloInstruction | None = None
         self.callers: dict[HloInstruction, int] = {}
@@ -100,6 +110,11 @@ class HloComputation:
         Raises:
             HloError: instructions depend on each other in a circle.
         """
+        if self._order is None:
+            self._order = self._find_order()
+        return self._order.copy()
+
+    def _find_order(self) -> list[HloInstruction]:
         done: dict[HloInstruction, bool] = {}
         out: list[HloInstruction] = []
         for start in self._instructions:
@@ -140,6 +155,10 @@ class HloComputation:
 
     # -- change -------------------------------------------------------------------------------------
 
+    def forget_order(self) -> None:
+        """Operands or control edges changed: whoever changes them says so."""
+        self._order = None
+
     def add(self, instruction: HloInstruction) -> HloInstruction:
         """Append an instruction whose operands stand here; returns it."""
         if instruction.computation is not None:
@@ -148,6 +167,7 @@ class HloComputation:
         if instruction.uid < 0:
             instruction.uid = self.module.take_uid()
         self._instructions[instruction] = None
+        self._order = None
         if instruction.opcode == "parameter":
             self._parameters.append(instruction)
         if instruction.called:
@@ -176,6 +196,7 @@ class HloComputation:
         if instruction.called:
             self.count_calls(instruction, -1)
         del self._instructions[instruction]
+        self._order = None
         if instruction.opcode == "parameter":
             self._parameters.remove(instruction)
         instruction.computation = None
@@ -213,6 +234,7 @@ class HloComputation:
                 f"got {len(order)}"
             )
         self._instructions = arranged
+        self._order = None
 
     def count_calls(self, instruction: HloInstruction, sign: int) -> None:
         """Note (+1) or forget (-1) that an instruction calls its computations."""

@@ -273,6 +273,7 @@ class HloInstruction:
         self.operands[index] = value
         _forget(old, self)
         value.users[self] = value.users.get(self, 0) + 1
+        self._moved()
 
     def replace_operands(self, values: Iterable[HloInstruction]) -> None:
         """Read these values, as many as needed."""
@@ -281,6 +282,12 @@ class HloInstruction:
         self.operands = list(values)
         for value in self.operands:
             value.users[self] = value.users.get(self, 0) + 1
+        self._moved()
+
+    def _moved(self) -> None:
+        """Its place in the order of its computation may be another now."""
+        if self.computation is not None:
+            self.computation.forget_order()
 
     def replace_all_uses_with(self, value: HloInstruction) -> None:
         """Let every user, and the computation if this is its root, take `value` instead.
@@ -307,12 +314,14 @@ class HloInstruction:
             raise HloError(f"{user.name} does not use {self.name}")
         user.operands = [value if o is self else o for o in user.operands]
         value.users[user] = value.users.get(user, 0) + count
+        user._moved()
 
     def add_control_predecessor(self, before: HloInstruction) -> None:
         """Run after `before`."""
         if before not in self.control_predecessors:
             self.control_predecessors += (before,)
             before.control_successors += (self,)
+            self._moved()
 
     def drop_control_edges(self) -> None:
         """Forget all control edges, in both directions."""
@@ -321,6 +330,7 @@ class HloInstruction:
         for after in self.control_successors:
             after.control_predecessors = tuple(i for i in after.control_predecessors if i is not self)
         self.control_predecessors = self.control_successors = ()
+        self._moved()
 
     def set_called(self, computations: Sequence[HloComputation]) -> None:
         """Call these computations instead."""

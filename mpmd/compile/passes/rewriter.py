@@ -74,6 +74,7 @@ class Rewriter:
         self.computation = computation
         self.build = TrackingBuilder(computation)
         self.changed = False
+        self._rules: Mapping[str, Sequence[Rule]] = {}
         self._waiting: deque[HloInstruction] = deque()
         self._queued: set[HloInstruction] = set()
 
@@ -84,21 +85,21 @@ class Rewriter:
             rules: by opcode.
             allowed: which instructions may be looked at.
         """
+        if not any(instruction.opcode in rules for instruction in self.computation):
+            return self.changed
+        self._rules = rules
         self.push(self.computation.post_order())
         while self._waiting:
             instruction = self._waiting.popleft()
             self._queued.discard(instruction)
-            if instruction.computation is None:
-                continue
-            applicable = rules.get(instruction.opcode)
-            if applicable and allowed(instruction):
-                self._visit(instruction, applicable)
+            if instruction.computation is not None and allowed(instruction):
+                self._visit(instruction, rules[instruction.opcode])
         return self.changed
 
     def push(self, instructions: Iterable[HloInstruction]) -> None:
-        """Look at these again."""
+        """Look at these again, where there are rules for them."""
         for instruction in instructions:
-            if instruction not in self._queued:
+            if instruction.opcode in self._rules and instruction not in self._queued:
                 self._queued.add(instruction)
                 self._waiting.append(instruction)
 

@@ -34,6 +34,7 @@ from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.support import diagnostics
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 
@@ -149,6 +150,7 @@ class Compilation(Prepared):
         )
 
 
+@garbage_kept()
 @remembering()
 def prepare_fragment(
     fragment: FragmentModule,
