@@ -73,6 +73,8 @@ class Grouping:
         self.group_of: dict[HloInstruction, Group] = {}
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
+        # for each place the last one of any group that begins there or before
+        self._ends = list(range(len(self.order)))
         needed = self._arrays()
         for instruction in self.order:
             if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
@@ -187,7 +189,7 @@ class Grouping:
     def would_circle(self, a: Group, b: Group) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
         group_of, position = self.group_of, self.position
-        last = max(position[a.members[-1]], position[b.members[-1]])
+        last = self._end_of_what_spans(max(position[a.members[-1]], position[b.members[-1]]))
         seen: set[Group | HloInstruction] = set()
         waiting = [f for g in (a, b) for f in self._followers(g) if group_of.get(f) not in (a, b)]
         while waiting:
@@ -224,7 +226,18 @@ class Grouping:
         for member in b.members:
             self.group_of[member] = a
         a.followers = None
+        first, last = self.position[a.members[0]], self.position[a.members[-1]]
+        for place in range(first, last):
+            if self._ends[place] >= last:
+                break
+            self._ends[place] = last
         return a
+
+    def _end_of_what_spans(self, place: int) -> int:
+        """The first place, from one on, that no group lies across: nothing behind it leads back before it."""
+        while self._ends[place] > place:
+            place = self._ends[place]
+        return place
 
 
 def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
