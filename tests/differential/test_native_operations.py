@@ -69,6 +69,29 @@ REDUCTIONS = {
     "categorical": (lambda x: jax.random.categorical(jax.random.key(3), x), ROWS),
 }
 
+DEALT = RNG.integers(-3, 4, (4, 700)).astype(np.int32)
+MIXED = RNG.standard_normal((4, 700)).astype(np.float32)
+MIXED[0, :6] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40]
+
+SORTS = {
+    "rows": (jnp.sort, MIXED),
+    "rows, falling": (lambda x: jnp.sort(x, descending=True), MIXED),
+    "columns": (lambda x: jnp.sort(x, axis=0), MIXED.T.copy()),
+    "a long row": (jnp.sort, LONG),
+    "argsort with ties": (jnp.argsort, DEALT),
+    "argsort of a long row": (jnp.argsort, LONG),
+    "two keys": (lambda a, b: lax.sort((a, b), num_keys=2), DEALT, MIXED),
+    "lexsort": (lambda a, b: jnp.lexsort((a, b), axis=-1), MIXED, DEALT),
+    "largest of a long row": (lambda x: lax.top_k(x, 7), LONG),
+    "about the largest": (lambda x: lax.approx_max_k(x, 7), LONG),
+    "about the smallest": (lambda x: lax.approx_min_k(x, 7), MIXED[1:]),
+    "median": (jnp.median, LONG),
+    "quantiles": (lambda x: jnp.quantile(x, np.float32(0.3), axis=1), MIXED[1:]),
+    "gradient": (jax.grad(lambda x: jnp.sum(jnp.sort(x)[500:] ** 2)), LONG),
+    "permutation": (lambda x: jax.random.permutation(jax.random.key(1), x), LONG),
+    "unique": (lambda x: jnp.unique(x, size=9, fill_value=99), DEALT),
+}
+
 
 def check(function: Any, *arguments: Any, rtol: float = 2e-5, atol: float = 2e-5) -> None:
     """The results of native code are those of XLA."""
@@ -87,3 +110,8 @@ def check(function: Any, *arguments: Any, rtol: float = 2e-5, atol: float = 2e-5
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions(name: str) -> None:
     check(*REDUCTIONS[name])
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts(name: str) -> None:
+    check(*SORTS[name])

@@ -410,19 +410,17 @@ def _level_problems(plan: KernelPlan) -> list[str]:
     problems = []
     outer = set(plan.outer)
     final = [level in (COLUMN, BATCH) for level in plan.levels]
+    reduced: list[bool] = []
+    for node in plan.nodes:
+        reduced.append(isinstance(node, Reduce) or any(reduced[a] for a in arguments(node)))
     for number, node in enumerate(plan.nodes):
         if not any(final[a] for a in arguments(node)):
             continue
         if isinstance(node, Reduce):
             problems.append(f"%{number} reduces what is already reduced over the outer dims")
         for a in arguments(node):
-            if not final[a] and (plan.depends[a] & outer or _has_reduction(plan, a)):
+            if not final[a] and (plan.depends[a] & outer or reduced[a]):
                 problems.append(
                     f"%{number} combines a sum over the outer dims with %{a}, which is inside of it"
                 )
     return problems
-
-
-def _has_reduction(plan: KernelPlan, number: int) -> bool:
-    node = plan.nodes[number]
-    return isinstance(node, Reduce) or any(_has_reduction(plan, a) for a in arguments(node))

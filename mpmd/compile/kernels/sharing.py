@@ -45,7 +45,8 @@ def may_share(plan: KernelPlan, source: int, result: int) -> bool:
     if any(store_level(plan, s) != ELEMENT for s in stores) and plan.row_dims:
         return _only_finishes(plan, [k for k, _ in loads], stores)
     written_in = min(max(plan.stages[n] for n in store_arguments(s)) for s in stores)
-    return all(_last_pass(plan, number) <= written_in for number, _ in loads)
+    last = _last_passes(plan)
+    return all(last[number] <= written_in for number, _ in loads)
 
 
 def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> bool:
@@ -64,14 +65,18 @@ def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> b
     return all(s is stores[0] or not reached & set(store_arguments(s)) for s in plan.stores)
 
 
-def _last_pass(plan: KernelPlan, number: int) -> int:
-    """The last pass over a row that may compute a node again."""
-    last = plan.stages[number]
-    for user, node in enumerate(plan.nodes):
-        if number in arguments(node):
-            # a reduction reads its argument in the argument's own pass
-            last = max(last, plan.stages[number] if isinstance(node, Reduce) else _last_pass(plan, user))
+def _last_passes(plan: KernelPlan) -> list[int]:
+    """For each node the last pass over a row that may compute it again."""
+    last = list(plan.stages)
     for store in plan.stores:
-        if number in store_arguments(store):
-            last = max(last, max(plan.stages[n] for n in store_arguments(store)))
+        needed = store_arguments(store)
+        written_in = max(plan.stages[n] for n in needed)
+        for number in needed:
+            last[number] = max(last[number], written_in)
+    for user in reversed(range(len(plan.nodes))):  # users stand behind what they use
+        node = plan.nodes[user]
+        for number in arguments(node):
+            # a reduction reads its argument in the argument's own pass
+            read_in = plan.stages[number] if isinstance(node, Reduce) else last[user]
+            last[number] = max(last[number], read_in)
     return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,26 @@ def top_k(site: Site) -> Sequence[HloInstruction]:
     return site.parts(site.build.add("topk", site.operands[0], k=k, largest=largest))
 
 
+def approximate_top_k(site: Site) -> Sequence[HloInstruction]:
+    """The best values of a dim and what lies beside them: exactly, which is near enough."""
+    count = len(site.operands) // 2
+    found = re.search(r"reduction_dim = (\d+)", str(site.attribute("mhlo.backend_config")))
+    if found is None:
+        raise site.error("an approximate top-k does not say along which dim")
+    (name,) = site.attribute("called_computations")
+    made = site.build.add(
+        "sort",
+        *site.operands[:count],
+        dimensions=(int(found[1]),),
+        is_stable=True,
+        called=(site.lowering.function(name),),
+    )
+    return [
+        site.build.slice(part, (0,) * shape.rank, shape.dims)
+        for part, shape in zip(site.parts(made), site.operation.shapes)
+    ]
+
+
 def erf(site: Site) -> HloInstruction:
     """The error function."""
     return site.build.add("erf", site.operands[0])
@@ -41,6 +62,7 @@ def erf(site: Site) -> HloInstruction:
 
 TARGETS: dict[str, Callable[[Site], HloInstruction | Sequence[HloInstruction]]] = {
     **dict.fromkeys(_MARKS, mark),
+    "ApproxTopK": approximate_top_k,
     "mhlo.erf": erf,
     "mhlo.topk": top_k,
 }

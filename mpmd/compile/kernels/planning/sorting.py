@@ -1,7 +1,7 @@
-"""Sorting by counting: the place of an element is the number of elements that come before it.
+"""Sorting: the place of an element is the number of elements that come before it.
 
-Every pair of a row is compared, which suits the short rows that routers and beams sort; equal elements keep
-their order.
+Equal elements keep their order.  Comparing every pair of a row suits the short rows that routers and beams
+sort; for longer ones a target has better ways to the same result (`kernels/sorting.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
-_LONGEST = 4096
-"""Elements of a row: beyond this, comparing all pairs is too much work."""
-
 
 def plan_sort(name: str, sort: HloInstruction) -> tuple[KernelPlan, tuple[HloInstruction, ...]]:
     """The kernel of a sort, and the arrays that it reads; its results follow them.
 
     Raises:
-        NoPlan: the rows are long, or the comparison is not one of kernels.
+        NoPlan: the comparison is not one of kernels.
     """
     (along,), dims = sort.dimensions, sort.operands[0].shape.dims
-    if dims[along] > _LONGEST:
-        raise NoPlan(f"no kernel sorts rows of {dims[along]} elements")
     rank, order = len(dims), [*(d for d in range(len(dims)) if d != along), along]
     # the space: the other dims, the element that is placed, the element that it is compared with
     frame = Frame((*(dims[d] for d in order), dims[along]), 0, 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
+from mpmd.compile.backends.native_cpu.emit.merge_sort import MergeSortKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
@@ -18,10 +19,13 @@ from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Reduce, store_level
+from mpmd.compile.kernels.sorting import sorting_of
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
 _WANTED_UNITS = 16
 _FEWEST_ROWS = 32
+# Elements of a row up to which comparing all pairs, a vector of them at once, beats merging.
+_SHORTEST_MERGED = 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class KernelSequence:
     """Kernels that run one after the other, each finished before the next.
 
     Attributes:
-        plan: the plan, normalised; its operands are the pointers `p0`, `p1` ...
+        plan: the plan, normalised unless it sorts; its operands are the pointers `p0`, `p1` ...
         kernels: one or two kernels; each takes the operands and then those temporaries that it names.
         temporaries: memory for partial sums.
     """
@@ -65,6 +69,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     """
     for operand in plan.operands:
         check_dtype(operand.dtype)
+    sorting = sorting_of(plan)
+    if sorting is not None and plan.row_size > _SHORTEST_MERGED:
+        return KernelSequence(plan, (MergeSortKernel(plan.name, plan, sorting, target),))
     plan = normalise(plan)
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":

@@ -1,0 +1,200 @@
+"""Sorting rows by merging: short runs are put in order one element after the other, then pairs of runs merge.
+
+A merge keeps the left one of two equal elements first, so that the order is stable whatever the comparison.
+Elements are moved as they lie in memory, all arrays together; the comparison is that of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.kernels.sorting import Sorting
+
+_RUN = 8
+"""Elements that are put in order by insertion: a few, as each may pass all others of its run."""
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class MergeSortKernel:
+    """A kernel over a plan that sorts.
+
+    A unit is a row.  The workspace holds two rows of each array.
+
+    Attributes:
+        name: its symbol.
+        plan: what it computes, not normalised.
+        sorting: what is sorted.
+        target: the CPU.
+    """
+
+    name: str
+    plan: KernelPlan
+    sorting: Sorting
+    target: CpuTarget
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """One pointer per operand."""
+        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
+
+    @property
+    def _length(self) -> int:
+        return self.plan.extents[self.sorting.along]
+
+    @property
+    def units(self) -> int:
+        """Rows."""
+        return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Where each array's two rows begin in the workspace, the first of each, and then the second."""
+        places, at = [], 0
+        for _ in range(2):
+            for array in self.sorting.arrays:
+                places.append(at)
+                size = self._length * BYTES[self.plan.operands[array.source].dtype]
+                at += -(-size // _LINE) * _LINE
+        return [*places, at]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Two rows of each array."""
+        return self._places[-1]
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        """Add the kernel to a module."""
+        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
+        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            if self.units:
+                with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+                    dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
+                    _Row(self, f, dims).sort()
+        return ()
+
+
+class _Row:
+    """The code that sorts one row.
+
+    Args:
+        kernel: the kernel.
+        f: its function.
+        dims: where the row lies.
+    """
+
+    def __init__(self, kernel: MergeSortKernel, f: FunctionBuilder, dims: dict[int, Position]) -> None:
+        self.f = f
+        self.plan = kernel.plan
+        self.sorting = kernel.sorting
+        self.length = kernel._length
+        self.dims = dims
+        self.pointers = {k: f.arguments[p] for k, p in enumerate(kernel.pointers)}
+        self.types = [MEMORY[self.plan.operands[a.source].dtype] for a in self.sorting.arrays]
+        workspace, count = f.arguments["workspace"], len(self.types)
+        rows = [f.offset(workspace, at) for at in kernel._places[:-1]]
+        self.first, self.second = rows[:count], rows[count:]
+
+    def sort(self) -> None:
+        """From the operands to the results."""
+        f, runs, passes = self.f, -(-self.length // _RUN), 0
+        self._insert(self.first)
+        while 1 << passes < runs:
+            passes += 1
+        width = constant(_RUN, "i64")
+        with f.loop(0, passes, carried=[*self.first, *self.second, width]) as each:
+            *rows, width = each.carried
+            source, target = rows[: len(self.types)], rows[len(self.types) :]
+            self._merge_all(source, target, width)
+            each.carry([*target, *source, f.shl(width, 1)])
+        self._finish(each.carried[: len(self.types)])
+
+    # -- elements
+    def _load(self, row: Sequence[Value], at: Position) -> list[Value]:
+        return [self.f.load(pointer, type_, at) for pointer, type_ in zip(row, self.types)]
+
+    def _store(self, values: Sequence[Value], row: Sequence[Value], at: Position) -> None:
+        for value, pointer in zip(values, row):
+            self.f.store(value, pointer, at)
+
+    def _before(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
+        """Whether element a comes before element b."""
+        scope = Scope(self.f, self.plan, self.pointers)
+        for array, first, second in zip(self.sorting.arrays, a, b):
+            dtype = self.plan.operands[array.source].dtype
+            scope.define(array.element, widen(self.f, second, dtype))
+            if array.other >= 0:
+                scope.define(array.other, widen(self.f, first, dtype))
+        return scope.value(self.sorting.before)
+
+    def _place(self, node: int, at: Position) -> Position:
+        """Where an element of the row lies in its operand."""
+        load = self.plan.nodes[node]
+        assert isinstance(load, Load)
+        scope = Scope(self.f, self.plan, self.pointers, dims={**self.dims, self.sorting.along: at})
+        return scope.position(load.index)
+
+    # -- the steps
+    def _insert(self, row: Sequence[Value]) -> None:
+        """Read the operands, and put runs in order: each element moves forward past those that follow it."""
+        f = self.f
+        place = f.stack("i64")
+        with f.loop(0, self.length) as element:
+            values = [
+                f.load(self.pointers[a.source], type_, self._place(a.element, element.i))
+                for a, type_ in zip(self.sorting.arrays, self.types)
+            ]
+            start = f.floor_to(element.i, _RUN)
+            f.store(element.i, place)
+            with f.repeat() as leave_if:
+                here = f.load(place, "i64")
+                leave_if(f.compare("eq", here, f.index(start)))
+                ahead = f.isub(here, 1)
+                passed = self._load(row, ahead)
+                leave_if(f.not_(self._before(values, passed)))
+                self._store(passed, row, here)
+                f.store(f.index(ahead), place)
+            self._store(values, row, f.load(place, "i64"))
+
+    def _merge_all(self, source: Sequence[Value], target: Sequence[Value], width: Value) -> None:
+        f, length = self.f, self.length
+        with f.loop(0, length, f.shl(width, 1)) as pair:
+            middle = f.imin(f.iadd(pair.i, width), length)
+            end = f.imin(f.iadd(middle, width), length)
+            self._merge(source, target, pair.i, f.index(middle), f.index(end))
+
+    def _merge(
+        self, source: Sequence[Value], target: Sequence[Value], low: Value, middle: Value, end: Value
+    ) -> None:
+        """Merge two runs, without branches: which element comes next cannot be foreseen."""
+        f = self.f
+        last_left, last_right = f.isub(middle, 1), f.isub(end, 1)
+        with f.loop(low, end, carried=[low, middle]) as each:
+            left, right = each.carried
+            a = self._load(source, f.imin(left, last_left))
+            b = self._load(source, f.imin(right, last_right))
+            no_left, is_right = f.compare("sge", left, middle), f.compare("slt", right, end)
+            takes = f.and_(is_right, f.or_(no_left, self._before(b, a)))
+            self._store([f.select(takes, y, x) for x, y in zip(a, b)], target, each.i)
+            step = f.cast("zext", takes, "i64")
+            advanced = f.iadd(left, f.isub(1, step))
+            each.carry([f.index(advanced), f.index(f.iadd(right, step))])
+
+    def _finish(self, row: Sequence[Value]) -> None:
+        """Write the results."""
+        f = self.f
+        with f.loop(0, self.length) as element:
+            for array, value in zip(self.sorting.arrays, self._load(row, element.i)):
+                f.store(value, self.pointers[array.target], self._place(array.element, element.i))
