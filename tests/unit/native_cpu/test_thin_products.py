@@ -6,9 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpmd.compile.backends.native_cpu.direct import DirectKernel
+from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.problem import row_major
+from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
+from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
+from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.thunks.thunk import MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 
@@ -33,16 +40,34 @@ def test_which_products_are_reductions():
         made = as_reduction(thunk)
         return None if made is None else made.plan.kind
 
-    assert kind(product(100, 1, 64, a=(64, 1), b=(1, 1))) == "row", "rows of a matrix with a vector"
-    assert kind(product(1, 4, 768, a=(768, 1), b=(1, 768), c=(4, 1))) == "row"
     assert kind(product(100, 1, 64, a=(1, 100), b=(1, 1))) == "column", "columns of a matrix with a vector"
     assert kind(product(1, 100, 64, a=(64, 1), b=(100, 1), c=(100, 1))) == "column"
     assert kind(product(1, 100, 64, a=(64, 1), b=(100, 1), c=(1, 2))) is None, (
         "a result that is not contiguous"
     )
-    assert kind(product(8, 100, 64, a=(64, 1), b=(1, 64), c=(100, 1))) is None, "rows enough for a tile"
-    assert kind(product(4, 4, 8, a=(8, 1), b=(1, 8), c=(4, 1))) is None, "sums too short"
+    assert kind(product(100, 1, 64, a=(64, 1), b=(1, 1))) is None, "rows of a matrix with a vector"
     assert kind(product(4, 4, 0, a=(1, 1), b=(1, 1))) is None
+
+
+def test_which_products_have_no_tiles():
+    target = named_target("avx512_bf16")
+
+    def form(*sizes, **more):
+        return thin_form(row_major(*sizes, **more), target)
+
+    router = form(1024, 4, 768)
+    assert (router.kind, router.swapped, router.copied) == ("dots", False, True)
+    assert form(1024, 4, 768, dtype="bf16").pairs and not router.pairs
+    turned = form(4, 1024, 768, transpose_b=True)
+    assert (turned.kind, turned.swapped, turned.copied) == ("dots", True, False)
+    assert form(768, 4, 1024, transpose_a=True).kind == "columns"
+    assert form(4, 1024, 768) is None, "whole vectors of columns"
+    assert form(1024, 768, 4) is None and form(1024, 9, 768) is None and form(0, 4, 64) is None
+    assert form(1000, 4, 1 << 20) is None, "more to copy than stays near"
+    for n in range(1, 9):
+        for made in (form(100, n, 64), form(100, n, 64, transpose_a=True)):
+            registers = 0 if made is None else made.group * made.few.items * made.chains
+            assert registers < target.vector_registers
 
 
 CASES = {
@@ -76,13 +101,31 @@ def test_thin_products_equal_jax(name):
     fragment = fragment_of(function, *arguments)
     made = compiled(fragment)
     assert any(isinstance(thunk, MatmulThunk) for thunk in made.thunks)
-    assert not any("product" in r for r in _symbols(made)), "a tile kernel was made"
+    kernels = [step.kernel for step in made.native.program.steps]
+    assert not any(isinstance(kernel, GemmKernel) for kernel in kernels), "a tile kernel was made"
     (got,) = run(fragment, list(arguments), made)
     wanted = np.asarray(jax.jit(function)(*arguments))
     loose = 2e-2 if wanted.dtype == BF16 else 1e-4
     np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=loose, atol=loose)
 
 
-def _symbols(made):
-    """Names of the kernels of a program."""
-    return [step.kernel.name for step in made.native.program.steps]
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("sizes", [(70, 4, 100), (4, 70, 100), (70, 3, 45)])
+def test_numbers_do_not_depend_on_threads_and_nan_stays_in_its_row(sizes, dtype):
+    (m, n, k), kind = sizes, NUMPY_DTYPE[dtype]
+    turned = (m, n, k) == (70, 3, 45)
+    gemm = row_major(m, n, k, dtype, transpose_a=turned, transpose_b=n > m)
+    a, b = normal(*((k, m) if turned else (m, k))), normal(*((n, k) if n > m else (k, n)))
+    a[(5, 3) if turned else (3, 5)] = np.nan
+    results = []
+    for threads in (1, 2, 3):
+        kernel = DirectKernel(gemm_kernel("thin", gemm, host_target()), host_target(), threads=threads)
+        assert isinstance(kernel.kernel, ThinKernel)
+        c = np.zeros((m, n), kind)
+        kernel(a.astype(kind), b.astype(kind), c)
+        results.append(c.astype(np.float32))
+    assert np.isnan(results[0][3]).all() and np.isnan(results[0]).sum() == n
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+    wanted = (a.T if turned else a) @ (b.T if n > m else b)
+    np.testing.assert_allclose(results[0], wanted, atol=0.4 if dtype == "bf16" else 1e-4)

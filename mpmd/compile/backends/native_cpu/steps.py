@@ -9,8 +9,9 @@ from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Publish, Settle, WriteDevice
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
+from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.program import (
     Address,
     Choose,
@@ -158,7 +159,7 @@ class _Lowering:
         self.target = code.target
         self.arena = len(assignment.allocations) - 2
         self.constant_bytes = aligned(assignment.constant_bytes)
-        self._products: dict[str, GemmKernel] = {}
+        self._products: dict[str, CpuKernel] = {}
         self._attentions: dict[str, AttentionKernel] = {}
         self._publications: dict[str, Publish] = {}
         self._published = 0
@@ -303,7 +304,7 @@ class _Lowering:
             addresses[name] = self.address(place, view.offset, view.dtype) if view else self.address(place)
         return Run(kernel, addresses)
 
-    def _gemm(self, plan: MatmulPlan, name: str) -> GemmKernel:
+    def _gemm(self, plan: MatmulPlan, name: str) -> CpuKernel:
         def matrix(view: View) -> Matrix:
             return Matrix(view.dtype, view.row, view.column, view.batch)
 

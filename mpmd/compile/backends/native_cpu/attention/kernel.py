@@ -87,7 +87,7 @@ class _Emission:
     def emit(self) -> list[SharedFunction]:
         kernel, plan, cut = self.kernel, self.plan, self.cut
         for mixture, finish in zip(plan.mixtures, self.finishes):
-            for edge in _edges(mixture.width, finish.tiling.width):
+            for edge in _edges(mixture.width, finish.width):
                 finish.emit(self.module, edge=edge)
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
         with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
@@ -117,7 +117,7 @@ class _Emission:
         tiling = Tiling(
             tile.step, tile.rows, tile.vectors, tile.width, 2, tile.rows, 1, True, True, "columns"
         )
-        return FinishTile(f"{self.kernel.name}_mixture{number}", gemm, tiling, None)
+        return FinishTile(f"{self.kernel.name}_mixture{number}", gemm, tiling.width, None)
 
     # -- addresses
     def _workspace(self, part: str) -> Value:

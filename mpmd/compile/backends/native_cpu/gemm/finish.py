@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
-from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of, vector, vector_constant, with_element
@@ -61,12 +60,19 @@ class StoreSums:
 
 
 class FinishTile:
-    """The functions that finish full tiles and tiles at the right edge of one kernel."""
+    """The functions that finish full tiles and tiles at the right edge of one kernel.
 
-    def __init__(self, kernel: str, gemm: Gemm, tiling: Tiling, epilogue: Epilogue | None) -> None:
+    Args:
+        kernel: its symbol.
+        gemm: what it computes.
+        width: columns of its tiles, whole vectors.
+        epilogue: what becomes of the sums; None stores them.
+    """
+
+    def __init__(self, kernel: str, gemm: Gemm, width: int, epilogue: Epilogue | None) -> None:
         self.kernel = kernel
         self.gemm = gemm
-        self.tiling = tiling
+        self.width = width
         self.epilogue: Epilogue = epilogue or StoreSums(gemm)
 
     def name(self, *, edge: bool) -> str:
@@ -75,10 +81,10 @@ class FinishTile:
 
     def emit(self, module: Module, *, edge: bool) -> None:
         """Add `void name(ptr tile, i64 rows, i64 row, i64 column, i64 batch, ptr result...)`."""
-        t, gemm = self.tiling, self.gemm
+        gemm = self.gemm
         element = "double" if gemm.accumulator == "f64" else "float"
         lanes = module.target.lanes(element)
-        columns = gemm.n % t.width if edge else t.width
+        columns = gemm.n % self.width if edge else self.width
         arguments = [("tile", "ptr"), ("rows", "i64"), ("row", "i64"), ("column", "i64"), ("batch", "i64")]
         arguments += [(p, "ptr") for p in self.epilogue.pointers]
         with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
@@ -96,14 +102,14 @@ class FinishTile:
         self, f: FunctionBuilder, batch: tuple[Index, ...], first: Value, count: int, columns: int
     ) -> None:
         """Some rows of the tile, from left to right."""
-        t, element = self.tiling, "double" if self.gemm.accumulator == "f64" else "float"
+        element = "double" if self.gemm.accumulator == "f64" else "float"
         lanes = f.target.lanes(element)
         parts = []
         for r in range(count):
             number = f.iadd(first, r)
             row = f.index(f.iadd(f.arguments["row"], number))
             for start in range(0, columns, lanes):
-                at = f.iadd(f.imul(number, t.width), start)
+                at = f.iadd(f.imul(number, self.width), start)
                 sums = f.load(f.arguments["tile"], vector(element, lanes), at)
                 left, mask = columns - start, None
                 if left < lanes:

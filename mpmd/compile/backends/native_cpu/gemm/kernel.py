@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_batch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
-from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Matrix
+from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
+from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
+from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency, choose_tiling
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -82,8 +85,13 @@ class GemmKernel:
         return _Driver(self, module).emit()
 
 
-def gemm_kernel(name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None) -> GemmKernel:
-    """A kernel with the tiling that suits the target."""
+def gemm_kernel(
+    name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None
+) -> GemmKernel | ThinKernel:
+    """A kernel with the tiling that suits the target, or one without tiles."""
+    form = thin_form(gemm, target)
+    if form is not None:
+        return ThinKernel(name, gemm, form, target, epilogue)
     return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue)
 
 
@@ -169,7 +177,7 @@ class _Driver:
         self.sum_bytes = BYTES[self.gemm.accumulator]
         self.step_bytes = 8 if self.tiling.step == "f64" else 4
         self.shared: dict[str, SharedFunction] = {}
-        self.finish = FinishTile(kernel.name, self.gemm, kernel.tiling, kernel.epilogue)
+        self.finish = FinishTile(kernel.name, self.gemm, kernel.tiling.width, kernel.epilogue)
 
     def emit(self) -> list[SharedFunction]:
         kernel, t = self.kernel, self.tiling
@@ -180,17 +188,9 @@ class _Driver:
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
         with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             self.f = f
-            per_batch = kernel.units_per_batch
-            if per_batch:
-                begin, end = f.arguments["begin"], f.arguments["end"]
-                last = f.idiv(f.iadd(end, per_batch - 1), per_batch)
-                with f.loop(f.idiv(begin, per_batch), last) as batch:
-                    base = f.imul(batch.i, per_batch)
-                    units = (
-                        f.imax(f.isub(begin, base), 0),
-                        f.imin(f.isub(end, base), per_batch),
-                    )
-                    self._product(batch.i, units)
+            if kernel.units_per_batch:
+                with each_batch(f, kernel.units_per_batch) as (batch, units):
+                    self._product(batch, units)
         return [self.shared[name] for name in sorted(self.shared)]
 
     # -- loops -------------------------------------------------------------------------------------------
@@ -226,12 +226,12 @@ class _Driver:
         """Some rows of some strips of columns."""
         f, t, gemm = self.f, self.tiling, self.gemm
         a, b = (
-            f.offset(f.arguments[name], f.imul(self._batch_offset(matrix, batch), BYTES[matrix.dtype]))
+            f.offset(f.arguments[name], f.imul(batch_offset(f, gemm, matrix, batch), BYTES[matrix.dtype]))
             for name, matrix in (("a", gemm.a), ("b", gemm.b))
         )
         c = a  # where the micro-kernels do not store into C themselves, they have no use for it
         if self.plain:
-            c = f.offset(f.arguments["c"], f.imul(self._batch_offset(gemm.c, batch), self.sum_bytes))
+            c = f.offset(f.arguments["c"], f.imul(batch_offset(f, gemm, gemm.c, batch), self.sum_bytes))
         with f.loop(panels[0], panels[1], t.panels) as group:
             group_end = f.imin(f.iadd(group.i, t.panels), panels[1])
             with f.loop(0, max(1, gemm.k), t.kc) as chunk:
@@ -267,14 +267,6 @@ class _Driver:
                 tiles(panel.i, True)
 
     # -- operands ----------------------------------------------------------------------------------------
-    def _batch_offset(self, matrix: Matrix, batch: Value) -> Index:
-        f, total, rest = self.f, 0, batch
-        offset: Index = total
-        for size, stride in reversed(list(zip(self.gemm.batch, matrix.batch_strides))):
-            offset = f.iadd(offset, f.imul(f.irem(rest, size), stride))
-            rest = f.index(f.idiv(rest, size))
-        return offset
-
     def _steps(self, depth: Index) -> Index:
         """Steps of K that so many elements take."""
         f = self.f
