@@ -82,9 +82,11 @@ class GemmKernel:
         return _Driver(self, module).emit()
 
 
-def gemm_kernel(name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None) -> GemmKernel:
-    """A kernel with the tiling that suits the target."""
-    return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue)
+def gemm_kernel(
+    name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None, tiling: Tiling | None = None
+) -> GemmKernel:
+    """A kernel with a tiling, or with the one that suits the target by rule."""
+    return GemmKernel(name, gemm, tiling or choose_tiling(gemm, target), epilogue)
 
 
 @dataclass(frozen=True)
