@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -18,7 +19,7 @@ from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_placements, numbered, task_orders
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
-from mpmd.compile.options import CompileOptions
+from mpmd.compile.options import MEASURED, MODELLED, CompileOptions
 from mpmd.compile.passes import make_pass
 from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions, current_options
@@ -234,8 +235,10 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
                 make_pass(name, given.removesuffix("}"))
             except ConfigError as error:
                 problems.append(str(error))
+    problems += _choice_problems(options)
     if problems:
-        raise collect(ConfigError, problems, "the options of passes over HLO cannot be used:")
+        raise collect(ConfigError, problems, "the options of the compiler cannot be used:")
+    overrides = Path(options.kernel_overrides) if options.kernel_overrides else None
     dump = Dump(Path(options.dump_to) / "fragments", options.dump_passes) if options.dump_to else None
     folder = options.compile_cache_dir or _folder_in_jax_cache()
     cache = DiskCache(Path(folder), options.compile_cache_bytes) if folder not in ("", "off") else None
@@ -243,10 +246,27 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         dump=dump,
         cache=cache,
         attention_stitching=options.attention_stitching,
+        kernel_costs=options.kernel_costs,
+        float_jitter=options.float_jitter,
+        kernel_overrides=overrides,
         memory_bytes=options.device_memory_bytes,
         pass_options=tuple(e for e in options.pass_options if e.startswith(_OVER_HLO)),
         disable_passes=tuple(n for n in options.disable_passes if n.startswith(_OVER_HLO)),
     )
+
+
+def _choice_problems(options: PipelineOptions) -> list[str]:
+    """What is wrong with the values of options of the compiler."""
+    problems = []
+    if options.kernel_costs not in (MODELLED, MEASURED):
+        problems.append(f"kernel_costs is {options.kernel_costs!r}: it is {MODELLED!r} or {MEASURED!r}")
+    try:
+        re.compile(options.float_jitter)
+    except re.error as error:
+        problems.append(f"float_jitter is {options.float_jitter!r}, no regular expression: {error}")
+    if options.kernel_overrides and not Path(options.kernel_overrides).is_dir():
+        problems.append(f"kernel_overrides is {options.kernel_overrides!r}: there is no such folder")
+    return problems
 
 
 def _folder_in_jax_cache() -> str:

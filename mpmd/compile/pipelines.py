@@ -11,8 +11,10 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
 from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
+from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.prices import PROJECTED
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
@@ -21,18 +23,24 @@ from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
 
-def cpu_pipeline(devices: int = 1, attention_stitching: str = "auto") -> list[Pass]:
+def cpu_pipeline(
+    devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
+) -> list[Pass]:
     """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
+        costs: what prices groups for fusion.
+        jitter: regular expression on the values that are made a little wrong; empty for none.
     """
+    wrong = [FloatJitter(jitter)] if jitter else []
     return [
+        *wrong,  # before anything else: afterwards operations are no longer those that were written
         *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(),  # last change of what computes
+        Fusion(costs=costs),  # last change of what computes
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 

@@ -80,3 +80,35 @@ def test_a_pattern_chooses_the_passes(tmp_path):
     (folder,) = (tmp_path / "fragments").iterdir()
     passes = {path.name.split(".")[-2] for path in folder.iterdir() if path.name[:3].isdigit()}
     assert "hlo-fusion" in passes and passes <= {"hlo-cse", "hlo-fusion"}
+
+
+def test_jitter_makes_chosen_values_a_little_wrong():
+    exact, plain = np.asarray(jax.nn.softmax(X)), np.asarray(compiled()(X))
+    wrong = np.asarray(compiled(float_jitter="divide")(X))
+    assert np.abs(plain / exact - 1).max() < 1e-5
+    np.testing.assert_allclose(wrong, exact * (1 + 1e-4), rtol=1e-5)
+    more = compiled(float_jitter="divide", pass_options=("hlo-float-jitter{relative=5000}",))
+    np.testing.assert_allclose(more(X), exact * (1 + 5e-3), rtol=1e-5)
+    np.testing.assert_array_equal(compiled(float_jitter="sqrt")(X), plain)
+
+
+def test_kernels_come_from_a_folder_that_a_dump_shows(tmp_path):
+    compiled(jnp.tanh, dump_to=str(tmp_path / "dump"))
+    (folder,) = (tmp_path / "dump" / "fragments").iterdir()
+    text = (folder / "module.ll").read_text()
+    start = text.index("define void @kernel0(")
+    kernel = text[start : text.index("\n}", start) + 3]
+    begin = kernel.index("{") + 1
+    mine = tmp_path / "mine" / folder.name
+    mine.mkdir(parents=True)
+    (mine / "kernel0.ll").write_text(f"{kernel[:begin]}\n  ret void\n}}\n")
+    made = compiled(jnp.tanh, kernel_overrides=str(tmp_path / "mine"))
+    assert "define void @kernel0" in made.as_text("llvm")
+    assert made.as_text("llvm").count("fma") < text.count("fma")
+
+
+def test_all_that_is_wrong_with_choices_is_said_at_once(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"(?s)kernel_costs is 'guessed'.*float_jitter is '\('.*no such folder"
+    ):
+        compiled(kernel_costs="guessed", float_jitter="(", kernel_overrides=str(tmp_path / "nowhere"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
@@ -15,8 +17,10 @@ from mpmd.compile.backends.native_cpu.ffi import compile_with_handler
 from mpmd.compile.backends.native_cpu.fitting import fit
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
+from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.tuning import tuning_for
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.buffers.plot import memory_plot
@@ -28,6 +32,7 @@ from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.kernels.planning.memory import remembering
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.passes.fusion.prices import MEASURED, PROJECTED
 from mpmd.compile.pipelines import configured, cpu_pipeline, scheduling_pipeline, watched
 from mpmd.compile.thunks.cost_plot import cost_plot
 from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
@@ -47,6 +52,7 @@ class Prepared:
         fragment: what it was.
         target: for which CPU.
         dump: where to write what is made of it, if anywhere.
+        overrides: a folder of kernels that take the place of generated ones.
         module: the optimised, scheduled HLO.
         assignment: its memory.
         thunks: its work.
@@ -58,6 +64,7 @@ class Prepared:
     fragment: FragmentModule
     target: CpuTarget
     dump: Dump | None
+    overrides: Path | None
     module: HloModule
     assignment: BufferAssignment
     thunks: tuple[Thunk, ...]
@@ -74,6 +81,7 @@ class Prepared:
             arguments=len(self.fragment.arguments),
             results=len(self.fragment.results),
             arena=True,
+            overrides=overrides_of(self.fragment, self.overrides),
         )
         clock("code")
         made = Compilation(**vars(self), code=code)
@@ -179,11 +187,15 @@ def prepare_fragment(
     module = module or lowered(fragment, axes)
     clock("lowering")
     timing = Timing()
-    passes = configured(cpu_pipeline(_count(axes), options.attention_stitching), options)
+    tuning = tuning_for(target, options)
+    costs = PROJECTED if tuning is None else MEASURED
+    pipeline = cpu_pipeline(_count(axes), options.attention_stitching, costs, options.float_jitter)
+    passes = configured(pipeline, options)
     if options.dump is not None:
         passes = watched(passes, _inner_dump(fragment, options.dump))
     watch = _watch(fragment, module, options.dump)
-    with diagnostics.collecting() as found:
+    asked = tuning.measuring() if tuning is not None else contextlib.nullcontext()
+    with diagnostics.collecting() as found, asked:
         run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
@@ -195,7 +207,7 @@ def prepare_fragment(
     for name, spent in timing.seconds:
         seconds[name] = seconds.get(name, 0.0) + spent
     clock("schedule")
-    code = PlanCode(target)
+    code = PlanCode(target, tuning)
 
     def assign() -> BufferAssignment:
         plans.plan_all(module.call_order())
@@ -209,7 +221,18 @@ def prepare_fragment(
     native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, code)
     clock("steps")
     notices = tuple(d.message for d in found)
-    return Prepared(fragment, target, options.dump, module, assignment, thunks, native, seconds, notices)
+    return Prepared(
+        fragment,
+        target,
+        options.dump,
+        options.kernel_overrides,
+        module,
+        assignment,
+        thunks,
+        native,
+        seconds,
+        notices,
+    )
 
 
 def compiled_or_kept(
@@ -221,7 +244,8 @@ def compiled_or_kept(
 ) -> tuple[Artefact, bool]:
     """What a fragment becomes: from the cache if it has it, and whether it is from there.
 
-    A dump is of a compilation, so that where one is asked for the cache is not.
+    A dump is of a compilation, so that where one is asked for the cache is not; nor where kernels may come
+    from files.
 
     Args:
         fragment: what to compile.
@@ -233,7 +257,7 @@ def compiled_or_kept(
     Raises:
         CompileError: something in it has no native code.
     """
-    if options.cache is None or options.dump is not None:
+    if options.cache is None or options.dump is not None or options.kernel_overrides is not None:
         return prepare_fragment(fragment, target, options, module, axes=axes).compiled().artefact(), False
     reserved = f" {fragment.reserved_bytes}" if options.memory_bytes else ""
     devices = f" {tuple(axes.items())}" if axes is not None and _count(axes) > 1 else ""

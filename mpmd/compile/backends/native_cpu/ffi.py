@@ -42,6 +42,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     PATIENCE_NAPS,
 )
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES, MeshCall
+from mpmd.compile.backends.native_cpu.overrides import Override
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun, WorkerPool
@@ -78,14 +79,21 @@ def check_version() -> None:
 
 
 def compile_with_handler(
-    program: Program, target: CpuTarget, *, arguments: int, results: int, arena: bool
+    program: Program,
+    target: CpuTarget,
+    *,
+    arguments: int,
+    results: int,
+    arena: bool,
+    overrides: Mapping[str, Override] | None = None,
 ) -> CompiledProgram:
     """Machine code of a program and of its handler, `<name>_handler`.
 
-    The program's table is: arguments, results, then the arena if it has one.
+    The program's table is: arguments, results, then the arena if it has one.  `overrides` are kernels from
+    files, by their names.
 
     Raises:
-        CompileError: the program expects another number of pointers.
+        CompileError: the program expects another number of pointers, or a kernel from a file does not fit.
     """
     wanted = arguments + results + arena
     if program.pointers != wanted:
@@ -98,7 +106,7 @@ def compile_with_handler(
     module.add_global(f"{program.name}_slot_count", "internal global i64 0")
     _emit_bind(module, program.name)
     _Handler(module, program, arguments, results, arena).emit()
-    return compile_program(program, target, module)
+    return compile_program(program, target, module, overrides)
 
 
 def _emit_bind(module: Module, name: str) -> None:

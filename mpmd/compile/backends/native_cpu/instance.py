@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES, MeshLayout
+from mpmd.compile.backends.native_cpu.overrides import Override, apply_overrides
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
@@ -83,17 +84,27 @@ class CompiledProgram:
         return load_object(self.code, self.exports, shared_code(functions, target, cache))
 
 
-def compile_program(program: Program, target: CpuTarget, module: Module | None = None) -> CompiledProgram:
+def compile_program(
+    program: Program,
+    target: CpuTarget,
+    module: Module | None = None,
+    overrides: Mapping[str, Override] | None = None,
+) -> CompiledProgram:
     """Machine code of a program.
 
     Args:
         program: what to compile.
         target: for which CPU.
         module: a module that has further functions, exported too; the program is added to it.
+        overrides: kernels from files, by their names.
+
+    Raises:
+        CompileError: such a kernel does not fit, or LLVM refuses it.
     """
     module = module or Module(target)
     further = module.names()
     shared = program.emit(module)
+    apply_overrides(module, {k.name for k in program.kernels()}, overrides or {})
     imports = sorted({s.name for s in shared} | module.imports())
     text = module.text()
     return CompiledProgram(

@@ -19,7 +19,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import Device, cpu_device
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts
-from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.kernels.cost.workload import Workload, plan_workload
 from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
 from mpmd.compile.kernels.plan import KernelPlan
 
@@ -114,8 +114,18 @@ def measured_device(target: CpuTarget, cores: int) -> Device:
     )
 
 
-def profile_plan(plan: KernelPlan, target: CpuTarget, device: Device, costs: ProfiledCosts) -> float:
-    """Seconds that a plan takes on one core, measured unless the costs know it."""
+def profile_plan(
+    plan: KernelPlan, target: CpuTarget, device: Device, costs: ProfiledCosts, work: Workload | None = None
+) -> float:
+    """Seconds that a plan takes on one core, measured unless the costs know it.
+
+    Args:
+        plan: the plan.
+        target: this CPU.
+        device: under whose name the costs keep it.
+        costs: what is known already.
+        work: the plan's, if that was computed.
+    """
 
     def run() -> float:
         sequence = DirectSequence(plan_kernels(plan, target), target)
@@ -125,6 +135,6 @@ def profile_plan(plan: KernelPlan, target: CpuTarget, device: Device, costs: Pro
             array = aligned_empty((operand.size,), NUMPY_DTYPE[operand.dtype])
             array[:] = rng.uniform(0.1, 1, operand.size) if operand.dtype in FLOATS else 0
             arrays.append(array)
-        return best_seconds(sequence.prepare(*arrays))
+        return best_seconds(lambda: sequence(*arrays))
 
-    return costs.measure(device, f"{target.key()}\n{plan.text()}", plan_workload(plan), run)
+    return costs.measure(device, plan.text(), work or plan_workload(plan), run)

@@ -1,23 +1,48 @@
 """Measured costs, kept on disk, and what they say about the projected ones.
 
+Who can run kernels measures them (`measured_by`); who prices them asks (`measurer`).
+
 One JSON line per measurement, keyed by device and kernel text.  Lines are appended whole, so several
 processes may share a file; a line that cannot be read is ignored and measured again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import projected
 from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.plan import KernelPlan
 
 _VERSION = 1
+
+Measurer = Callable[[KernelPlan, Workload], float | None]
+"""From a plan and its work to the seconds that its kernel takes; None for one that cannot be tried."""
+
+_MEASURER: contextvars.ContextVar[Measurer | None] = contextvars.ContextVar("measurer", default=None)
+
+
+@contextlib.contextmanager
+def measured_by(measurer: Measurer) -> Iterator[None]:
+    """Let `measurer` answer meanwhile, in this thread."""
+    token = _MEASURER.set(measurer)
+    try:
+        yield
+    finally:
+        _MEASURER.reset(token)
+
+
+def measurer() -> Measurer | None:
+    """Who measures kernels here, if anybody does."""
+    return _MEASURER.get()
 
 
 class ProfiledCosts:

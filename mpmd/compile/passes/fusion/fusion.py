@@ -10,7 +10,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
 from mpmd.compile.passes.fusion.outline import outline
-from mpmd.compile.passes.fusion.prices import PROJECTED, SPEED_OF_LIGHT, Prices
+from mpmd.compile.passes.fusion.prices import MEASURED, PROJECTED, SPEED_OF_LIGHT, Prices
 from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.errors import ConfigError
@@ -38,8 +38,9 @@ class Fusion(HloPass):
     Attributes:
         most: instructions in one group.
         multi_output: groups may have several results.
-        costs: the model that prices groups: `projected`, `speed-of-light`, or the path of measured costs, as
-            `ProfiledCosts` writes them.  Measured costs make the choice depend on the machine.
+        costs: the model that prices groups: `projected`, `speed-of-light`, `measured`, which times each group
+            that it considers, once, or the path of costs that were measured so.  Measured costs make the
+            choice depend on the machine.
         search: how groups that exchange arrays are found: `greedy` joins pairs, `beam` looks for patterns of
             several groups and a plan of them first, which takes longer.
     """
@@ -51,11 +52,11 @@ class Fusion(HloPass):
     search: str = GREEDY
 
     def __post_init__(self) -> None:
-        if self.costs not in (PROJECTED, SPEED_OF_LIGHT) and not Path(self.costs).exists():
+        if self.costs not in (PROJECTED, SPEED_OF_LIGHT, MEASURED) and not Path(self.costs).exists():
             raise ConfigError(
                 f"option costs of {self.name} is {self.costs!r}\n"
-                f"  it is {PROJECTED!r}, {SPEED_OF_LIGHT!r}, or the path of a file of measured costs: "
-                "say one of them"
+                f"  it is {PROJECTED!r}, {SPEED_OF_LIGHT!r}, {MEASURED!r}, or the path of a file of measured "
+                "costs: say one of them"
             )
         if self.search not in (GREEDY, BEAM):
             raise ConfigError(

@@ -77,20 +77,44 @@ def adjacency(lanes: int, steps: int) -> str:
 
 
 def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
-    """The loop nest for a product on a target."""
+    """The loop nest for a product on a target, by rule."""
+    step, rows, width, element = _steps(gemm, target)
+    columns = -(-gemm.n // width) * width
+    kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
+    pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
+    return _cut(gemm, target, kc, pack_a, _packs_b(gemm.b, step, gemm.m))
+
+
+def tilings(gemm: Gemm, target: CpuTarget) -> list[Tiling]:
+    """The loop nests worth trying: first the one by rule, then others that copy more or less of the operands,
+    or cut K into shorter chunks.
+    """
+    step, _, _, element = _steps(gemm, target)
+    usual = choose_tiling(gemm, target)
+    ways_a = [True] if not _may_read_a(gemm, step) else [usual.pack_a, not usual.pack_a]
+    ways_b = [True] if not _may_read_b(gemm.b, step) else [usual.pack_b, not usual.pack_b]
+    chunks = [_even_chunk(gemm.k, longest // element) for longest in (_LONGEST_CHUNK, _LONGEST_CHUNK // 2)]
+    found = [usual]
+    found += [_cut(gemm, target, kc, a, b) for a in ways_a for b in ways_b for kc in chunks]
+    return list(dict.fromkeys(found))
+
+
+def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
+    """What micro-kernels multiply per step of K, rows and columns of their tile, and bytes of an element."""
     paired = gemm.a.dtype == gemm.b.dtype == "bf16" and target.bf16_dot
     step = "f64" if gemm.accumulator == "f64" else "bf16x2" if paired else "f32"
     rows, vectors = register_tile(target)
     lanes = target.lanes("double" if step == "f64" else "float")
-    if gemm.n <= lanes:
-        vectors = 1
-    width = vectors * lanes
-    element = {"f32": 4, "f64": 8, "bf16x2": 2}[step]
-    kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
+    width = lanes if gemm.n <= lanes else vectors * lanes
+    return step, rows, width, {"f32": 4, "f64": 8, "bf16x2": 2}[step]
+
+
+def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> Tiling:
+    """The loop nest with chunks of K of a length, and such operands packed."""
+    step, rows, width, element = _steps(gemm, target)
+    vectors = width // target.lanes("double" if step == "f64" else "float")
     mc = max(rows, min(40, target.l2_bytes // 2 // (kc * element) // rows) * rows)
     columns = -(-gemm.n // width)
-    pack_a = _packs_a(gemm, step, rows, columns * width, kc * element, target)
-    pack_b = _packs_b(gemm.b, step, gemm.m)
     room = target.l3_bytes // 4 if pack_a or not pack_b else target.l2_bytes // 8
     panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
@@ -113,15 +137,28 @@ def _even_chunk(k: int, longest: int) -> int:
     return -(-each // 16) * 16
 
 
+def _may_read_a(gemm: Gemm, step: str) -> bool:
+    """Whether micro-kernels can read A where it lies."""
+    a = gemm.a
+    if a.dtype != {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]:
+        return False
+    if a.row_stride == 1 and step != "bf16x2":
+        return True
+    return a.column_stride == 1 and (step != "bf16x2" or gemm.k % 2 == 0)
+
+
+def _may_read_b(b: Matrix, step: str) -> bool:
+    """Whether micro-kernels can read B where it lies."""
+    return b.column_stride == 1 and b.dtype == step
+
+
 def _packs_a(gemm: Gemm, step: str, rows: int, columns: int, chunk_bytes: int, target: CpuTarget) -> bool:
     a = gemm.a
-    holds_steps = a.dtype == {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]
-    if not holds_steps:
+    if not _may_read_a(gemm, step):
         return True
     if a.row_stride == 1 and step != "bf16x2":  # a tile uses a part of each line
         return columns > 64 and gemm.m * chunk_bytes > target.l2_bytes // 2
-    in_place = a.column_stride == 1 and (step != "bf16x2" or gemm.k % 2 == 0)
-    return not in_place or (columns > 96 and _collide(a.row_stride * BYTES[a.dtype], rows, target))
+    return columns > 96 and _collide(a.row_stride * BYTES[a.dtype], rows, target)
 
 
 def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
@@ -132,5 +169,4 @@ def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
 
 def _packs_b(b: Matrix, step: str, m: int) -> bool:
     """Strips of a row-major B can be used where they are: the next one is fetched meanwhile."""
-    in_place = b.column_stride == 1 and b.dtype == step
-    return not in_place or m > _MOST_ROWS_IN_PLACE
+    return not _may_read_b(b, step) or m > _MOST_ROWS_IN_PLACE

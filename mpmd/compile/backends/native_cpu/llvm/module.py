@@ -36,6 +36,15 @@ class Module:
         self._functions[name] = text
         self._declarations.pop(name, None)
 
+    def function(self, name: str) -> str:
+        """The text of a function."""
+        return self._functions[name]
+
+    def replace_function(self, name: str, text: str) -> None:
+        """Take another text for a function that is there."""
+        assert name in self._functions, name
+        self._functions[name] = text
+
     def defines(self, name: str) -> bool:
         """Whether a function of this name is in the module."""
         return name in self._functions
