@@ -261,11 +261,12 @@ class Search:
         inside = attention.members
         elsewhere = {m for g in before for m in g.members} | attention.cone.repeated
         seen: set[HloInstruction] = set()
-        waiting = [r for m in inside if m not in elsewhere for r in _readers(m, [attention])]
+        waiting = [r for m in inside if m not in elsewhere for r in _readers(m, attention.cone.repeated)]
         waiting = [r for r in waiting if r not in inside]
+        last = max(self.position[m] for m in inside)
         while waiting:
             instruction = waiting.pop()
-            if instruction in seen:
+            if instruction in seen or self.position[instruction] > last:
                 continue
             seen.add(instruction)
             for user in (*instruction.users, *instruction.control_successors):
@@ -280,11 +281,16 @@ class Search:
         """What of a group is read outside: by what is no group, or by one that does not compute it, too."""
         groups = [*before, attention, *after]
         known = {m for g in before for m in g.members} | attention.cone.repeated
+        homes: dict[HloInstruction, list[set[HloInstruction]]] = {}
+        for members in (g.members for g in groups):
+            for member in members:
+                homes.setdefault(member, []).append(members)
+        repeated = {m for g in groups for m in g.cone.repeated}
         found = []
         for member in self.sorted(attention.members - known):
-            homes = [[g for g in groups if r in g.members] for r in _readers(member, groups)]
-            outside = member.is_root or any(not h for h in homes)
-            if outside or any(member not in g.members for h in homes for g in h):
+            readers = _readers(member, repeated)
+            outside = member.is_root or any(r not in homes for r in readers)
+            if outside or any(member not in home for r in readers for home in homes[r]):
                 found.append(member)
         return found
 
@@ -305,7 +311,7 @@ def _loss(plan: AttentionPlan) -> str:
     return ""
 
 
-def _readers(member: HloInstruction, groups: Sequence[Attention]) -> list[HloInstruction]:
+def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> list[HloInstruction]:
     """What reads a value, through movement that groups repeat."""
     found: dict[HloInstruction, None] = {}
     waiting = [*member.users, *member.control_successors]
@@ -314,9 +320,9 @@ def _readers(member: HloInstruction, groups: Sequence[Attention]) -> list[HloIns
         if user in found:
             continue
         found[user] = None
-        if any(user in g.cone.repeated for g in groups):
+        if user in repeated:
             waiting += user.users
-    return [r for r in found if not any(r in g.cone.repeated for g in groups)]
+    return [r for r in found if r not in repeated]
 
 
 def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> Attention | None:
