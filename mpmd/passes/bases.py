@@ -44,7 +44,7 @@ class FunctionPass(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Rewrites the functions."""
         for f in ir.funcs(module):
-            if _WHICH[self.runs_on](f):
+            if not f.is_external and _WHICH[self.runs_on](f):
                 self.rewrite_function(f)
 
     @abc.abstractmethod
