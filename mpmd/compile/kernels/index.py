@@ -114,7 +114,7 @@ class Index:
 
     def divided(self, divisor: int, extents: Sequence[int]) -> Index:
         """The floor quotient."""
-        whole, rest = self._split(divisor)
+        whole, rest = self._split(divisor, extents)
         if divisor == 1:
             return self
         if _inside(rest, divisor, extents):
@@ -128,7 +128,7 @@ class Index:
         """The remainder, never negative."""
         if divisor == 1:
             return Index()
-        _, rest = self._split(divisor)
+        _, rest = self._split(divisor, extents)
         if _inside(rest, divisor, extents):
             return rest
         step, coarse, fine = _coarse(rest, divisor, extents)
@@ -136,8 +136,8 @@ class Index:
             return coarse.modulo(divisor // step, extents) * step + fine
         return Index(((Atom("mod", divisor, rest), 1),))
 
-    def _split(self, divisor: int) -> tuple[Index, Index]:
-        """(q, r) with self = q·divisor + r, q as large as the factors show."""
+    def _split(self, divisor: int, extents: Sequence[int]) -> tuple[Index, Index]:
+        """(q, r) with self = q·divisor + r, q as large as the factors show, r not negative if that is known."""
         whole, rest = [], []
         for atom, factor in self.terms:
             quotient, remainder = divmod(factor, divisor)
@@ -146,7 +146,12 @@ class Index:
             else:
                 rest.append((atom, factor))
         quotient, remainder = divmod(self.constant, divisor)
-        return Index(tuple(whole), quotient), Index(tuple(rest), remainder)
+        left = Index(tuple(rest), remainder)
+        if not left.values():
+            # machines divide what is not negative sooner
+            lift = -min(0, left.bounds(extents)[0] // divisor)
+            quotient, left = quotient - lift, left + lift * divisor
+        return Index(tuple(whole), quotient), left
 
     def substitute(self, dims: Mapping[int, Index], extents: Sequence[int]) -> Index:
         """The expression with dims replaced; `extents` are those of the replacing dims."""

@@ -177,7 +177,23 @@ class Scope:
             return self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
         assert atom.inner is not None
         inner = self.position(atom.inner)
+        if self._may_be_negative(atom.inner):
+            return self._floor(atom, f.index(inner))
         return f.idiv(inner, atom.number) if atom.kind == "div" else f.irem(inner, atom.number)
+
+    def _may_be_negative(self, index: Index) -> bool:
+        """Whether an index is not known to be above zero: what the program computes may count down in it."""
+        return bool(index.values()) or index.bounds(self.plan.extents)[0] < 0
+
+    def _floor(self, atom: Atom, inner: Value) -> Value:
+        """The floor quotient, or the remainder that is never negative."""
+        f, divisor, zero = self.f, constant(atom.number, inner.type), constant(0, inner.type)
+        rest = f.binary("srem", inner, divisor)
+        below = f.compare("slt", rest, zero)
+        if atom.kind == "mod":
+            return f.select(below, f.add(rest, divisor), rest)
+        quotient = f.binary("sdiv", inner, divisor)
+        return f.select(below, f.sub(quotient, constant(1, inner.type)), quotient)
 
     def _integer(self, value: Value, dtype: str) -> Value:
         wide = vector("i64", lanes_of(value.type))
@@ -231,6 +247,8 @@ class Scope:
             return value if lanes_of(value.type) == count else f.splat(value, count)
         assert atom.inner is not None
         inner = self._all_lanes(atom.inner)
+        if self._may_be_negative(atom.inner):
+            return self._floor(atom, inner)
         return f.binary("udiv" if atom.kind == "div" else "urem", inner, constant(atom.number, type_))
 
     def _index_value(self, node: IndexValue) -> Value:
