@@ -52,7 +52,7 @@ def scheduling_pipeline(devices: int = 1) -> list[Pass]:
         devices: how many run the program together.
     """
     # Devices that share memory send nothing: what is hidden is that one is later than another.
-    apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=5e-5, link=1e12)
+    apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=1e-3, link=1e12)
     return [
         MemorySchedule(),  # memory is assigned for one order
         *([apart] if devices > 1 else []),  # of all orders that need no more memory

@@ -139,9 +139,9 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
             return True
         if text.lower() in ("false", "0"):
             return False
-    elif hint is int:
+    elif hint in (int, float):
         try:
-            return int(text)
+            return hint(text)
         except ValueError:
             pass
     elif hint is str:

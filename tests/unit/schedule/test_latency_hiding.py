@@ -6,7 +6,8 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.cost.device import H200
 from mpmd.compile.schedule.heap import Heap
 from mpmd.compile.schedule.latency_hiding_schedule import Clock, LatencyHidingSchedule
-from mpmd.errors import PassError
+from mpmd.errors import ConfigError, PassError
+from mpmd.support.passes import with_overrides
 
 PAIR = """HloModule pair, replica_count=4, is_scheduled=true
 sum { a = f32[] parameter(0)
@@ -84,3 +85,24 @@ def test_times_come_from_the_device():
 def test_an_order_is_needed_first():
     with pytest.raises(PassError, match="needs an order"):
         LatencyHidingSchedule().run(parse_module(PAIR.replace(", is_scheduled=true", "")))
+
+
+def test_rates_can_be_set_by_options():
+    (given,) = ("hlo-latency-hiding-schedule{latency=0.001 keep-peak=true}",)
+    made = with_overrides(LatencyHidingSchedule(), (given,))
+    assert (made.latency, made.keep_peak, made.flops) == (1e-3, True, 1e11)
+    with pytest.raises(ConfigError, match="cannot read 'soon' as float"):
+        with_overrides(LatencyHidingSchedule(), ("hlo-latency-hiding-schedule{latency=soon}",))
+
+
+def test_an_order_that_needs_more_memory_than_before_is_not_taken():
+    text = PAIR.replace("n = f32[256,256] negate(x)", "n = f32[256,256] negate(x)\n  m = f32[256,256] negate(n)")
+    text = text.replace("dot(w, w)", "dot(m, w)").replace("add(d, y)", "add(d, y)")
+    moved = [LatencyHidingSchedule(keep_peak=keep).run(parse_module(text)) for keep in (False, True)]
+    heap = Heap(parse_module(text))
+    peak = heap.simulate(list(heap.dataflow.module.entry)).peak
+    module = parse_module(text)
+    LatencyHidingSchedule(keep_peak=True).run(module)
+    after = Heap(module)
+    assert after.simulate(list(module.entry)).peak <= peak
+    assert moved[0]
