@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.thunks.thunk import KernelThunk, MatmulThunk
-from tests.support.native_fragments import compiled, fragment_of
+from tests.support.native_fragments import compiled, fragment_of, run
 from tests.unit.native_cpu.test_fragments_run_natively import attention, floats, gradients, layer_norm
 
 
@@ -42,6 +42,24 @@ def test_a_product_takes_what_follows_it():
     )
     assert isinstance(thunk, MatmulThunk)
     assert thunk.plan.epilogue is not None
+
+
+def test_a_product_takes_what_only_its_epilogue_reads():
+    """An outer product that is as large as the result is computed where it is read."""
+
+    def gated(x, w, u, v):
+        return jnp.tanh(x @ w) * (v[None, :] * u[:, None])
+
+    arguments = floats(8, 16), floats(16, 32), floats(8), floats(32)
+    (thunk,) = thunks_of(gated, *arguments)
+    assert isinstance(thunk, MatmulThunk) and thunk.plan.epilogue is not None
+    fragment = fragment_of(gated, *arguments)
+    (got,) = run(fragment, list(arguments), compiled(fragment))
+    np.testing.assert_allclose(got, gated(*arguments), atol=1e-5)
+    factor, product = thunks_of(lambda x, w: (x * x) @ w, floats(32, 32), floats(32, 32))
+    assert isinstance(factor, KernelThunk) and isinstance(product, MatmulThunk), "tiles read factors often"
+    dear, product = thunks_of(lambda x, w, u: (x @ w) * jnp.tanh(u), *arguments[:2], floats(8, 32))
+    assert isinstance(dear, KernelThunk) and isinstance(product, MatmulThunk)
 
 
 def test_a_product_stays_one_where_others_read_its_factor_too():

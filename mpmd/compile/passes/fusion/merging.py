@@ -55,11 +55,12 @@ class _Merging:
 
     # -- products
     def epilogues(self) -> None:
-        """Let every product take the elementwise work that follows it."""
+        """Let every product take the elementwise work that follows it, and what that alone reads."""
         for instruction in self.grouping.order:
             group = self.grouping.group_of.get(instruction)
             if group is not None and group.product is instruction:
                 self._take_followers(group, instruction)
+                self._take_feeders(self.grouping.group_of[instruction], instruction)
 
     def _take_followers(self, group: Group, dot: HloInstruction) -> None:
         grouping, grew = self.grouping, True
@@ -74,6 +75,19 @@ class _Merging:
                 if self._joined(group, other):
                     group, grew = grouping.group_of[dot], True
                     break
+
+    def _take_feeders(self, group: Group, dot: HloInstruction) -> None:
+        """Join groups that compute, as often as the product has results, only what its followers read."""
+        grouping = self.grouping
+        for array in sorted(grouping.arrays(group), key=grouping.position.__getitem__):
+            other = grouping.group_of.get(array)
+            if other is None or other is group or other.product or other.reduces or other.updates:
+                continue
+            if any(m.shape.size != dot.shape.size or _is_dear(m) for m in other.members):
+                continue
+            mine = {*grouping.group_of[dot].members, *other.members}
+            if all(r in mine for m in other.members for r in grouping.readers(m)):
+                self._joined(grouping.group_of[dot], other)
 
     def _may_follow(self, group: Group, other: Group, dot: HloInstruction) -> bool:
         """Whether what another group computes belongs behind a product."""
@@ -182,6 +196,11 @@ class _Merging:
                 return None
             total += price
         return total
+
+
+def _is_dear(member: HloInstruction) -> bool:
+    operation = OPERATIONS.get(member.opcode)
+    return operation is not None and operation.is_expensive
 
 
 def _plain(members: list[HloInstruction]) -> bool:
