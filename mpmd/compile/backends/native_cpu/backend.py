@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
@@ -346,7 +347,7 @@ def prepare_fragment(
         run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
-    plans.plan_all(module.call_order())
+    plans.plan_all(CallGraph(module).sequential())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
     run_pipeline(module, configured(scheduling_pipeline(), options), watch, timing, first=len(passes))
@@ -356,7 +357,7 @@ def prepare_fragment(
     code = PlanCode(target)
 
     def assign() -> BufferAssignment:
-        plans.plan_all(module.call_order())
+        plans.plan_all(CallGraph(module).sequential())
         return assign_buffers(module, plans.may_share, lambda i: code.scratch_bytes(plans.plan_of(i)))
 
     memory = options.memory_bytes

@@ -101,8 +101,8 @@ def structure_of(
             values.append(result)
     for value in values[len(group) :]:
         parts.append(value.shape)
-        if value.opcode in ("constant", "parameter"):
-            parts.append((value.opcode, _number(value)))
+        if value.opcode == "constant":
+            parts.append(_number(value))
     return (tuple(parts), tuple(number[r] for r in results)), values
 
 
