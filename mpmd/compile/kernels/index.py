@@ -137,7 +137,7 @@ class Index:
         return Index(((Atom("mod", divisor, rest), 1),))
 
     def _split(self, divisor: int, extents: Sequence[int]) -> tuple[Index, Index]:
-        """(q, r) with self = q·divisor + r, q as large as the factors show, r not negative if that is known."""
+        """(q, r), self = q·divisor + r, q as large as the factors show, r not negative if that is known."""
         whole, rest = [], []
         for atom, factor in self.terms:
             quotient, remainder = divmod(factor, divisor)

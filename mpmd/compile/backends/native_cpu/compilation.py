@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
 from mpmd.compile.backends.native_cpu.ffi import compile_with_handler
@@ -199,7 +200,7 @@ def prepare_fragment(
         run_pipeline(module, passes, watch, timing)
     clock("passes")
     plans = KernelPlans()
-    plans.plan_all(module.call_order())
+    plans.plan_all(CallGraph(module).sequential())
     clock("kernels")
     module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
     order = configured(scheduling_pipeline(_count(axes)), options)
@@ -210,7 +211,7 @@ def prepare_fragment(
     code = PlanCode(target, tuning)
 
     def assign() -> BufferAssignment:
-        plans.plan_all(module.call_order())
+        plans.plan_all(CallGraph(module).sequential())
         return assign_buffers(module, plans.may_share, lambda i: code.scratch_bytes(plans.plan_of(i)))
 
     memory = options.memory_bytes

@@ -111,7 +111,8 @@ def compile_with_handler(
 
 def _emit_bind(module: Module, name: str) -> None:
     """`void <name>_bind(ptr slots, i64 count)`: where the handler finds its slots."""
-    with FunctionBuilder(module, f"{name}_bind", [("slots", "ptr"), ("count", "i64")]) as f:
+    arguments = [("slots", "ptr"), ("count", "i64")]
+    with FunctionBuilder(module, f"{name}_bind", arguments, plain=True) as f:
         f.store(f.arguments["slots"], Value(f"@{name}_slots", "ptr"))
         f.store(f.arguments["count"], Value(f"@{name}_slot_count", "ptr"))
 
@@ -128,7 +129,7 @@ class _Handler:
 
     def emit(self) -> None:
         name = f"{self.program.name}_handler"
-        with FunctionBuilder(self.module, name, [("frame", "ptr")], result="ptr") as f:
+        with FunctionBuilder(self.module, name, [("frame", "ptr")], result="ptr", plain=True) as f:
             self.f = f
             self.frame = f.arguments["frame"]
             self._answer_metadata()

@@ -146,7 +146,7 @@ class Program:
             if not module.defines(kernel.name):
                 shared.update({s.name: s for s in kernel.emit(module)})
         arguments = [("thread", "i64"), ("threads", "i64"), ("table", "ptr")]
-        with FunctionBuilder(module, self.name, arguments) as f:
+        with FunctionBuilder(module, self.name, arguments, plain=True) as f:
             _Entry(self, f).emit()
         return [shared[name] for name in sorted(shared)]
 

@@ -102,7 +102,7 @@ def structure_of(
             values.append(result)
     for value in itertools.islice(values, len(group), None):
         parts.append(value.shape)
-        if value.opcode in ("constant", "parameter"):
+        if value.opcode == "constant":
             parts.append((value.opcode, _number(value)))
         elif value.opcode == "bitcast":  # two of them may be one array, which matters to changes in place
             array = value.operands[0]

@@ -223,33 +223,45 @@ class Scope:
         at_lane.dims[self.lanes.dim] = self.lanes.start
         return at_lane.position(index)
 
-    def _all_lanes(self, index: Index) -> Value:
-        """An index at every lane, as a vector."""
+    def _all_lanes(self, index: Index, element: str = "i64") -> Value:
+        """An index at every lane, as a vector; what is the same for all lanes is computed once."""
         assert self.lanes is not None
         f, count = self.f, self.lanes.count
-        type_ = vector("i64", count)
-        total = constant(index.constant, type_)
-        for atom, factor in index.terms:
-            part = self._atom_lanes(atom, count)
-            total = f.add(total, f.mul(part, constant(factor, type_)) if factor != 1 else part)
-        return total
+        varying = [term for term in index.terms if self._varies(Index((term,)))]
+        fixed = self.position(Index(tuple(t for t in index.terms if t not in varying), index.constant))
+        total = None if fixed == 0 else f.splat(f.cast("trunc", f.index(fixed), element), count)
+        for atom, factor in varying:
+            part = self._atom_lanes(atom, element)
+            part = f.mul(part, constant(factor, part.type)) if factor != 1 else part
+            total = part if total is None else f.add(total, part)
+        return constant(0, vector(element, count)) if total is None else total
 
-    def _atom_lanes(self, atom: Atom, count: int) -> Value:
+    def _atom_lanes(self, atom: Atom, element: str) -> Value:
+        """An atom that changes along the lanes, at every lane."""
         assert self.lanes is not None
-        f, type_ = self.f, vector("i64", count)
+        f, count = self.f, self.lanes.count
         if atom.kind == "dim":
-            if atom.number != self.lanes.dim:
-                return f.splat(f.index(self.dims[atom.number]), count)
-            start = f.splat(f.index(self.lanes.start), count)
-            return f.add(start, f.lane_numbers(count, "i64"))
+            start = f.cast("trunc", f.index(self.lanes.start), element)
+            return f.add(f.splat(start, count), f.lane_numbers(count, element))
         if atom.kind == "value":
-            value = self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
-            return value if lanes_of(value.type) == count else f.splat(value, count)
+            return self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
         assert atom.inner is not None
-        inner = self._all_lanes(atom.inner)
+        # vectors are divided by constants through products of twice their width: cheap up to 32 bits
+        narrow = "i32" if self._is_small(atom.inner) else element
+        inner = self._all_lanes(atom.inner, narrow)
         if self._may_be_negative(atom.inner):
             return self._floor(atom, inner)
-        return f.binary("udiv" if atom.kind == "div" else "urem", inner, constant(atom.number, type_))
+        operation = "udiv" if atom.kind == "div" else "urem"
+        return f.cast(
+            "zext", f.binary(operation, inner, constant(atom.number, inner.type)), vector(element, count)
+        )
+
+    def _is_small(self, index: Index) -> bool:
+        """Whether an index fits into 32 bits, also at lanes a vector beyond its end."""
+        if index.values():
+            return False
+        low, high = index.bounds(self.plan.extents)
+        return low >= 0 and high < 1 << 30
 
     def _index_value(self, node: IndexValue) -> Value:
         f, element = self.f, REGISTER[node.dtype]

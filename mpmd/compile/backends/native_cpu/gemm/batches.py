@@ -7,25 +7,30 @@ from collections.abc import Iterator
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.types import Value
 
 
 @contextlib.contextmanager
-def each_batch(f: FunctionBuilder, per_batch: int) -> Iterator[tuple[Value, tuple[Index, Index]]]:
+def each_batch(
+    f: FunctionBuilder, per_batch: int, batches: int
+) -> Iterator[tuple[Index, tuple[Index, Index]]]:
     """Runs the block for each batch index of the units `[begin, end)`; yields it and its units.
 
     Args:
         f: a kernel under construction.
         per_batch: units of one product.
+        batches: how many products; one needs no loop.
     """
     begin, end = f.arguments["begin"], f.arguments["end"]
+    if batches == 1:
+        yield 0, (begin, end)
+        return
     last = f.idiv(f.iadd(end, per_batch - 1), per_batch)
     with f.loop(f.idiv(begin, per_batch), last) as batch:
         base = f.imul(batch.i, per_batch)
         yield batch.i, (f.imax(f.isub(begin, base), 0), f.imin(f.isub(end, base), per_batch))
 
 
-def batch_offset(f: FunctionBuilder, gemm: Gemm, matrix: Matrix, batch: Value) -> Index:
+def batch_offset(f: FunctionBuilder, gemm: Gemm, matrix: Matrix, batch: Index) -> Index:
     """Elements before a matrix of a batch index."""
     rest: Index = batch
     offset: Index = 0

@@ -8,6 +8,8 @@ threads take disjoint ranges and a workspace each.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_batch
@@ -155,7 +157,7 @@ class _Block:
     b: Value
     c: Value
     batch: Index
-    k: Value
+    k: Index
     depth: Index
     first: Value  # i64: 1 unless this is the first chunk of K
     last: Value  # i1
@@ -189,12 +191,21 @@ class _Driver:
         with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             self.f = f
             if kernel.units_per_batch:
-                with each_batch(f, kernel.units_per_batch) as (batch, units):
+                with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):
                     self._product(batch, units)
         return [self.shared[name] for name in sorted(self.shared)]
 
     # -- loops -------------------------------------------------------------------------------------------
-    def _product(self, batch: Value, units: tuple[Index, Index]) -> None:
+    @contextlib.contextmanager
+    def _each(self, lo: Index, hi: Index, step: int) -> Iterator[Index]:
+        """A loop; none around what runs once."""
+        if isinstance(lo, int) and isinstance(hi, int) and lo < hi <= lo + step:
+            yield lo
+            return
+        with self.f.loop(lo, hi, step) as loop:
+            yield loop.i
+
+    def _product(self, batch: Index, units: tuple[Index, Index]) -> None:
         """The units of one batch index."""
         f, t, gemm, parts = self.f, self.tiling, self.gemm, self.kernel.parts
         if t.split == "rows":
@@ -222,7 +233,7 @@ class _Driver:
             done = f.select(whole, f.index(f.imul(strips, parts)), f.index(f.isub(last, part)))
             f.store(f.index(f.iadd(unit, done)), at)
 
-    def _rectangle(self, batch: Value, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
+    def _rectangle(self, batch: Index, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
         """Some rows of some strips of columns."""
         f, t, gemm = self.f, self.tiling, self.gemm
         a, b = (
@@ -232,39 +243,41 @@ class _Driver:
         c = a  # where the micro-kernels do not store into C themselves, they have no use for it
         if self.plain:
             c = f.offset(f.arguments["c"], f.imul(batch_offset(f, gemm, gemm.c, batch), self.sum_bytes))
-        with f.loop(panels[0], panels[1], t.panels) as group:
-            group_end = f.imin(f.iadd(group.i, t.panels), panels[1])
-            with f.loop(0, max(1, gemm.k), t.kc) as chunk:
-                depth = f.imin(f.isub(gemm.k, chunk.i), t.kc)
-                later = f.cast("zext", f.compare("ne", chunk.i, constant(0, "i64")), "i64")
-                is_last = f.compare("sge", chunk.i, constant(gemm.k - t.kc, "i64"))
-                block = _Block(a, b, c, batch, chunk.i, depth, later, is_last, rows, (group.i, group_end))
+        with self._each(panels[0], panels[1], t.panels) as group:
+            group_end = f.imin(f.iadd(group, t.panels), panels[1])
+            with self._each(0, max(1, gemm.k), t.kc) as chunk:
+                depth = f.imin(f.isub(gemm.k, chunk), t.kc)
+                if isinstance(chunk, int):
+                    later, is_last = constant(0, "i64"), constant(1, "i1")
+                else:
+                    later = f.cast("zext", f.compare("ne", chunk, constant(0, "i64")), "i64")
+                    is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
+                block = _Block(a, b, c, batch, chunk, depth, later, is_last, rows, (group, group_end))
                 self._pack_b(block)
-                with f.loop(rows[0], rows[1], t.mc) as rows_block:
-                    end = f.imin(f.iadd(rows_block.i, t.mc), rows[1])
-                    self._row_block(block, rows_block.i, end)
+                with self._each(rows[0], rows[1], t.mc) as start:
+                    self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
 
-    def _row_block(self, block: _Block, start: Value, end: Index) -> None:
+    def _row_block(self, block: _Block, start: Index, end: Index) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
         if t.pack_a:
             self._pack_a(block, start, end)
         whole_panels = gemm.n // t.width
         whole_rows = f.imin(end, gemm.m // t.rows * t.rows)
 
-        def tiles(panel: Value, edge: bool) -> None:
+        def tiles(panel: Index, edge: bool) -> None:
             if gemm.m >= t.rows:
-                with f.loop(start, whole_rows, t.rows) as tile:
-                    self._tile(block, start, tile.i, t.rows, panel, edge)
+                with self._each(start, whole_rows, t.rows) as tile:
+                    self._tile(block, start, tile, t.rows, panel, edge)
             if gemm.m % t.rows:
-                with f.loop(whole_rows, end, t.rows) as tile:
-                    self._tile(block, start, tile.i, gemm.m % t.rows, panel, edge)
+                with self._each(whole_rows, end, t.rows) as tile:
+                    self._tile(block, start, tile, gemm.m % t.rows, panel, edge)
 
         if whole_panels:
-            with f.loop(block.panels[0], f.imin(block.panels[1], whole_panels)) as panel:
-                tiles(panel.i, False)
+            with self._each(block.panels[0], f.imin(block.panels[1], whole_panels), 1) as panel:
+                tiles(panel, False)
         if gemm.n % t.width:
-            with f.loop(f.imax(block.panels[0], whole_panels), block.panels[1]) as panel:
-                tiles(panel.i, True)
+            with self._each(f.imax(block.panels[0], whole_panels), block.panels[1], 1) as panel:
+                tiles(panel, True)
 
     # -- operands ----------------------------------------------------------------------------------------
     def _steps(self, depth: Index) -> Index:
@@ -281,7 +294,7 @@ class _Driver:
         before = f.imul(f.isub(panel, first), self._steps(block.depth))
         return f.offset(self._workspace(self.space.b), f.imul(before, t.width * self.step_bytes))
 
-    def _packed_a(self, block: _Block, start: Value, row: Index) -> Value:
+    def _packed_a(self, block: _Block, start: Index, row: Index) -> Value:
         f = self.f
         before = f.imul(f.isub(row, start), self._steps(block.depth))
         return f.offset(self._workspace(self.space.a), f.imul(before, self.step_bytes))
@@ -298,8 +311,8 @@ class _Driver:
         size = BYTES[b.dtype]
         pack = Pack(b.dtype, t.step, t.width, adjacency(b.column_stride, b.row_stride))
         first = block.panels[0] if t.pack_b else f.imax(block.panels[0], self.gemm.n // t.width)
-        with f.loop(first, block.panels[1]) as panel:
-            column = f.imul(panel.i, t.width)
+        with self._each(first, block.panels[1], 1) as panel:
+            column = f.imul(panel, t.width)
             source = f.iadd(f.imul(block.k, b.row_stride), f.imul(column, b.column_stride))
             self._call_pack(
                 pack,
@@ -308,27 +321,27 @@ class _Driver:
                 b.row_stride * size,
                 block.depth,
                 f.imin(f.isub(self.gemm.n, column), t.width),
-                self._packed_b(block, panel.i),
+                self._packed_b(block, panel),
             )
 
-    def _pack_a(self, block: _Block, start: Value, end: Index) -> None:
+    def _pack_a(self, block: _Block, start: Index, end: Index) -> None:
         f, t, a = self.f, self.tiling, self.gemm.a
         size = BYTES[a.dtype]
         pack = Pack(a.dtype, t.step, t.rows, adjacency(a.row_stride, a.column_stride))
-        with f.loop(start, end, t.rows) as tile:
-            source = f.iadd(f.imul(tile.i, a.row_stride), f.imul(block.k, a.column_stride))
+        with self._each(start, end, t.rows) as tile:
+            source = f.iadd(f.imul(tile, a.row_stride), f.imul(block.k, a.column_stride))
             self._call_pack(
                 pack,
                 f.offset(block.a, f.imul(source, size)),
                 a.row_stride * size,
                 a.column_stride * size,
                 block.depth,
-                f.imin(f.isub(end, tile.i), t.rows),
-                self._packed_a(block, start, tile.i),
+                f.imin(f.isub(end, tile), t.rows),
+                self._packed_a(block, start, tile),
             )
 
     # -- one tile ----------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, start: Value, row: Value, rows: int, panel: Value, edge: bool) -> None:
+    def _tile(self, block: _Block, start: Index, row: Index, rows: int, panel: Index, edge: bool) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
         a_adjacent, a, a_stride = self._a_tile(block, start, row)
         if t.pack_b or edge:
@@ -355,7 +368,7 @@ class _Driver:
             f.call(micro.name, *operands, c, c_stride, c, c_stride, block.first)
             return
         tile, tile_stride = self._workspace(self.space.tile), f.index(t.width * self.sum_bytes)
-        finish = [tile, f.index(rows), row, f.index(f.imul(panel, t.width)), f.index(block.batch)]
+        finish = [tile, f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
         pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
         if self.chunks == 1:
             f.call(micro.name, *operands, tile, tile_stride, tile, tile_stride, f.index(0))
@@ -371,7 +384,7 @@ class _Driver:
         with f.when(block.last):
             f.call(self.finish.name(edge=edge), *finish, *pointers)
 
-    def _a_tile(self, block: _Block, start: Value, row: Value) -> tuple[str, Value, int]:
+    def _a_tile(self, block: _Block, start: Index, row: Index) -> tuple[str, Value, int]:
         """(what is adjacent, address, stride in bytes) of A's part of a tile."""
         f, t, a = self.f, self.tiling, self.gemm.a
         if t.pack_a:

@@ -133,10 +133,10 @@ class _Thin:
             workspace = f.arguments["workspace"]
             self.copy, self.tile = workspace, f.offset(workspace, copy)
             self.turned = f.offset(workspace, copy + tile)
-            with each_batch(f, kernel.units_per_batch) as (batch, units):
+            with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):
                 self._product(batch, units)
 
-    def _product(self, batch: Value, units: tuple[Index, Index]) -> None:
+    def _product(self, batch: Index, units: tuple[Index, Index]) -> None:
         f, form, gemm = self.f, self.form, self.gemm
         bases = {}
         for name, matrix in (("a", gemm.a), ("b", gemm.b)):
@@ -152,11 +152,11 @@ class _Thin:
             else:
                 self._columns(batch, long, few, start)
 
-    def _finish(self, batch: Value, tile: Value, rows: Index, row: Index, column: Index) -> None:
+    def _finish(self, batch: Index, tile: Value, rows: Index, row: Index, column: Index) -> None:
         """Call what follows on some rows of the tile, at a place of the result."""
         f, gemm, width = self.f, self.gemm, self.kernel.width
         pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
-        given = [tile, f.index(rows), f.index(row), f.index(column), batch, *pointers]
+        given = [tile, f.index(rows), f.index(row), f.index(column), f.index(batch), *pointers]
         if gemm.n % width == 0 or gemm.n < width:
             f.call(self.finish.name(edge=gemm.n < width), *given)
             return
@@ -183,7 +183,7 @@ class _Thin:
             for n in range(form.few.items):
                 f.store(constant(0, stored), self.copy, f.iadd(k.i, n * length))
 
-    def _dots(self, batch: Value, long: Value, few: Value, start: Value) -> None:
+    def _dots(self, batch: Index, long: Value, few: Value, start: Value) -> None:
         f, form, width = self.f, self.form, self.kernel.width
         count = f.imin(form.block, f.isub(form.long.items, start))
         with f.loop(0, count, form.group) as part:
@@ -296,7 +296,7 @@ class _Thin:
         return self.f.extract(a, order[0]) if len(order) == 1 else self.f.shuffle(a, b, order)
 
     # -- columns ---------------------------------------------------------------------------------------------
-    def _columns(self, batch: Value, long: Value, few: Value, start: Value) -> None:
+    def _columns(self, batch: Index, long: Value, few: Value, start: Value) -> None:
         """All of K for some vectors of rows; the last block begins so early that it is whole."""
         f, form, width = self.f, self.form, self.kernel.width
         first = f.imin(start, form.long.items - form.block)

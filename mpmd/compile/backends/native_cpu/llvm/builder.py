@@ -44,6 +44,8 @@ class FunctionBuilder(Arithmetic):
         arguments: (name, LLVM type) of each argument, read back as `self.arguments[name]`.
         result: LLVM type of the result.
         internal: invisible outside of the module.
+        plain: LLVM translates it instruction by instruction; for what runs once per call, where optimising
+            takes longer than it ever saves.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class FunctionBuilder(Arithmetic):
         *,
         result: str = "void",
         internal: bool = False,
+        plain: bool = False,
     ) -> None:
         self.module = module
         self.target = module.target
         self.name = name
         self.result = result
         self.internal = internal
+        self.plain = plain
         self.arguments = {arg: Value(f"%{arg}", type_) for arg, type_ in arguments}
         self._lines: list[str] = []
         self._entry: list[str] = []
@@ -80,7 +84,8 @@ class FunctionBuilder(Arithmetic):
             self.emit("ret void")
         signature = ", ".join(value.typed for value in self.arguments.values())
         linkage = "internal " if self.internal else ""
-        head = f"define {linkage}{self.result} @{self.name}({signature}) #0 {{\n.entry:"
+        plain = "noinline optnone " if self.plain else ""
+        head = f"define {linkage}{self.result} @{self.name}({signature}) {plain}#0 {{\n.entry:"
         body = "\n".join(self._entry + self._lines)
         self.module.add_function(self.name, f"{head}\n{body}\n}}")
 
