@@ -378,3 +378,38 @@ def test_workers_flush_denormals_if_their_caller_does(pool):
     finally:
         set_mode(normal.ctypes.data)
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_kernels_that_cannot_be_divided_are_divided_among_the_threads(threads):
+    """Twelve kernels of one unit that do not wait: each thread does as many, and all together each once."""
+    kernel = elementwise("add_one", 64, "add")
+    steps = [
+        r for k in range(12) for r in sequence_steps(kernel, [Address(0), Address(1 + k)], [], waits=False)
+    ]
+    assert all(step.kernel.units == 1 for step in steps)
+    instance = ProgramInstance(compile_program(Program("many", 13, tuple(steps)), HOST), HOST)
+    x = np.arange(64, dtype=np.float32)
+    written = np.zeros((threads, 12, 64), np.float32)
+    for thread in range(threads):
+        table = (ctypes.c_void_p * 15)(
+            x.ctypes.data,
+            *(y.ctypes.data for y in written[thread]),
+            instance.workspaces.ctypes.data,
+            instance.barrier_address,
+        )
+        instance._run(thread, threads, ctypes.addressof(table))
+    done = (written == x + 1).all(-1)
+    assert (done.sum(0) == 1).all() and (done.sum(1) == 12 // threads).all()
+
+
+def test_a_chain_of_small_kernels_stays_on_one_thread():
+    """Data that one thread made is in its cache: who waits does not take turns."""
+    kernel = elementwise("add_one", 64, "add")
+    steps = [r for k in range(4) for r in sequence_steps(kernel, [Address(k), Address(k + 1)], [])]
+    text = compile_program(Program("chain", 5, tuple(steps)), HOST).llvm
+    assert "urem" not in text
+    apart = [
+        r for k in range(4) for r in sequence_steps(kernel, [Address(0), Address(k + 1)], [], waits=False)
+    ]
+    assert "urem" in compile_program(Program("apart", 5, tuple(apart)), HOST).llvm

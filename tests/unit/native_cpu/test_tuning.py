@@ -177,4 +177,4 @@ def test_real_times(tmp_path, monkeypatch):
     options = CompileOptions(cache=DiskCache(tmp_path), kernel_costs="measured")
     prepare_fragment(fragment, host_target(), options)
     costs = ProfiledCosts(costs_path(tmp_path, host_target()))
-    assert costs.unreadable == 0 and all(0 < s < 10 for s in costs._seconds.values()) and costs._seconds
+    assert costs.unreadable == 0 and costs._seconds and all(s > 0 for s in costs._seconds.values())

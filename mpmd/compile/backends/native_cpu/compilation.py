@@ -9,7 +9,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.analysis.cost import CostModel
@@ -52,8 +51,7 @@ class Prepared:
     Attributes:
         fragment: what it was.
         target: for which CPU.
-        dump: where to write what is made of it, if anywhere.
-        overrides: a folder of kernels that take the place of generated ones.
+        options: what the user said about compiling.
         module: the optimised, scheduled HLO.
         assignment: its memory.
         thunks: its work.
@@ -64,8 +62,7 @@ class Prepared:
 
     fragment: FragmentModule
     target: CpuTarget
-    dump: Dump | None
-    overrides: Path | None
+    options: CompileOptions
     module: HloModule
     assignment: BufferAssignment
     thunks: tuple[Thunk, ...]
@@ -82,14 +79,14 @@ class Prepared:
             arguments=len(self.fragment.arguments),
             results=len(self.fragment.results),
             arena=True,
-            overrides=overrides_of(self.fragment, self.overrides),
+            overrides=overrides_of(self.fragment, self.options.kernel_overrides),
         )
         clock("code")
         made = Compilation(**vars(self), code=code)
-        if self.dump is not None:
+        if self.options.dump is not None:
             texts = {**made.texts(), "module.ll": code.llvm, "module.s": assembly_of(code.llvm, self.target)}
             texts["notices.txt"] = "".join(f"{notice}\n" for notice in self.notices)
-            self.dump.write_all(self.fragment, texts)
+            self.options.dump.write_all(self.fragment, texts)
         return made
 
 
@@ -189,11 +186,7 @@ def prepare_fragment(
     clock("lowering")
     timing = Timing()
     tuning = tuning_for(target, options)
-    costs = PROJECTED if tuning is None else MEASURED
-    pipeline = cpu_pipeline(_count(axes), options.attention_stitching, costs, options.float_jitter)
-    passes = configured(pipeline, options)
-    if options.dump is not None:
-        passes = watched(passes, _inner_dump(fragment, options.dump))
+    passes = _passes(fragment, options, _count(axes), PROJECTED if tuning is None else MEASURED)
     watch = _watch(fragment, module, options.dump)
     asked = tuning.measuring() if tuning is not None else contextlib.nullcontext()
     with diagnostics.collecting() as found, asked:
@@ -222,18 +215,7 @@ def prepare_fragment(
     native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, code)
     clock("steps")
     notices = tuple(d.message for d in found)
-    return Prepared(
-        fragment,
-        target,
-        options.dump,
-        options.kernel_overrides,
-        module,
-        assignment,
-        thunks,
-        native,
-        seconds,
-        notices,
-    )
+    return Prepared(fragment, target, options, module, assignment, thunks, native, seconds, notices)
 
 
 def compiled_or_kept(
@@ -286,6 +268,15 @@ def lowered(fragment: FragmentModule, axes: Mapping[str, int] | None = None) -> 
         return lower(fragment.text)
     arguments, results = ([v.spec for v in values] for values in (fragment.arguments, fragment.results))
     return lower_for_mesh(fragment.text, axes, arguments, results)
+
+
+def _passes(fragment: FragmentModule, options: CompileOptions, devices: int, costs: str) -> list[Pass]:
+    """What runs before kernels are planned, as the options want it."""
+    pipeline = cpu_pipeline(devices, options.attention_stitching, costs, options.float_jitter)
+    passes = configured(pipeline, options)
+    if options.dump is None:
+        return passes
+    return watched(passes, _inner_dump(fragment, options.dump))
 
 
 def _count(axes: Mapping[str, int] | None) -> int:

@@ -24,7 +24,7 @@ from mpmd.compile.backends.native_cpu.exchange import (
     WriteDevice,
 )
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, FUNCTIONS, MET_AT, MeshLayout
@@ -33,6 +33,7 @@ from mpmd.compile.backends.native_cpu.waiting import Barrier
 from mpmd.errors import CompileError
 
 _LINE = 64
+_FEW_UNITS = 8
 
 
 @dataclass(frozen=True)
@@ -201,12 +202,14 @@ class _Entry:
         workspaces = f.load(table, "ptr", program.pointers)
         self.workspace = f.offset(workspaces, f.imul(self.thread, program.workspace_bytes))
         self.barrier = f.load(table, "ptr", program.pointers + 1)
+        self.turn = 0  # kernels of few units since the last wait
 
     def emit(self) -> None:
         self._steps(self.program.steps)
 
     def wait(self) -> None:
         """Let all threads of this device come so far."""
+        self.turn = 0
         self.f.call(Barrier().name, self.barrier, self.threads)
 
     def address(self, address: Address) -> Value:
@@ -238,11 +241,19 @@ class _Entry:
                 self._write_device(step)
 
     def _run(self, run: Run) -> None:
-        """This thread's share of a kernel."""
+        """This thread's share of a kernel.
+
+        Of kernels with few units that do not wait for each other, another thread takes the largest share each
+        time: else one thread would do all that cannot be divided.
+        """
         f, units = self.f, run.kernel.units
         pointers = [self.address(run.addresses[p]) for p in run.kernel.pointers]
-        begin = f.index(f.idiv(f.imul(self.thread, units), self.threads))
-        end = f.index(f.idiv(f.imul(f.iadd(self.thread, 1), units), self.threads))
+        place: Index = self.thread
+        if units < _FEW_UNITS:
+            place = f.irem(f.iadd(self.thread, self.turn), self.threads) if self.turn else place
+            self.turn += 1
+        begin = f.index(f.idiv(f.imul(place, units), self.threads))
+        end = f.index(f.idiv(f.imul(f.iadd(place, 1), units), self.threads))
         with f.when(f.compare("slt", begin, end)):
             f.call(run.kernel.name, *pointers, self.workspace, begin, end)
 
