@@ -32,6 +32,7 @@ ELSEWHERE = {
     "hlo-argmax-rewriter",  # reductions of several arrays likewise
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
+    "hlo-complex-to-pairs",  # nor do they have complex numbers
 }
 LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
@@ -79,6 +80,7 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-complex-to-pairs": "complex",
     "hlo-argmax-rewriter": "argmax",
     "hlo-reduction-expander": "several",
     "hlo-reduce-window-expander": "several",

@@ -84,7 +84,9 @@ class Grouping:
             if instruction.opcode not in FUSIBLE:
                 needed.update(instruction.operands)
             elif instruction.opcode in UPDATES:
-                needed.add(instruction.operands[0])
+                target, *read = instruction.operands
+                needed.add(target)
+                needed.update(o for o in read if _is_part_of(o, target))
             elif instruction.opcode == "dot" and is_product(instruction):
                 needed.update(_unstrided(instruction))
         needed.add(self.computation.root)
@@ -224,3 +226,14 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
         except NoPlan:
             found.append(factor)
     return found
+
+
+def _is_part_of(value: HloInstruction, array: HloInstruction) -> bool:
+    """Whether movement makes a value of an array: who changes the array must not read it meanwhile."""
+    while array.opcode == "bitcast":
+        array = array.operands[0]
+    while value is not array:
+        if value.opcode not in MOVEMENT or not value.operands:
+            return False
+        value = value.operands[0]
+    return True
