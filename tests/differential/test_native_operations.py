@@ -73,6 +73,11 @@ DEALT = RNG.integers(-3, 4, (4, 700)).astype(np.int32)
 MIXED = RNG.standard_normal((4, 700)).astype(np.float32)
 MIXED[0, :6] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40]
 
+CHANGES = {
+    "adding a part of itself": (lambda x: x.at[:, jnp.array([3, 0, 3])].add(x[:, 4:7]), ROWS),
+    "moving itself": (lambda x: x.at[1:4].set(x[2:5]), ROWS),
+}
+
 SORTS = {
     "rows": (jnp.sort, MIXED),
     "rows, falling": (lambda x: jnp.sort(x, descending=True), MIXED),
@@ -90,6 +95,44 @@ SORTS = {
     "gradient": (jax.grad(lambda x: jnp.sum(jnp.sort(x)[500:] ** 2)), LONG),
     "permutation": (lambda x: jax.random.permutation(jax.random.key(1), x), LONG),
     "unique": (lambda x: jnp.unique(x, size=9, fill_value=99), DEALT),
+}
+
+Z = (RNG.standard_normal((5, 18)) + 1j * RNG.standard_normal((5, 18))).astype(np.complex64)
+W = (RNG.standard_normal((5, 18)) + 1j * RNG.standard_normal((5, 18))).astype(np.complex64)
+PLACES = np.array([3, 0, 3, 17], np.int32)
+
+COMPLEX = {
+    "arithmetic": (lambda z, w: (z + 2 * w, z - 1j, z * w, z / w, -z), Z, W),
+    "parts": (lambda z: (z.real, z.imag, jnp.conj(z), jnp.abs(z), jnp.angle(z), jnp.sign(z)), Z),
+    **{
+        name: (getattr(jnp, name), Z)
+        for name in ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh")
+    },
+    "rsqrt": (lax.rsqrt, Z),
+    "powers": (lambda z, w: (z**w, z**2, z**0.5), Z, W),
+    "equality": (lambda z, w: (z == w, z != w, z == z), Z, W),
+    "products": (lambda z, w: (z @ w.T, jnp.einsum("ij,ij->i", z, w.conj())), Z, W),
+    "sums and means": (lambda z: (z.sum(1), z.mean(), jnp.var(z, axis=0)), Z),
+    "products of all": (lambda z: (jnp.prod(z, axis=1), jnp.cumprod(z, axis=1)), Z),
+    "running sums": (lambda z: jnp.cumsum(z, axis=1), Z),
+    "sorting": (lambda z: (jnp.sort(z, axis=1), jnp.argsort(z.real + 0j, axis=1), jnp.max(z)), Z),
+    "rearranging": (lambda z: (z.T[::-1], jnp.pad(z, 1), jnp.concatenate([z, z + 1]), jnp.roll(z, 2)), Z),
+    "a loop": (lambda z: lax.fori_loop(0, 5, lambda i, x: x * z + 1, z), Z),
+    "a scan": (lambda z: lax.scan(lambda a, b: (a * b, a + b), z[0], z), Z),
+    "a condition": (lambda z: lax.cond(z[0, 0].real > 0, lambda x: x * 2, lambda x: x + 1j, z), Z),
+    "gathering and scattering": (
+        lambda z, k: (z[:, k], z.at[:, k].add(z[:, :4]), z.at[0, k].set(1j)),
+        Z,
+        PLACES,
+    ),
+    "rotary embedding": (
+        lambda x: (lax.complex(x[:, :18], x[:, 18:36]) * jnp.exp(1j * x[:, :18])).real,
+        ROWS,
+    ),
+    "gradients": (jax.grad(lambda x: jnp.sum(jnp.abs(jnp.exp(1j * x) * (x + 2j)) ** 2)), ROWS),
+    "convolution": (lambda z, w: jnp.convolve(z[0], w[0]), Z, W),
+    "nothing": (lambda z: (z[:0] * 2, z), Z),
+    "constants": (lambda x: (jnp.asarray([1j, 2.0]), x * 1j), ROWS),
 }
 
 
@@ -112,6 +155,16 @@ def test_reductions(name: str) -> None:
     check(*REDUCTIONS[name])
 
 
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_place(name: str) -> None:
+    check(*CHANGES[name])
+
+
 @pytest.mark.parametrize("name", SORTS)
 def test_sorts(name: str) -> None:
     check(*SORTS[name])
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers(name: str) -> None:
+    check(*COMPLEX[name])

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "hlo-argmax-rewriter",  # reductions of several arrays likewise
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
+    "hlo-complex-to-pairs",  # nor do they have complex numbers
 }
 UNROUNDED = {"hlo-simplify-fp-conversions"}
 """Passes that leave roundings to bf16 out: a value that is none of bf16 becomes another number."""
@@ -84,6 +85,7 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-complex-to-pairs": "complex",
     "hlo-argmax-rewriter": "argmax",
     "hlo-reduction-expander": "several",
     "hlo-reduce-window-expander": "several",

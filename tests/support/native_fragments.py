@@ -21,6 +21,7 @@ from mpmd.compile.thunks.emission import KernelPlans
 
 POISON = 0xA5
 _MLIR = {"bool": "i1", "float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+_MLIR |= {"complex64": "complex<f32>", "complex128": "complex<f64>"}
 
 
 def mlir_type(dtype: Any) -> str:

@@ -37,6 +37,7 @@ _ALIAS = re.compile(
 )
 _BUFFERED = frozenset(["pred", "s32", "s64", "u32", "u64", "f32", "f64"])
 _PLAIN_TYPES = {"f16", "bf16", "f32", "f64"}
+_COMPLEX_TYPES = {"c64": "complex<f32>", "c128": "complex<f64>"}
 
 
 def read_program(source: mlir.Module | str) -> Program:
@@ -80,6 +81,8 @@ def _type_text(shape: Shape) -> str:
     element = shape.dtype
     if shape.info.is_integral:
         element = ("ui" if shape.info.kind == "unsigned" else "i") + str(shape.info.bits)
+    elif element in _COMPLEX_TYPES:
+        element = _COMPLEX_TYPES[element]
     elif element not in _PLAIN_TYPES:
         raise CompileError(f"an element type of {shape} has no decomposition of special functions")
     return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"

@@ -22,6 +22,7 @@ from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
+from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
@@ -84,6 +85,7 @@ def expansion() -> list[Pass]:
         ComparisonExpander(),  # after topk, which compares in total order
         SelectAndScatterExpander(),  # may make maps
         MapInliner(),
+        ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
         ArgmaxRewriter(),
         ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
         ReduceWindowRewriter(),

@@ -6,7 +6,7 @@ from mpmd.compile.backends.native_cpu.storage import MEMORY
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.kernels import plan_instruction
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planning.trace import PAIRS, NoPlan
 from mpmd.compile.thunks.emission import SILENT
 
 
@@ -39,6 +39,6 @@ def _reason(instruction: HloInstruction) -> str:
             return str(error).partition("\n")[0]
     values = [*instruction.operands, instruction]
     for _, shape in (leaf for value in values for leaf in value.shape.leaves()):
-        if shape.dtype not in MEMORY:
+        if shape.dtype not in MEMORY and shape.dtype not in PAIRS:
             return f"native code has no values of type {shape.dtype}"
     return ""

@@ -22,7 +22,7 @@ from mpmd.compile.kernels.planning.frames import (
     window_frame,
 )
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
-from mpmd.compile.kernels.planning.trace import NoPlan, Place, Trace, position_of
+from mpmd.compile.kernels.planning.trace import PAIRS, NoPlan, Place, Trace, elements_of, position_of
 
 REDUCING = frozenset(("reduce", "reduce-window", "dot"))
 
@@ -60,11 +60,14 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     for result in results:
         if result not in places:
             raise NoPlan("{0} has no place in the frame of {1}", result, hero)
-    nodes = [trace.value(r, places[r]) for r in results]
+    nodes = [
+        trace.pair(r, places[r]) if r.shape.dtype in PAIRS else (trace.value(r, places[r]),) for r in results
+    ]
     check_results(trace, places, results)
-    for result, node in zip(results, nodes):
-        operand = trace.operand(result.shape.dtype, result.shape.size)
-        trace.build.store(operand, position_of(result, places[result]), node)
+    for result, parts in zip(results, nodes):
+        operand, place = trace.operand(*elements_of(result)), position_of(result, places[result])
+        for number, node in enumerate(parts):
+            trace.build.store(operand, place * len(parts) + number, node)
     return GroupPlan(trace.finish(), tuple(trace.arrays), tuple(results))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, value
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, position_of, scalar_of
+from mpmd.compile.kernels.planning.trace import READS, RULES, NoPlan, Place, Trace, position_of, scalar_of
 
 ELEMENTWISE = {
     name: name
@@ -71,8 +71,9 @@ def _reduce_precision(t: Trace, i: HloInstruction, at: Place, where: int) -> int
     return t.build.convert(t.build.convert(arg, wanted), i.shape.dtype)
 
 
-def _same(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    return t.value(i.operands[0], at, where)
+def _part(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+    """The real or imaginary part of complex numbers."""
+    return t.pair(i.operands[0], at, where)[i.opcode == "imag"]
 
 
 def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
@@ -85,7 +86,7 @@ def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 
 # -- movement
-def read_broadcast(i: HloInstruction, at: Place) -> Place:
+def read_broadcast(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
     """Where a broadcast reads."""
     return tuple(at[d] for d in i.dimensions)
 
@@ -95,7 +96,7 @@ def read_reshape(i: HloInstruction, at: Place, extents: Sequence[int]) -> Place:
     return delinearized(position_of(i, at), i.operands[0].shape.dims, extents)
 
 
-def read_transpose(i: HloInstruction, at: Place) -> Place:
+def read_transpose(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
     """Where a transpose reads."""
     place = [constant(0)] * len(at)
     for here, there in enumerate(i.dimensions):
@@ -103,39 +104,28 @@ def read_transpose(i: HloInstruction, at: Place) -> Place:
     return tuple(place)
 
 
-def read_slice(i: HloInstruction, at: Place) -> Place:
+def read_slice(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
     """Where a slice reads."""
     bounds = i.slice_dims
     return tuple(index * stride + start for index, start, stride in zip(at, bounds.starts, bounds.strides))
 
 
-def read_reverse(i: HloInstruction, at: Place) -> Place:
+def read_reverse(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
     """Where a reverse reads."""
     return tuple(
         index * -1 + (i.shape.dims[d] - 1) if d in i.dimensions else index for d, index in enumerate(at)
     )
 
 
-def _broadcast(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    return t.value(i.operands[0], read_broadcast(i, at), where)
+def read_same(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+    """Where a copy reads."""
+    return at
 
 
-def _reshape(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _moved(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     if i.operands[0].shape.dtype != i.shape.dtype:
         raise NoPlan("{0} changes the element type without converting", i)
-    return t.value(i.operands[0], read_reshape(i, at, t.extents), where)
-
-
-def _transpose(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    return t.value(i.operands[0], read_transpose(i, at), where)
-
-
-def _slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    return t.value(i.operands[0], read_slice(i, at), where)
-
-
-def _reverse(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    return t.value(i.operands[0], read_reverse(i, at), where)
+    return t.value(i.operands[0], READS[i.opcode](i, at, t.extents), where)
 
 
 def _pad(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
@@ -265,25 +255,32 @@ def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: H
     return (*batch[:vector_dim], constant(number), *batch[vector_dim:])
 
 
+READS.update(
+    {
+        "bitcast": read_reshape,
+        "broadcast": read_broadcast,
+        "copy": read_same,
+        "reshape": read_reshape,
+        "reverse": read_reverse,
+        "slice": read_slice,
+        "transpose": read_transpose,
+    }
+)
+RULES.update(dict.fromkeys(READS, _moved))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
 RULES.update(
     {
-        "bitcast": _reshape,
         "bitcast-convert": _bitcast_convert,
-        "broadcast": _broadcast,
         "compare": _compare,
         "concatenate": _concatenate,
         "convert": _convert,
-        "copy": _same,
         "dynamic-slice": _dynamic_slice,
         "dynamic-update-slice": _dynamic_update_slice,
         "gather": _gather,
+        "imag": _part,
         "iota": _iota,
         "pad": _pad,
+        "real": _part,
         "reduce-precision": _reduce_precision,
-        "reshape": _reshape,
-        "reverse": _reverse,
-        "slice": _slice,
-        "transpose": _transpose,
     }
 )

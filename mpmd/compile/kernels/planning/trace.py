@@ -102,7 +102,7 @@ class Trace:
             return self._given[instruction]
         if instruction.opcode == "constant" and instruction.shape.size == 1:
             return self.build.constant(scalar_of(instruction), instruction.shape.dtype)
-        if instruction not in self.inside or instruction.opcode in ("constant", "parameter"):
+        if self.is_loaded(instruction):
             operand = self.array(instruction)
             return self.build.load(operand, position_of(instruction, at), where=where)
         rule = RULES.get(instruction.opcode)
@@ -111,6 +111,32 @@ class Trace:
         if instruction.opcode not in MOVEMENT:
             self.places.setdefault(instruction, set()).add((at, where))
         return rule(self, instruction, at, where)
+
+    def pair(self, instruction: HloInstruction, at: Place, where: int = -1) -> tuple[int, int]:
+        """The nodes that hold the real and the imaginary part of a complex number; see `value`.
+
+        Raises:
+            NoPlan: its operation is not one of kernels.
+        """
+        if not self.is_loaded(instruction):
+            if instruction.opcode == "complex":
+                real, imaginary = instruction.operands
+                return self.value(real, at, where), self.value(imaginary, at, where)
+            if instruction.opcode in READS:
+                place = READS[instruction.opcode](instruction, at, self.extents)
+                return self.pair(instruction.operands[0], place, where)
+        if instruction.shape.dtype not in PAIRS or not self.is_loaded(instruction):
+            raise NoPlan(f"no kernel computes {instruction.opcode} of complex numbers")
+        literal = instruction.literal
+        if instruction.shape.size == 1 and literal is not None and not isinstance(literal, tuple):
+            number, dtype = complex(literal.reshape(-1)[0]), PAIRS[instruction.shape.dtype]
+            return self.build.constant(number.real, dtype), self.build.constant(number.imag, dtype)
+        operand, first = self.array(instruction), position_of(instruction, at) * 2
+        return self.build.load(operand, first, where=where), self.build.load(operand, first + 1, where=where)
+
+    def is_loaded(self, instruction: HloInstruction) -> bool:
+        """Whether an instruction's value is read from memory."""
+        return instruction not in self.inside or instruction.opcode in ("constant", "parameter")
 
     def finish(self) -> KernelPlan:
         """The plan of everything that was stored.
@@ -128,8 +154,7 @@ class Trace:
     def array(self, instruction: HloInstruction) -> int:
         """The number of the operand that holds an instruction's value."""
         if instruction not in self.arrays:
-            shape = check_dtype(instruction).shape
-            self.arrays[instruction] = self.operand(shape.dtype, shape.size)
+            self.arrays[instruction] = self.operand(*elements_of(instruction))
         return self.arrays[instruction]
 
     def operand(self, dtype: str, size: int) -> int:
@@ -161,6 +186,25 @@ Rule = Callable[[Trace, HloInstruction, Place, int], int]
 
 RULES: dict[str, Rule] = {}
 """How each opcode is computed at a position; filled by `rules.py` and `frames.py`."""
+
+READS: dict[str, Callable[[HloInstruction, Place, Sequence[int]], Place]] = {}
+"""Where movement of one operand reads, given the extents of the frame; filled by `rules.py`."""
+
+
+PAIRS = {"c64": "f32", "c128": "f64"}
+"""Complex numbers lie in memory as pairs of these; kernels read and write their parts."""
+
+
+def elements_of(instruction: HloInstruction) -> tuple[str, int]:
+    """The element type and number of elements of an array in memory.
+
+    Raises:
+        NoPlan: it is a tuple, or kernels have no such elements.
+    """
+    shape = instruction.shape
+    if shape.dtype in PAIRS:
+        return PAIRS[shape.dtype], 2 * shape.size
+    return check_dtype(instruction).shape.dtype, shape.size
 
 
 def check_dtype(instruction: HloInstruction) -> HloInstruction:

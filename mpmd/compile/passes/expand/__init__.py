@@ -6,6 +6,7 @@ from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
+from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
@@ -32,6 +33,7 @@ PASSES: tuple[type[Pass], ...] = (
     BatchNormExpander,
     BitcastConvertExpander,
     ComparisonExpander,
+    ComplexToPairs,
     ConvolutionExpander,
     ConvolutionToDot,
     DotDecomposer,
