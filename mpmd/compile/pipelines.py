@@ -16,6 +16,7 @@ from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.prices import PROJECTED
 from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.schedule.latency_hiding_schedule import LatencyHidingSchedule
@@ -26,7 +27,7 @@ from mpmd.support.passes import Pass, with_overrides
 def cpu_pipeline(
     devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
 ) -> list[Pass]:
-    """What runs before kernels are planned, on a CPU.  Layouts stay row-major: kernels read any order.
+    """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
@@ -67,6 +68,7 @@ def cpu_preparation(devices: int = 1) -> list[Pass]:
     """
     together = groups.communication() if devices > 1 else []
     return [
+        LayoutRemoval(),  # no later pass need know of layouts
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones

@@ -12,9 +12,11 @@ from mpmd.compile.passes import make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
 from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
+from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.layout.physical import is_bitcast
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.native_hlo import run_module
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
@@ -78,6 +80,59 @@ def check(seed: int, options: dict) -> tuple[int, int]:
     assert not problem, f"{seed}: {problem}\n{print_module(module)}"
     assert not any(i.opcode in ("reshape", "copy") and i.shape.rank for i in module.instructions())
     return copies, len(strange(module))
+
+
+def in_memory(value: np.ndarray, shape: Shape) -> np.ndarray:
+    """An array with the dims of its memory."""
+    return value.transpose(shape.layout.major_to_minor).copy(order="C")
+
+
+def from_memory(value: np.ndarray, shape: Shape) -> np.ndarray:
+    """An array as the program means it, from its memory."""
+    lying = value.reshape([shape.dims[d] for d in shape.layout.major_to_minor])
+    return lying.transpose(np.argsort(shape.layout.major_to_minor))
+
+
+def without_layouts(seed: int, passes=()) -> tuple[HloModule, Case, list, list]:
+    """A program with a random border after passes, its arguments as they lie, and what it should give."""
+    case = rewritable(seed)
+    wanted = leaves(evaluate(case.module, case.arguments))
+    module = with_random_border(case, seed)
+    run_pipeline(module, passes, WATCH)
+    given = [in_memory(np.asarray(a), s) for a, s in zip(case.arguments, module.parameter_layouts)]
+    return module, case, given, wanted
+
+
+def results_of(values: list[np.ndarray], border: Shape) -> list[np.ndarray]:
+    return [from_memory(v, s) for v, (_, s) in zip(values, border.leaves(), strict=True)]
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_program_without_layouts_computes_the_same_in_the_same_memory(assigned):
+    layouts = [LayoutAssignment(), ReshapeDecomposer(), LayoutNormalization()] if assigned else []
+    changed = 0
+    for seed in range(12):
+        module, case, given, wanted = without_layouts(seed, layouts)
+        border = module.result_layout
+        before = print_module(module)
+        run_pipeline(module, [LayoutRemoval()], WATCH)
+        changed += print_module(module) != before
+        assert all(i.shape.layout is None or i.shape.layout.is_row_major for i in module.instructions())
+        got = results_of(leaves(evaluate(module, given)), border)
+        problem = differences(got, wanted, case)
+        assert not problem, f"{seed}: {problem}\n{print_module(module)}"
+    assert changed == 12
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(100, 160), marks=pytest.mark.slow)], ids=str)
+def test_native_code_reads_and_writes_arrays_in_any_order(seeds):
+    for seed in seeds:
+        module, case, given, wanted = without_layouts(seed)
+        shapes = [p.shape for p in module.entry.parameters]
+        labelled = [g.reshape(s.dims) for g, s in zip(given, shapes, strict=True)]
+        got = results_of(run_module(module, labelled), module.result_layout)
+        problem = differences(got, wanted, case)
+        assert not problem, f"{seed}: {problem}\n{print_module(module)}"
 
 
 def strange(module: HloModule) -> list[str]:

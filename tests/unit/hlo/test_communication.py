@@ -53,9 +53,8 @@ def check(rows, wanted, devices):
     whole = [np.asarray(g) for g in gradients(*given())]
     for device, values in enumerate(rows):
         for got, array, spec in zip(values, whole, wanted, strict=True):
-            np.testing.assert_allclose(
-                got, part(array, spec, {"data": devices}, device), rtol=1e-5, atol=1e-6
-            )
+            own = part(array, spec, {"data": devices}, device)
+            np.testing.assert_allclose(got, own, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

@@ -96,10 +96,8 @@ def test_rates_can_be_set_by_options():
 
 
 def test_an_order_that_needs_more_memory_than_before_is_not_taken():
-    text = PAIR.replace(
-        "n = f32[256,256] negate(x)", "n = f32[256,256] negate(x)\n  m = f32[256,256] negate(n)"
-    )
-    text = text.replace("dot(w, w)", "dot(m, w)").replace("add(d, y)", "add(d, y)")
+    first = "n = f32[256,256] negate(x)"
+    text = PAIR.replace(first, f"{first}\n  m = f32[256,256] negate(n)").replace("dot(w, w)", "dot(m, w)")
     moved = [LatencyHidingSchedule(keep_peak=keep).run(parse_module(text)) for keep in (False, True)]
     heap = Heap(parse_module(text))
     peak = heap.simulate(list(heap.dataflow.module.entry)).peak

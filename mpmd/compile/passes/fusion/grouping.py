@@ -276,14 +276,3 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
         except NoPlan:
             found.append(factor)
     return found
-
-
-def _is_part_of(value: HloInstruction, array: HloInstruction) -> bool:
-    """Whether movement makes a value of an array: who changes the array must not read it meanwhile."""
-    while array.opcode == "bitcast":
-        array = array.operands[0]
-    while value is not array:
-        if value.opcode not in MOVEMENT or not value.operands:
-            return False
-        value = value.operands[0]
-    return True

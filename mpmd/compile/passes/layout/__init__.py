@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
 from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
+from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.layout.reduction_dimension_grouper import ReductionDimensionGrouper
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.passes import Pass
@@ -13,6 +14,7 @@ PASSES: tuple[type[Pass], ...] = (
     BroadcastCanonicalizer,
     LayoutAssignment,
     LayoutNormalization,
+    LayoutRemoval,
     ReductionDimensionGrouper,
     ReshapeDecomposer,
 )
