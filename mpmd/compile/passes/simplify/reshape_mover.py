@@ -37,13 +37,15 @@ class ReshapeMover(ComputationPass):
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
         rules: tuple[Rule, ...] = (move_reshapes, move_transposes) if self.transposes else (move_reshapes,)
-        table = {name: rules for name, info in OPCODES.items() if _is_movable(name, info.category.name)}
+        table = dict.fromkeys(_MOVABLE, rules)
         return Rewriter(computation).run(table, lambda instruction: not instruction.shape.dynamic)
 
 
-def _is_movable(opcode: str, category: str) -> bool:
-    wide = category in {c.name for c in ELEMENTWISE}
-    return wide and opcode not in ("bitcast-convert", "map", "stochastic-convert", "copy")
+_MOVABLE = tuple(
+    opcode
+    for opcode, info in OPCODES.items()
+    if info.category in ELEMENTWISE and opcode not in ("bitcast-convert", "map", "stochastic-convert", "copy")
+)
 
 
 def move_reshapes(site: Site) -> HloInstruction | None:

@@ -60,11 +60,13 @@ class Pack:
             if self.adjacent == "none":
                 strip.copy_one_by_one()
                 return
-            copy = strip.copy_lanes if self.adjacent == "lanes" else strip.transpose
             whole = f.compare("eq", f.arguments["valid"], constant(self.width, "i64"))
+            if self.adjacent == "steps":
+                strip.transpose(whole)
+                return
             with f.when(whole, returns=True):
-                copy(edge=False)
-            copy(edge=True)
+                strip.copy_lanes(edge=False)
+            strip.copy_lanes(edge=True)
 
 
 class _Strip:
@@ -144,56 +146,70 @@ class _Strip:
             self._put(f.cast("bitcast", both, vector("float", self.lanes)), pair, group)
 
     # -- steps adjacent: squares are transposed ----------------------------------------------------------
-    def transpose(self, *, edge: bool) -> None:
-        """A square of `lanes` lanes by `lanes` packed steps at a time."""
+    def transpose(self, whole: Value) -> None:
+        """A square of `lanes` lanes by `lanes` packed steps at a time.
+
+        Squares that exist as a whole come first, all others after them, by code that asks for each lane and
+        step: squares are long, so each of the two is written once.
+        """
         f, args = self.f, self.args
         per_step = 2 if self.pack.pairs else 1
         steps = f.idiv(f.iadd(args["depth"], per_step - 1), per_step)
-        whole = f.floor_to(f.idiv(args["depth"], per_step), self.lanes)
-        with f.loop(0, whole, self.lanes) as square:
-            self._squares(square.i, None, edge)
-        with f.when(f.compare("slt", f.index(whole), f.index(steps))):
-            left = f.isub(args["depth"], f.imul(whole, per_step))
+        full = f.floor_to(f.idiv(args["depth"], per_step), self.lanes)
+        full = f.select(whole, f.index(full), constant(0, "i64"))
+        with f.loop(0, full, self.lanes) as square:
+            self._squares(square.i, None)
+        with f.loop(full, steps, self.lanes) as square:
+            left = f.isub(args["depth"], f.imul(square.i, per_step))
             mask = self._below(left, self.lanes * per_step)
-            self._squares(f.index(whole), (mask, f.isub(steps, whole)), edge)
+            self._squares(square.i, (mask, f.isub(steps, square.i)))
 
-    def _squares(self, step: Value, tail: tuple[Value, Index] | None, edge: bool) -> None:
-        squares = []
-        for group in range(self.groups):
-            columns = min(self.lanes, self.pack.width - group * self.lanes)
-            rows = [self._lane_run(step, group * self.lanes + c, tail, edge) for c in range(columns)]
+    def _squares(self, step: Value, border: tuple[Value, Index] | None) -> None:
+        """The squares of some steps; at a border only the masked elements and so many steps exist."""
+        if self.pack.width % self.lanes:  # what runs over one step is overwritten by the next: all at once
+            self._transpose_groups(step, range(self.groups), border)
+        else:
+            with self.f.loop(0, self.groups) as group:
+                self._transpose_groups(step, [group.i], border)
+
+    def _transpose_groups(
+        self, step: Value, groups: Sequence[Index], border: tuple[Value, Index] | None
+    ) -> None:
+        f, squares = self.f, []
+        for group in groups:
+            start = f.imul(group, self.lanes)
+            columns = self.lanes if isinstance(start, Value) else min(self.lanes, self.pack.width - start)
+            rows = [self._lane_run(step, f.iadd(start, c), border) for c in range(columns)]
             rows += [rows[-1]] * (self.lanes - columns)  # land past the width
-            squares.append(transpose(self.f, rows))
+            squares.append(transpose(f, rows))
         for k, values in enumerate(zip(*squares)):
-            if tail is None:
-                self._put_step(values, self.f.iadd(step, k))
+            if border is None:
+                self._put_step(values, groups, f.iadd(step, k))
                 continue
-            with self.f.when(self.f.compare("sgt", self.f.index(tail[1]), constant(k, "i64"))):
-                self._put_step(values, self.f.iadd(step, k))
+            with f.when(f.compare("sgt", f.index(border[1]), constant(k, "i64"))):
+                self._put_step(values, groups, f.iadd(step, k))
 
-    def _put_step(self, values: Sequence[Value], step: Index) -> None:
-        """All registers of one step, in order, so that what runs over is overwritten by the next step."""
-        for group, value in enumerate(values):
+    def _put_step(self, values: Sequence[Value], groups: Sequence[Index], step: Index) -> None:
+        """The registers of one step, in order, so that what runs over is overwritten by the next step."""
+        for group, value in zip(groups, values, strict=True):
             self._put(value, step, group)
 
-    def _lane_run(self, step: Value, lane: int, tail: tuple[Value, Index] | None, edge: bool) -> Value:
+    def _lane_run(self, step: Value, lane: Index, border: tuple[Value, Index] | None) -> Value:
         """`lanes` packed steps of one lane, zero past the depth; lanes past the edge repeat the last one."""
         f, args, pack = self.f, self.args, self.pack
-        number: Index = lane
-        if edge:
-            number = f.imin(lane, f.isub(args["valid"], 1))
+        number = lane if border is None else f.imin(lane, f.isub(args["valid"], 1))
         run = f.offset(args["source"], f.imul(number, args["lane_stride"]))
         per_step = 2 if pack.pairs else 1
         type_ = vector(MEMORY[pack.dtype], self.lanes * per_step)
         at = f.imul(step, per_step)
-        value = f.load(run, type_, at) if tail is None else f.masked_load(run, type_, tail[0], at)
+        value = f.load(run, type_, at) if border is None else f.masked_load(run, type_, border[0], at)
         if pack.pairs:
             value = f.cast("bitcast", value, vector("float", self.lanes))
         else:
             value = self._widen(value)
-        if not edge:
+        if border is None:
             return value
-        exists = f.compare("slt", constant(lane, "i64"), args["valid"])
+        exists = f.compare("slt", f.index(lane), args["valid"])
         return f.select(exists, value, constant(0, value.type))
 
     # -- nothing adjacent --------------------------------------------------------------------------------

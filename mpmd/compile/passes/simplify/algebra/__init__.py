@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 from mpmd.compile.passes.rewriter import Rule
 from mpmd.compile.passes.simplify.algebra import (
     arithmetic,
@@ -32,7 +35,8 @@ FAMILIES = (
 )
 
 
-def table(keep_zero_signs: bool = False, approximate: bool = False) -> dict[str, tuple[Rule, ...]]:
+@functools.cache
+def table(keep_zero_signs: bool = False, approximate: bool = False) -> Mapping[str, tuple[Rule, ...]]:
     """The rules of each opcode, in the order in which they are tried."""
     rules: dict[str, tuple[Rule, ...]] = {}
     for family in FAMILIES:
