@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import typing
 from collections.abc import Callable
 
 
@@ -127,6 +129,39 @@ class PipelineOptions:
             if getattr(self, field.name) != field.default
         )
         return " ".join(f"{name.replace('_', '-')}={_text(value)}" for name, value in changed)
+
+
+_CHOICES = {"attention_stitching": ("auto", "off")}
+_FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}
+
+
+def option_problems(o: PipelineOptions) -> list[str]:
+    """What is wrong with the values of options, one sentence each."""
+    found = []
+    for name, kind in typing.get_type_hints(PipelineOptions).items():
+        value = getattr(o, name)
+        if kind is tuple or typing.get_origin(kind) is tuple:
+            fits = isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)
+            wanted = "a tuple of texts"
+        else:
+            fits, wanted = type(value) is kind, f"of type {kind.__name__}"
+        if not fits:
+            found.append(f"{name} is {value!r}; it must be {wanted}")
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            found.append(f"{name} is {value!r}; there are {', '.join(map(repr, _CHOICES[name]))}")
+        elif name in _FROM and value < _FROM[name]:
+            found.append(f"{name} is {value}; it must be at least {_FROM[name]}")
+        elif name == "dump_passes":
+            found += _pattern_problems(name, value)
+    return found
+
+
+def _pattern_problems(name: str, pattern: str) -> list[str]:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return [f"{name} is {pattern!r}, which is no regular expression: {error}"]
+    return []
 
 
 def _text(value: object) -> str:

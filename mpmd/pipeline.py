@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
-from mpmd.options import PipelineOptions
+from mpmd.options import PipelineOptions, option_problems
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
@@ -432,12 +432,15 @@ def steps_of(name: str, options: Sequence[tuple[str, str]]) -> list[Step]:
 
 
 def check_options(o: PipelineOptions) -> None:
-    """Looks up the passes and the options of passes that the options name.
+    """Looks at what the options hold, and up the passes and the options of passes that they name.
 
     Raises:
-        ConfigError: there is no such pass, or it has no such option; all problems at once.
+        ConfigError: a value is of another kind or cannot be used, there is no such pass, or it has no such
+            option; all problems at once.
     """
-    problems = []
+    problems = option_problems(o)
+    if problems:
+        raise collect(ConfigError, problems, "the options cannot be used:")
     for name in _not_of_hlo(o.disable_passes):
         if name not in PASSES and not _is_mlir(name):
             problems.append(f"disable_passes: there is no pass {name!r}{_close_to(name)}")

@@ -79,7 +79,9 @@ def make_config(
         ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
         ScheduleError: an unknown schedule.
     """
-    problems: list[str] = []
+    problems = _kind_problems(topology, assignment, backend, options, constraints)
+    if problems:
+        raise collect(ConfigError, problems, "the configuration cannot be used:")
     placed = {}
     for name, place in assignment.items():
         found = _placement(name, place, topology, problems)
@@ -97,15 +99,43 @@ def make_config(
     )  # fmt: skip
 
 
+def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, constraints: Any) -> list[str]:
+    """What is no topology, assignment, backend, options or constraints at all."""
+    problems = []
+    if not isinstance(topology, Topology):
+        problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
+    if not isinstance(assignment, Mapping):
+        problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
+    if backend is not None and not isinstance(backend, str):
+        problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
+    if options is not None and not isinstance(options, PipelineOptions):
+        problems.append(f"the options are {options!r}; they must be mpmd.PipelineOptions, or None")
+    pairs = constraints if isinstance(constraints, (tuple, list)) else [constraints]
+    problems += [
+        f"{pair!r} is no constraint; it must be a pair of numbers: (flat argument, flat result)"
+        for pair in pairs
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(n, int) for n in pair))
+    ]
+    return problems
+
+
 def _placement(name: str, place: Place, topology: Topology, problems: list[str]) -> Placement | None:
-    mesh, stage = (place, None) if isinstance(place, str) else (place[0], place[1])
+    if not isinstance(name, str) or not name:
+        problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
+        return None
+    mesh, stage = (*place, None)[:2] if isinstance(place, (tuple, list)) and place else (place, None)
+    if not isinstance(mesh, str) or (isinstance(place, (tuple, list)) and len(place) > 2):
+        problems.append(
+            f"{name!r} is assigned to {place!r}; write a mesh, 'm0', or a mesh and a stage, ('m0', 0)"
+        )
+        return None
     mesh, _, memory = mesh.partition("#")
     if mesh not in topology:
         problems.append(f"{name!r} is assigned to an unknown mesh {mesh!r}{did_you_mean(mesh, topology)}")
         return None
     if memory not in ("", "device", "pinned_host"):
         problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
-    if stage is not None and (not isinstance(stage, int) or stage < 0):
+    if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
         problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
     return Placement(mesh, stage, memory or None)
 

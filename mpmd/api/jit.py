@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from mpmd.api.config import Config
-from mpmd.api.signature import ArgumentRules, Arguments, flatten
+from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
 from mpmd.api.stages import Compiled, Lowered, Traced
 from mpmd.api.tracing import trace
 from mpmd.errors import ConfigError
@@ -45,7 +45,8 @@ def jit(
         A `Jitted` function, or a decorator that makes one.
 
     Raises:
-        ConfigError: no config was given.
+        ConfigError: no config, or no function, was given.
+        SignatureError: a position or name that the function does not have.
     """
     if isinstance(fn, Config):
         fn, config = None, fn
@@ -53,6 +54,8 @@ def jit(
         raise ConfigError(
             "mpmd.jit needs a config\n  write @mpmd.jit(mpmd.make_config(topology, assignment))"
         )
+    if not isinstance(config, Config):
+        raise ConfigError(f"mpmd.jit needs a config made by mpmd.make_config, got {config!r}")
     options = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -61,6 +64,8 @@ def jit(
     }
     if fn is None:
         return functools.partial(jit, config=config, **options)  # type: ignore[arg-type]
+    if not callable(fn):
+        raise ConfigError(f"mpmd.jit compiles a function, got {fn!r}")
     return Jitted(fn, config, ArgumentRules.of(fn, **options))  # type: ignore[arg-type]
 
 
@@ -96,10 +101,15 @@ class Jitted:
         self._compiled.clear()
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
-        found = self._compiled.get(arguments.key)
+        try:
+            key = arguments.key
+        except TypeError:  # some leaf is no array
+            check_leaves(arguments, paths(self._rules, args, kwargs))
+            raise
+        found = self._compiled.get(key)
         if found is None:
             traced = trace(self._fn, self._config, self._rules, arguments, args, kwargs)
-            found = self._compiled[arguments.key] = traced.lower().compile()
+            found = self._compiled[key] = traced.lower().compile()
         return found
 
     def __repr__(self) -> str:

@@ -98,13 +98,27 @@ class Observer(Protocol):
         """A pass ran; not called for one that found the program wrong."""
 
 
+def _folder(name: str) -> Path:
+    """A folder that files can be written to; made if it is not there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"dump_to is {name!r}, which cannot be made a folder: {error}") from error
+    return path
+
+
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
     def __init__(self, module: ir.Module, options: PipelineOptions, observer: Observer | None) -> None:
         self.module = module
         self.overrides = tuple(e for e in options.pass_options if not e.startswith(_OVER_HLO))
-        self.dump_to = Path(options.dump_to) if options.dump_to else None
+        self.dump_to = _folder(options.dump_to) if options.dump_to else None
         self.watch = Watch(
             verify=verify,
             text=ir.to_text,
@@ -305,10 +319,15 @@ def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = Fa
     """Assignments of flat arguments or results, such as `2@m2#pinned_host`."""
     flat = flat_prefix(_for_arguments(prefix) if inputs else prefix, tree, what)
     for mesh in flat:
-        if mesh is not None and mesh.partition("#")[0] not in config.topology:
+        if mesh is None:
+            continue
+        name, _, memory = mesh.partition("#") if isinstance(mesh, str) else (mesh, "", "")
+        if not isinstance(name, str) or name not in config.topology:
             raise ConfigError(
                 f"{what} names an unknown mesh {mesh!r}; there are {', '.join(config.topology)}"
             )
+        if memory not in ("", "device", "pinned_host"):
+            raise ConfigError(f"{what} names an unknown memory {memory!r}; use 'pinned_host'")
     return tuple(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
 
 

@@ -56,7 +56,9 @@ def mark_shardings(
     ):
         dicts = ir.attribute_dicts(main, row, len(values))
         for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
-            if spec is not None:
+            unread = _unread(spec)
+            problems += [f"{what} {i}: {unread}"] if unread else []
+            if spec is not None and not unread:
                 dims = axes_of_dims(spec, len(value.type.shape))
                 found = _spec_problems(spec, dims, value.type.shape, axes)
                 problems += [f"{what} {i}: {problem}" for problem in found]
@@ -123,6 +125,19 @@ def _spec_problems(
         for i, (size, count) in enumerate(zip(shape, parts))
         if size % count
     ]
+
+
+def _unread(spec: Any) -> str:
+    """Why a sharding says nothing that can be read; "" if it does."""
+    if spec is None:
+        return ""
+    if not isinstance(spec, (PartitionSpec, NamedSharding)):
+        return f"{spec!r} is no jax.sharding.PartitionSpec"
+    for entry in spec.spec if isinstance(spec, NamedSharding) else spec:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if entry is not None and not all(isinstance(name, str) for name in names):
+            return f"{spec} has {entry!r} for a dim; name axes of the meshes, or None"
+    return ""
 
 
 def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:

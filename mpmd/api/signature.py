@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from mpmd.errors import SignatureError
+from mpmd.errors import SignatureError, collect
 
 Leaf = tuple[tuple[int, ...], Any, bool]
 
@@ -57,8 +57,8 @@ def _positional_names(fn: Callable[..., Any]) -> list[str]:
 def _both_ways(
     fn: Callable[..., Any], names: list[str], nums: Any, argnames: Any, what: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    numbers = [nums] if isinstance(nums, int) else list(nums)
-    words = [argnames] if isinstance(argnames, str) else list(argnames)
+    numbers = _several(nums, int, f"{what}_argnums")
+    words = _several(argnames, str, f"{what}_argnames")
     known = _all_names(fn)
     for word in words:
         if known is not None and word not in known:
@@ -72,6 +72,19 @@ def _both_ways(
     words += [names[n] for n in numbers if n < len(names)]
     numbers += [names.index(w) for w in words if w in names]
     return tuple(sorted(set(numbers))), tuple(sorted(set(words)))
+
+
+def _several(given: Any, kind: type, what: str) -> list[Any]:
+    """One thing of a kind, or several, as a list.
+
+    Raises:
+        SignatureError: it is neither.
+    """
+    found = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(one, kind) for one in found):
+        wanted = "a position, or several" if kind is int else "a name, or several"
+        raise SignatureError(f"{what} is {given!r}; it must be {wanted}")
+    return found
 
 
 def _all_names(fn: Callable[..., Any]) -> list[str] | None:
@@ -120,7 +133,11 @@ class Arguments:
 
 
 def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of a call by the rules of its function."""
+    """The arguments of a call by the rules of its function.
+
+    Raises:
+        SignatureError: a static argument has no hash, or an argument is no pytree.
+    """
     statics: list[tuple[Any, Hashable]] = [(i, args[i]) for i in rules.static_argnums if i < len(args)]
     statics += [(name, kwargs[name]) for name in rules.static_argnames if name in kwargs]
     for where, value in statics:
@@ -141,10 +158,35 @@ def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any])
         *zip(dynamic, donatable),
         *((named[k], k in rules.donate_argnames) for k in sorted(named)),
     ]:
-        flat = jax.tree.leaves(argument)
+        try:
+            flat = jax.tree.leaves(argument)
+        except (TypeError, ValueError) as error:
+            raise SignatureError(f"an argument is no pytree: {error}") from None
         donated += range(len(leaves), len(leaves) + len(flat)) if may else ()
         leaves += flat
     return Arguments(leaves, jax.tree.structure((tuple(dynamic), named)), tuple(statics), tuple(donated))
+
+
+def check_leaves(arguments: Arguments, names: list[str]) -> None:
+    """Looks whether all arguments are what JAX takes for arrays.
+
+    Args:
+        arguments: the arguments of a call.
+        names: what the user calls each leaf.
+
+    Raises:
+        SignatureError: some are not; names them.
+    """
+    problems = []
+    for leaf, name in zip(arguments.leaves, names, strict=True):
+        try:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                jax.typeof(leaf)
+        except (TypeError, ValueError):
+            kind = f"of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+            problems.append(f"{name} is {kind}, which is no array and no number")
+    if problems:
+        raise collect(SignatureError, problems, "the arguments cannot be used:")
 
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

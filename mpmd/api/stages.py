@@ -140,8 +140,7 @@ class Lowered:
             costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
                 not there.
         """
-        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
-        return predicted_timeline(self.program, known, list(self.config.topology))
+        return predicted_timeline(self.program, _known(costs), list(self.config.topology))
 
     def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
         """What fragments and messages should take on such devices, by the work in them.
@@ -159,7 +158,10 @@ class Lowered:
 
         Raises:
             CompileError: a fragment cannot be compiled; names it.
+            ConfigError: `runtime` is something else.
         """
+        if runtime is not None and not isinstance(runtime, RuntimeOptions):
+            raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
             name: dataclasses.replace(fragment, token=name in unwatched)
@@ -174,6 +176,20 @@ class Lowered:
             ),
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
+
+
+def _known(costs: Any) -> ProgramCosts:
+    """What a user says of costs, as all of them.
+
+    Raises:
+        ConfigError: that is something else, or not seconds.
+    """
+    if isinstance(costs, ProgramCosts):
+        return costs
+    found = costs or {}
+    if not isinstance(found, Mapping) or not all(isinstance(s, (int, float)) for s in found.values()):
+        raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
+    return ProgramCosts(found)
 
 
 def cores_of_meshes(topology: Mapping[str, Mesh]) -> dict[str, tuple[int, ...]]:
@@ -294,9 +310,8 @@ class Compiled:
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
-        known = costs if isinstance(costs, ProgramCosts) else ProgramCosts(costs or {})
         meshes = list(self.lowered.config.topology)
-        return predicted_timeline(self.program, known, meshes, self._workspace)
+        return predicted_timeline(self.program, _known(costs), meshes, self._workspace)
 
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
@@ -81,18 +83,21 @@ def make_topology(
     Raises:
         ConfigError: no mesh, a bad name or size, or fewer devices than asked for; all problems at once.
     """
-    if not meshes:
-        raise ConfigError("a topology needs at least one mesh, such as make_topology({'m0': 1, 'm1': 1})")
-    problems = [p for name in meshes for p in _name_problems(name)]
-    sizes = {name: _axes(spec) for name, spec in meshes.items()}
-    problems += [
-        f"mesh {name!r}: axis {axis!r} has size {size}; it must be a positive whole number"
-        for name, axes in sizes.items()
-        for axis, size in axes.items()
-        if not isinstance(size, int) or size < 1
+    if not isinstance(meshes, Mapping) or not meshes:
+        got = "" if isinstance(meshes, Mapping) else f": got {meshes!r}"
+        raise ConfigError(
+            f"a topology needs at least one mesh, such as make_topology({{'m0': 1, 'm1': 1}}){got}"
+        )
+    problems = [
+        p for name, spec in meshes.items() for p in (*_name_problems(name), *_mesh_problems(name, spec))
     ]
+    if pinning not in get_args(Pinning):
+        problems.append(f"pinning is {pinning!r}; there are {', '.join(map(repr, get_args(Pinning)))}")
+    if devices is not None and not _are_devices(devices):
+        problems.append(f"devices is {devices!r}; it must be a list of devices, such as jax.devices()")
     if problems:
         raise collect(ConfigError, problems, "the topology cannot be made:")
+    sizes = {name: _axes(spec) for name, spec in meshes.items()}
     counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
     chosen = _devices(counts, devices, pinning)
     made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
@@ -105,12 +110,47 @@ def make_topology(
     return topology
 
 
-def _name_problems(name: str) -> list[str]:
-    if not name or "@" in name or '"' in name:
-        return [f"{name!r} is no mesh name: it must not be empty, nor hold '@' or quotes"]
+_MESH_NAME = re.compile(r'[^\s@"#;:,/]+(/cpu)?|[^\s@"]+#(pinned_host|device)')
+
+
+def _name_problems(name: Any) -> list[str]:
+    if not isinstance(name, str) or not _MESH_NAME.fullmatch(name):
+        return [
+            f"{name!r} is no mesh name: it must be a text that is not empty, without spaces and any of"
+            " @ # / ; : , and quotes"
+        ]
     if name.endswith(("#pinned_host", "#device")):
         return [f"{name!r} is no mesh name: a memory kind belongs to an assignment, not to a mesh"]
     return []
+
+
+def _mesh_problems(name: Any, spec: Any) -> list[str]:
+    """Why something is no mesh."""
+    if isinstance(spec, Mesh):
+        return []
+    if isinstance(spec, (int, np.integer)) and not isinstance(spec, bool):
+        spec = {"data": int(spec)}
+    if isinstance(spec, Mapping) and spec:
+        wrong = [axis for axis in spec if not isinstance(axis, str) or not axis or '"' in axis]
+        return [f"mesh {name!r}: {axis!r} is no name of an axis" for axis in wrong] + [
+            f"mesh {name!r}: axis {axis!r} has size {size!r}; it must be a positive whole number"
+            for axis, size in spec.items()
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
+        ]
+    if not _are_devices(spec) or not len(spec):
+        return [
+            f"mesh {name!r} is {spec!r}; it must be a number of devices, sizes of axes such as "
+            "{'data': 2}, a list of devices, or a jax.sharding.Mesh"
+        ]
+    twice = [str(device) for device in dict.fromkeys(spec) if list(spec).count(device) > 1]
+    return [f"mesh {name!r} has {device} more than once" for device in twice]
+
+
+def _are_devices(found: Any) -> bool:
+    """Whether something is a sequence of devices."""
+    if not isinstance(found, (Sequence, np.ndarray)) or isinstance(found, str) or np.ndim(found) > 1:
+        return False
+    return all(isinstance(device, jax.Device) for device in found)
 
 
 def _axes(spec: MeshLike) -> dict[str, int]:
@@ -119,9 +159,7 @@ def _axes(spec: MeshLike) -> dict[str, int]:
         return {}
     if isinstance(spec, (int, np.integer)):
         return {"data": int(spec)}
-    if isinstance(spec, Mapping):
-        return dict(spec)
-    return {}
+    return {axis: int(size) for axis, size in spec.items()} if isinstance(spec, Mapping) else {}
 
 
 def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:

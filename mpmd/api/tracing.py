@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import jax
 
 from mpmd.api.config import Config
-from mpmd.api.signature import ArgumentRules, Arguments, abstract, paths
+from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
 from mpmd.api.stages import Traced
+from mpmd.errors import SignatureError
 from mpmd.tracing.names import names_called
 
 
@@ -25,7 +27,19 @@ def trace(
     """Traces `fn` with JAX, without devices, under the axes of all meshes.
 
     Static arguments are passed as they are, all others as shapes and dtypes.
+
+    Raises:
+        SignatureError: the function does not take such arguments.
     """
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", repr(fn))
+        raise SignatureError(f"{name} does not take these arguments: {error}") from None
+    except ValueError:  # it does not say what it takes
+        pass
+    found = paths(rules, args, kwargs)
+    check_leaves(arguments, found)
     dynamic, named = jax.tree.unflatten(arguments.tree, [abstract(leaf) for leaf in arguments.leaves])
     values = iter(dynamic)
     positional = [args[i] if i in rules.static_argnums else next(values) for i in range(len(args))]
@@ -36,7 +50,7 @@ def trace(
     names = _names_of(fn)
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
-    return Traced(traced, config, arguments.without_arrays(), paths(rules, args, kwargs), frozenset(names))
+    return Traced(traced, config, arguments.without_arrays(), found, frozenset(names))
 
 
 _names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()

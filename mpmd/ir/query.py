@@ -35,7 +35,12 @@ def module_of(op: Op) -> Op:
 
 
 def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
-    """The ops of a block, or of the body of an op, but for its terminator: a list, safe to erase from."""
+    """The ops of a block, or of the body of an op, but for its terminator: a list, safe to erase from.
+
+    A function that is only declared has none.
+    """
+    if isinstance(where, Func) and where.is_external:
+        return []
     block = where if isinstance(where, ir.Block) else where.body
     found = list(block.operations)
     del found[-1:]

@@ -1,17 +1,19 @@
 """What must hold of a program, beyond what the dialect's own verifier checks.
 
 The dialect accepts, and passes then misread or crash on: calls that do not fit their callee or name an
-unknown one, per-value attributes of the wrong length, counters of the wrong type, stages on inferred
-fragments, doubled meshes and origins.
+unknown one, per-value attributes of the wrong length, shardings over axes that their mesh lacks, counters of
+the wrong type, stages on inferred fragments, doubled meshes and origins.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from mpmd import ir
 from mpmd.errors import IRError, collect
+from mpmd.sharding.shards import axes_of, sdy_meshes
 
 
 def verify(module: ir.Module) -> None:
@@ -33,17 +35,23 @@ def verify(module: ir.Module) -> None:
 
 def violations(module: ir.Module) -> Iterator[str]:
     """Each violation that MLIR's verifier does not find, as one sentence."""
-    symbols = {f.symbol: f for f in ir.funcs(module)}
+    symbols = ir.symbol_table(module)
+    meshes = sdy_meshes(module.operation)
     for f in symbols.values():
         if f.is_mpmd:
             yield from _topology_problems(f)
         if f.is_external:
             continue
         for op in ir.ops(f):
-            if isinstance(op, (ir.Call, ir.FragmentCall, ir.Fragment)):
-                found = _fragment_problems(op) if isinstance(op, ir.Fragment) else _call_problems(op, symbols)
-                for problem in found:
-                    yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
+            found: Iterator[str] = iter(())
+            if isinstance(op, ir.Fragment):
+                found = itertools.chain(_fragment_problems(op), _sharding_problems(op, meshes))
+            elif isinstance(op, (ir.Call, ir.FragmentCall)):
+                found = _call_problems(op, symbols)
+            elif isinstance(op, ir.Transfer):
+                found = _sharding_problems(op, meshes)
+            for problem in found:
+                yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 
 def _uses_of_what_was_erased(module: ir.Module) -> Iterator[str]:
@@ -68,6 +76,9 @@ def _call_problems(op: ir.Call | ir.FragmentCall, symbols: dict[str, ir.Func]) -
     if callee is None:
         yield f"it calls @{op.callee_name}, which the module does not have"
         return
+    if callee.is_external:
+        yield f"it calls @{op.callee_name}, which has no body"
+        return
     given, wanted = len(op.operands), len(callee.args)
     if given != wanted:
         yield f"it has {given} operands, @{op.callee_name} has {wanted} arguments"
@@ -91,9 +102,28 @@ def _fragment_problems(op: ir.Fragment) -> Iterator[str]:
     for name, count in counts.items():
         if name in op.attributes and len(ir.ArrayAttr(op.attributes[name])) != count:
             yield f"its {name} has {len(ir.ArrayAttr(op.attributes[name]))} entries for {count} values"
-    counts = {"in_shardings": len(op.inputs), "out_shardings": len(op.results)}
-    for name, count in counts.items():
-        if name in op.attributes:
-            have = len(ir.sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)
-            if have != count:
-                yield f"its {name} has {have} entries for {count} values"
+
+
+def _sharding_problems(op: ir.Fragment | ir.Transfer, meshes: dict[str, ir.sdy.MeshAttr]) -> Iterator[str]:
+    """What is wrong with the shardings of an op's values, as attributes."""
+    values = {"in_shardings": op.operands, "out_shardings": op.results, "sdy.sharding": op.results}
+    for name in (name for name in values if name in op.attributes):
+        shardings = ir.sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
+        if len(shardings) != len(values[name]):
+            yield f"its {name} has {len(shardings)} entries for {len(values[name])} values"
+        for sharding in dict.fromkeys(map(str, shardings)):
+            yield from (f"{name} {sharding}: {problem}" for problem in _unknown_parts(sharding, meshes))
+
+
+def _unknown_parts(sharding: str, meshes: dict[str, ir.sdy.MeshAttr]) -> Iterator[str]:
+    """The mesh, or the axes, that a sharding names and the module does not have."""
+    mesh = re.match(r"#sdy\.sharding<@(\w+)", sharding)
+    if mesh is None:
+        return
+    if mesh[1] not in meshes:
+        yield f"there is no sdy mesh @{mesh[1]}"
+        return
+    axes = axes_of(meshes[mesh[1]])
+    for axis in dict.fromkeys(re.findall(r'"([^"]*)"', sharding)):
+        if axis not in axes:
+            yield f'the sdy mesh @{mesh[1]} has no axis "{axis}"; it has {", ".join(axes) or "none"}'

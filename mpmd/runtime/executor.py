@@ -18,9 +18,9 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
-from mpmd.errors import ProgramError, SignatureError
+from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
 from mpmd.runtime.decode import Engine, decode
 from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
@@ -43,6 +43,9 @@ _DRAIN_SECONDS = 0.4
 """How long an interrupted step waits for what it had issued."""
 
 
+Issue: TypeAlias = Literal["auto", "one-thread", "thread-per-mesh"]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RuntimeOptions:
     """How programs are run.
@@ -56,11 +59,20 @@ class RuntimeOptions:
         keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
     """
 
-    issue: Literal["auto", "one-thread", "thread-per-mesh"] = "auto"
+    issue: Issue = "auto"
     run_ahead: int = 16
     blocking: bool = False
     debug_nans: bool = False
     keep_freed_memory: bool = True
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.issue not in get_args(Issue):
+            problems.append(f"issue is {self.issue!r}; there are {', '.join(map(repr, get_args(Issue)))}")
+        if type(self.run_ahead) is not int or self.run_ahead < 1:
+            problems.append(f"run_ahead is {self.run_ahead!r}; a mesh needs at least 1 call on its way")
+        if problems:
+            raise collect(ConfigError, problems, "the runtime options cannot be used:")
 
 
 class Executor:
@@ -87,8 +99,6 @@ class Executor:
         Raises:
             ProgramError: the program breaks a rule, or an executable is missing.
         """
-        if options.run_ahead < 1:
-            raise ProgramError(f"run_ahead is {options.run_ahead}; a mesh needs at least 1 call on its way")
         if options.keep_freed_memory:
             keep_freed_memory()
         self.program, self.options = program, options

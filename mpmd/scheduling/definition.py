@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.placement import Placement, contiguous
@@ -70,12 +71,12 @@ class PipelineSchedule(ABC):
             ScheduleError: the schedule cannot order this, or orders it in an impossible way.
         """
         for what, number in (("stage", num_stages), ("mesh", num_meshes), ("microbatch", num_microbatches)):
-            if number < 1:
-                raise ScheduleError(f"schedule {self.name!r} needs at least one {what}, got {number}")
+            if not isinstance(number, int) or number < 1:
+                raise ScheduleError(f"schedule {self.name!r} needs at least one {what}, got {number!r}")
         if stage_to_mesh is None:
             placement = self.placement(num_stages, num_meshes)
         else:
-            placement = _checked_placement(tuple(stage_to_mesh), num_stages, num_meshes)
+            placement = checked_placement(stage_to_mesh, num_stages, num_meshes)
         shape = Shape(num_meshes, num_microbatches, placement)
         orders = tuple(tuple(order) for order in self.orders(shape))
         splits = any(task.phase is Phase.I for order in orders for task in order)
@@ -84,12 +85,20 @@ class PipelineSchedule(ABC):
         return table
 
 
-def _checked_placement(placement: Placement, num_stages: int, num_meshes: int) -> Placement:
+def checked_placement(stage_to_mesh: Any, num_stages: int, num_meshes: int) -> Placement:
+    """The mesh of each stage, as the user gave it.
+
+    Raises:
+        ScheduleError: there are more or fewer stages, or a mesh that there is not.
+    """
+    if isinstance(stage_to_mesh, str) or not isinstance(stage_to_mesh, Iterable):
+        raise ScheduleError(f"stage_to_mesh must list the mesh of each stage, got {stage_to_mesh!r}")
+    placement = tuple(stage_to_mesh)
     if len(placement) != num_stages:
         raise ScheduleError(f"stage_to_mesh names {len(placement)} stages, the program has {num_stages}")
     for stage, mesh in enumerate(placement):
-        if not 0 <= mesh < num_meshes:
+        if not isinstance(mesh, int) or not 0 <= mesh < num_meshes:
             raise ScheduleError(
-                f"stage_to_mesh puts stage {stage} on mesh {mesh}, but the meshes are 0 to {num_meshes - 1}"
+                f"stage_to_mesh puts stage {stage} on mesh {mesh!r}, but the meshes are 0 to {num_meshes - 1}"
             )
     return placement

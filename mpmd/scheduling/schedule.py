@@ -111,4 +111,7 @@ def _with_options(
             hint = f"; did you mean {close[0]!r}?" if close else ""
             listed = f"  options: {', '.join(known)}" if known else "  it has no options"
             raise ScheduleError(f"schedule {kind.name!r} has no option {option!r}{hint}\n{listed}")
-    return kind(**options) if base is None else dataclasses.replace(base, **options)
+    try:
+        return kind(**options) if base is None else dataclasses.replace(base, **options)
+    except TypeError as error:
+        raise ScheduleError(f"schedule {kind.name!r} cannot use the options {options}: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
@@ -16,7 +17,12 @@ def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: 
     """`body(i, x)` applied `num_iterations` times, as `jax.lax.fori_loop`, with names allowed inside.
 
     Under `mpmd.jit` each iteration is one microbatch.
+
+    Raises:
+        SignatureError: `num_iterations` is no whole number, or negative.
     """
+    if not _is_count(num_iterations) or num_iterations < 0:
+        raise SignatureError(f"num_iterations must be a whole number from 0, got {num_iterations!r}")
     work = one_microbatch(body)
 
     def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
@@ -67,8 +73,7 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
     Raises:
         SignatureError: `num_microbatches` is not positive, or a leaf cannot be cut so.
     """
-    if num_microbatches < 1:
-        raise SignatureError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    _check_cut(num_microbatches, axis)
     problems = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
         where = f"batch{jax.tree_util.keystr(path)}"
@@ -90,6 +95,17 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
         return jnp.moveaxis(named(leaf), axis, 0)
 
     return jax.tree.map(cut, batches)
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
+def _check_cut(num_microbatches: Any, axis: Any) -> None:
+    if not _is_count(num_microbatches) or num_microbatches < 1:
+        raise SignatureError(f"num_microbatches must be at least 1, a whole number, got {num_microbatches!r}")
+    if not _is_count(axis) or axis < 0:
+        raise SignatureError(f"axis must be the number of a dim, from 0, got {axis!r}")
 
 
 def accumulate_gradients(
@@ -118,11 +134,19 @@ def accumulate_gradients(
         new first dim of size `M`.
 
     Raises:
-        SignatureError: when called with a batch that is not divisible.
+        SignatureError: `loss_fn` is no function, or `num_microbatches` no number of microbatches; when called
+            with a batch that is not divisible, or without one of the arguments to differentiate by.
     """
+    if not callable(loss_fn):
+        raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
+    _check_cut(num_microbatches, axis)
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def loss_and_grads(*args: Any) -> Any:
+        if len(args) <= max(wanted, default=0):
+            raise SignatureError(
+                f"accumulate_gradients differentiates by the arguments {list(wanted)}, but got {len(args)}"
+            )
         batches = tuple(a for i, a in enumerate(args) if i not in wanted)
 
         def of_microbatch(microbatch: tuple[Any, ...]) -> Any:

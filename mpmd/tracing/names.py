@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 
+from mpmd.errors import ConfigError
+
 MICROBATCHES = "microbatches"
 """The kind of a name that marks how a batch is cut; the name itself is the batch dim."""
 
@@ -57,12 +59,19 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     because parameters must not be made inside of a nested jit.
 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
+
+    Raises:
+        ConfigError: there is no function, or no name.
     """
+    if name is not None:
+        _check_name(name, "named_computation")
     if fn is None:
         return functools.partial(named_computation, name=name)
+    if not callable(fn):
+        raise ConfigError(f"named_computation takes a function, got {fn!r}")
     chosen = name or getattr(fn, "__name__", "")
     if not chosen:
-        raise ValueError("named_computation needs a name: the function has none\n  write name='...'")
+        raise ConfigError("named_computation needs a name: the function has none\n  write name='...'")
     carried = carrier(fn, "comp", chosen)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,6 +79,11 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return (fn if _is_initializing(fn) else carried)(*args, **kwargs)
 
     return functools.wraps(fn)(call)
+
+
+def _check_name(name: Any, what: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{what} needs a name, a text that is not empty, got {name!r}")
 
 
 _called: contextvars.ContextVar[set[str]] = contextvars.ContextVar("_called")
@@ -99,7 +113,12 @@ def _is_initializing(fn: Callable[..., Any]) -> bool:
 
 
 def named_tensor(x: Any, name: str) -> Any:
-    """Names the arrays of a pytree, so that they can be assigned to a mesh or memory; returns them."""
+    """Names the arrays of a pytree, so that they can be assigned to a mesh or memory; returns them.
+
+    Raises:
+        ConfigError: there is no name.
+    """
+    _check_name(name, "named_tensor")
     _note(name)
     return carrier(jax.lax.optimization_barrier, "tensor", name)(x)
 
@@ -110,9 +129,14 @@ def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable
     Args:
         fn: the work of one microbatch; arguments and results are pytrees of arrays.
         call_counter: which microbatch it is, from 0.
+
+    Raises:
+        ConfigError: there is no function, or the counter is no number of a microbatch.
     """
-    if call_counter is not None and call_counter < 0:
-        raise ValueError(f"call_counter must not be negative, got {call_counter}")
+    if not callable(fn):
+        raise ConfigError(f"mpmd.call takes a function, got {fn!r}")
+    if call_counter is not None and (not isinstance(call_counter, int) or call_counter < 0):
+        raise ConfigError(f"call_counter must be a whole number from 0, got {call_counter!r}")
     callee = _callee(fn)
     carried = callee if call_counter is None else carrier(callee, "call", str(call_counter))
 

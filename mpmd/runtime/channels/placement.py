@@ -115,6 +115,8 @@ class Placement:
             return same
 
         def place(value: Any) -> jax.Array:
+            if isinstance(value, jax.ShapeDtypeStruct):
+                raise SignatureError(f"{path} is {value}, which has no data; call with arrays")
             if not isinstance(value, jax.Array):
                 value = np.array(value, dtype=None if isinstance(value, np.ndarray) else dtype)
                 _check_signature(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), type_, path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.errors import ScheduleError, collect
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, Shape, checked_placement
 from mpmd.scheduling.placement import Placement, contiguous, folded, looped
 from mpmd.scheduling.table import Mirror, ScheduleTable
 from mpmd.scheduling.task import Phase, Task
@@ -47,7 +47,12 @@ class FunctionSchedule(PipelineSchedule):
                 for stage in reversed(stages) if phase.is_backward else stages:
                     orders[shape.placement[stage]].append(Task(stage, microbatch, phase))
         for order in orders:
-            order.sort(key=self.key)
+            try:
+                order.sort(key=self.key)
+            except TypeError as error:
+                raise ScheduleError(
+                    f"schedule {self.name!r} cannot rank the tasks by its keys: {error}"
+                ) from error
         return orders
 
 
@@ -72,8 +77,11 @@ def from_function(
         name: what to call it in errors and charts.
 
     Raises:
-        ScheduleError: the placement is unknown.
+        ScheduleError: there is no function, or the placement is unknown; when a table is made: keys do not
+            compare.
     """
+    if not callable(key):
+        raise ScheduleError(f"from_function takes a function that ranks a task, got {key!r}")
     if placement not in _PLACEMENTS:
         raise ScheduleError(f"there is no placement {placement!r}\n  placements: {', '.join(_PLACEMENTS)}")
     return FunctionSchedule(key, splits_backward, has_backward, placement, name)
@@ -153,16 +161,40 @@ def from_table(
     Raises:
         ScheduleError: names the first impossible task of each mesh, and why.
     """
-    parsed = tuple(tuple(Task.parse(t) if isinstance(t, str) else t for t in order) for order in orders)
-    placement = _placement_of(parsed) if stage_to_mesh is None else tuple(stage_to_mesh)
+    parsed = tuple(tuple(_task(t, name) for t in _listed(order, name)) for order in _listed(orders, name))
     tasks = [task for order in parsed for task in order]
     if not tasks:
         raise ScheduleError(f"schedule {name!r} has no tasks")
+    for task in tasks:
+        if max(task.stage, task.microbatch) >= len(tasks):
+            raise ScheduleError(
+                f"schedule {name!r} has task {task}, but only {len(tasks)} tasks\n"
+                "  stages and microbatches are numbered from 0 without gaps"
+            )
+    placement = _placement_of(parsed)
+    if stage_to_mesh is not None:
+        placement = checked_placement(stage_to_mesh, len(placement), len(parsed))
     splits = any(task.phase is Phase.I for task in tasks)
     has_backward = any(task.phase.is_backward for task in tasks)
     table = ScheduleTable(parsed, placement, splits, has_backward)
     validate(table)
     return FixedSchedule(table, name)
+
+
+def _listed(found: Any, name: str) -> Sequence[Any]:
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise ScheduleError(
+            f"schedule {name!r} has {found!r}; it must list the tasks of each mesh: [['0F0', '0B0'], ...]"
+        )
+    return found
+
+
+def _task(found: Any, name: str) -> Task:
+    if isinstance(found, str):
+        return Task.parse(found)
+    if not isinstance(found, Task):
+        raise ScheduleError(f"schedule {name!r} has {found!r}, which is no task; write one as '0F0'")
+    return found
 
 
 def _placement_of(orders: Sequence[Sequence[Task]]) -> Placement:
@@ -190,6 +222,8 @@ def from_csv(path_or_text: str | Path, *, name: str | None = None) -> PipelineSc
     Raises:
         ScheduleError: the file cannot be read, a cell is no task, or a task is impossible.
     """
+    if not isinstance(path_or_text, (str, Path)):
+        raise ScheduleError(f"from_csv takes the path of a file, or its text, got {path_or_text!r}")
     is_text = isinstance(path_or_text, str) and re.search(r"[,\n]", path_or_text) is not None
     source = "from_csv" if is_text else str(path_or_text)
     if is_text:
@@ -197,7 +231,7 @@ def from_csv(path_or_text: str | Path, *, name: str | None = None) -> PipelineSc
     else:
         try:
             text = Path(path_or_text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # not UTF-8, or no path
             raise ScheduleError(f"the schedule {source!r} cannot be read: {error}") from error
     orders: list[list[Task]] = []
     problems: list[str] = []

@@ -2,7 +2,7 @@
 
 // Of several functions one must be the program.
 
-// expected-error@+1 {{shardings are propagated from the function @main, which is none of @f, @g}}
+// expected-error@+1 {{shardings are propagated from the public function @main, which is none of @f, @g}}
 func.func @f(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {
   return %a : tensor<8x8xf32>
 }

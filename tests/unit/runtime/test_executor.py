@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from mpmd.errors import FragmentError, ProgramError, SignatureError
+from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
@@ -162,7 +162,7 @@ def test_what_cannot_run_is_refused():
         ProgramError, match=r"^executables are missing:\n  1. no executable: mesh 'm0' calls 'f'\n"
     ):
         Executor(program, {}, placement(2))
-    with pytest.raises(ProgramError, match=r"^run_ahead is 0; a mesh needs at least 1 call on its way$"):
+    with pytest.raises(ConfigError, match=r"^run_ahead is 0; a mesh needs at least 1 call on its way$"):
         chain_executor({}, run_ahead=0)
     with chain_executor({}) as executor:
         with pytest.raises(SignatureError, match=r"^got 2 arguments, compiled for 1$"):

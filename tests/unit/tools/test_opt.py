@@ -190,3 +190,70 @@ def test_each_expectation_admits_one_finding() -> None:
         'expected remark "third" was not produced',
         'expected note "fourth" was not produced',
     ]
+
+
+TOPOLOGY = '#topology = #mpmd.topology<<"m1" : <["x"=2]>>>\n!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>\n'
+CALL = """func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %0 = mpmd.call @f(%a) : (!m1) -> !m1
+  return %0 : !m1
+}
+"""
+CALLEE = """func.func private @f(%a: !m1, %b: !m1) -> !m1 attributes {topology = #topology} {
+  return %b : !m1
+}
+"""
+FRAGMENT = """sdy.mesh @mesh = <["x"=2]>
+func.func @main(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %0 = mpmd.fragment<mesh="m1", origin=["f"], out_shardings=[<@mesh, [{"t"}]>]> (%a) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %0 : !m1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CALL + CALLEE, "it has 1 operands, @f has 2 arguments"),
+        (CALL + CALLEE.partition(" attributes")[0], "it calls @f, which has no body"),
+        (CALL.replace('topology = #topology', 'topology = #mpmd.topology<<"m2" : <["x"=2]>>>') + CALLEE,
+         'argument 0 is on mesh "m1", which its topology lacks'),
+        (FRAGMENT, 'the sdy mesh @mesh has no axis "t"; it has x'),
+        (FRAGMENT.replace("sdy.mesh @mesh", "sdy.mesh @other"), "there is no sdy mesh @mesh"),
+        (FRAGMENT.replace(']>]>', ']>, <@mesh, []>]>', 1), "its out_shardings has 2 entries for 1 values"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["call-inline", "introduce-transfers", "sink-negligible-ops-into-call-op"])
+def test_programs_that_break_a_rule_go_through_no_pass(run, text: str, message: str, name: str) -> None:
+    code, out, err = run(TOPOLOGY + text, f"-mpmd-{name}")
+    assert (code, out) == (1, "") and message in err
+
+
+def test_what_passes_say_of_such_programs_may_be_expected(run) -> None:
+    code, _, err = run(TOPOLOGY + CALL + CALLEE, "-mpmd-call-inline", "-verify-diagnostics")
+    assert code == 1 and "unexpected error: mpmd.call in @main" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "not there"),
+        (PLAIN.replace("@f", "private @f"), "not @f"),
+        (PLAIN + PLAIN.replace("@f", "@g"), "none of @f, @g"),
+    ],
+)
+def test_where_shardings_are_propagated_from(run, text: str, what: str) -> None:
+    """Shardy ends the process if it cannot tell."""
+    code, _, err = run(text, "-sdy-propagation-pipeline")
+    assert code == 1 and f"propagated from the public function @main, which is {what}" in err
+    assert run("", "-mpmd-propagate-shardings")[0] == 0
+
+
+def test_functions_that_are_only_declared(run) -> None:
+    declared = "func.func private @g(tensor<4xf32>) -> tensor<4xf32>\n"
+    text = declared + PLAIN.replace(
+        "stablehlo.negate %a : tensor<4xf32>", "func.call @g(%a) : (tensor<4xf32>) -> tensor<4xf32>"
+    )
+    code, out, _ = run(text, "-mpmd-inline", "-mpmd-fragment-dce", "-mpmd-import-pipeline=infer-transfers")
+    assert code == 0 and "call @g" in out

@@ -1,0 +1,231 @@
+"""Values of the wrong kind, at every entry: an error of ours that says what was got, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.errors import ConfigError, ScheduleError, SignatureError
+from mpmd.options import USER_DEFAULTS
+from mpmd.scheduling.schedule import from_csv, from_function, from_table, get_schedule
+
+X = jnp.ones((8, 4))
+PLACES = {"first": "m0", "second": "m1"}
+
+
+def two_stages(x):
+    x = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
+    return mpmd.named_computation(lambda x: x + 1, name="second")(x)
+
+
+def config(**more):
+    device = jax.devices()[0]
+    with pytest.warns(UserWarning, match="share"):
+        topology = mpmd.make_topology({"m0": [device], "m1": [device]})
+    return mpmd.make_config(topology, PLACES, **more)
+
+
+@pytest.mark.parametrize(
+    ("meshes", "more", "message"),
+    [
+        (None, {}, "needs at least one mesh, such as .*: got None"),
+        (["m0"], {}, "needs at least one mesh"),
+        ({1: 1}, {}, "1 is no mesh name"),
+        ({"m,0": 1}, {}, "'m,0' is no mesh name"),
+        ({"m 0": 1}, {}, "'m 0' is no mesh name"),
+        ({"m0": 1.5}, {}, "mesh 'm0' is 1.5; it must be a number of devices"),
+        ({"m0": True}, {}, "mesh 'm0' is True; it must be"),
+        ({"m0": []}, {}, r"mesh 'm0' is \[\]; it must be"),
+        ({"m0": {}}, {}, "mesh 'm0' is {}; it must be"),
+        ({"m0": ["cpu"]}, {}, r"mesh 'm0' is \['cpu'\]; it must be"),
+        ({"m0": {1: 2}}, {}, "mesh 'm0': 1 is no name of an axis"),
+        ({"m0": {"x": "2"}}, {}, "mesh 'm0': axis 'x' has size '2'"),
+        (
+            {"m0": 1},
+            {"pinning": "never ever"},
+            "pinning is 'never ever'; there are 'auto', 'always', 'never'",
+        ),
+        ({"m0": 1}, {"devices": 3}, "devices is 3; it must be a list of devices"),
+    ],
+)
+def test_topologies(meshes, more, message):
+    with pytest.raises(ConfigError, match=message):
+        mpmd.make_topology(meshes, **more)
+
+
+def test_a_device_twice_in_one_mesh():
+    with pytest.raises(ConfigError, match="mesh 'm0' has .* more than once"):
+        mpmd.make_topology({"m0": [jax.devices()[0]] * 2})
+
+
+@pytest.mark.parametrize(
+    ("topology", "assignment", "more", "message"),
+    [
+        ({"m0": 1}, PLACES, {}, "the topology is {'m0': 1}; make one with mpmd.make_topology"),
+        (None, ["first"], {}, r"the assignment is \['first'\]; it must map names to meshes"),
+        (None, {"first": None}, {}, "'first' is assigned to None; write a mesh"),
+        (None, {"first": ()}, {}, r"'first' is assigned to \(\); write a mesh"),
+        (None, {"first": ("m0", 1, 2)}, {}, r"'first' is assigned to \('m0', 1, 2\)"),
+        (None, {3: "m0"}, {}, "3 is assigned to 'm0', but it is no name"),
+        (None, {"first": ("m0", True)}, {}, "'first' has stage True"),
+        (None, PLACES, {"backend": 3}, "the backend is 3"),
+        (None, PLACES, {"options": {}}, "the options are {}; they must be mpmd.PipelineOptions"),
+        (None, PLACES, {"constraints": 3}, "3 is no constraint"),
+        (None, PLACES, {"constraints": ((0, "x"),)}, r"\(0, 'x'\) is no constraint"),
+    ],
+)
+def test_configurations(topology, assignment, more, message):
+    with pytest.raises(ConfigError, match=message):
+        mpmd.make_config(topology or config().topology, assignment, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"input_meshes": 3}, "input_meshes names an unknown mesh 3"),
+        ({"input_meshes": "m0#disk"}, "input_meshes names an unknown memory 'disk'"),
+        ({"in_shardings": "data"}, "argument 0: 'data' is no jax.sharding.PartitionSpec"),
+        ({"in_shardings": P(3)}, r"argument 0: P\(3,\) has 3 for a dim"),
+        (
+            {"in_shardings": P(P.UNCONSTRAINED)},
+            "has UNCONSTRAINED for a dim; name axes of the meshes, or None",
+        ),
+    ],
+)
+def test_places_and_shardings_of_arguments(more, message):
+    with pytest.raises(ConfigError, match=message):
+        mpmd.jit(two_stages, config(**more)).lower(X)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dump_to", 3, "dump_to is 3; it must be of type str"),
+        ("dump_to", "/proc/none/here", "dump_to is .* which cannot be made a folder"),
+        ("dump_passes", "(", r"dump_passes is '\(', which is no regular expression"),
+        ("disable_passes", "cse", "disable_passes is 'cse'; it must be a tuple of texts"),
+        ("max_clones", -3, "max_clones is -3; it must be at least 0"),
+        ("device_memory_bytes", "1G", "device_memory_bytes is '1G'; it must be of type int"),
+        ("verify_each", "x", "verify_each is 'x'; it must be of type bool"),
+        ("attention_stitching", "maybe", "attention_stitching is 'maybe'; there are 'auto', 'off'"),
+    ],
+)
+def test_options(option, value, message):
+    options = dataclasses.replace(USER_DEFAULTS, **{option: value})
+    with pytest.raises(ConfigError, match=message):
+        mpmd.jit(two_stages, config(options=options)).lower(X)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"issue": 3}, "issue is 3; there are 'auto', 'one-thread', 'thread-per-mesh'"),
+        ({"run_ahead": 1.5}, "run_ahead is 1.5; a mesh needs"),
+    ],
+)
+def test_runtime_options(values, message):
+    with pytest.raises(ConfigError, match=message):
+        mpmd.RuntimeOptions(**values)
+
+
+def test_what_a_lowered_step_is_asked_for():
+    lowered = mpmd.jit(two_stages, config()).lower(X)
+    with pytest.raises(ConfigError, match="runtime is 3; it must be mpmd.RuntimeOptions"):
+        lowered.compile(runtime=3)
+    with pytest.raises(ConfigError, match="costs is 3; it must be seconds by fragment"):
+        lowered.schedule(costs=3)
+    with pytest.raises(ConfigError, match="costs is {'f': 'x'}"):
+        lowered.schedule(costs={"f": "x"})
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "message"),
+    [
+        (3, None, "mpmd.jit compiles a function, got 3"),
+        (two_stages, PLACES, "mpmd.jit needs a config made by mpmd.make_config, got {'first'"),
+    ],
+)
+def test_what_is_jitted(function, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        mpmd.jit(function, settings or config())
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"static_argnums": "x"}, "static_argnums is 'x'; it must be a position"),
+        ({"donate_argnums": None}, "donate_argnums is None"),
+        ({"donate_argnames": 3}, "donate_argnames is 3; it must be a name"),
+    ],
+)
+def test_which_arguments_are_static_or_donated(rules, message):
+    with pytest.raises(SignatureError, match=message):
+        mpmd.jit(two_stages, config(), **rules)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "two_stages does not take these arguments: missing a required argument: 'x'"),
+        ((X, X), "two_stages does not take these arguments: too many positional arguments"),
+        (("text",), "x is a str, which is no array and no number"),
+        (([1, object()],), r"x\[1\] is a object, which is no array"),
+        ((np.array(["a"]),), "x is of dtype <U1, which is no array"),
+        (({1: X, "a": X},), "an argument is no pytree"),
+        ((jax.ShapeDtypeStruct((8, 4), jnp.float32),), r"x is ShapeDtypeStruct\(.*, which has no data"),
+    ],
+)
+def test_arguments_of_a_call(args, message):
+    with pytest.raises(SignatureError, match=message):
+        mpmd.jit(two_stages, config())(*args)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: mpmd.named_computation(3, name="a"),
+            ConfigError,
+            "named_computation takes a function, got 3",
+        ),
+        (
+            lambda: mpmd.named_computation(two_stages, name=3),
+            ConfigError,
+            "named_computation needs a name.* got 3",
+        ),
+        (lambda: mpmd.named_tensor(X, name=""), ConfigError, "named_tensor needs a name.* got ''"),
+        (lambda: mpmd.call(3), ConfigError, "mpmd.call takes a function, got 3"),
+        (lambda: mpmd.call(two_stages, call_counter="0"), ConfigError, "call_counter must be a whole number"),
+        (lambda: mpmd.split_microbatches(X, 2.0), SignatureError, "a whole number, got 2.0"),
+        (lambda: mpmd.split_microbatches(X, 2, axis=-1), SignatureError, "axis must be the number of a dim"),
+        (lambda: mpmd.accumulate_gradients(3, 2), SignatureError, "takes a function, got 3"),
+        (lambda: mpmd.accumulate_gradients(two_stages, None), SignatureError, "a whole number, got None"),
+        (
+            lambda: mpmd.accumulate_gradients(two_stages, 2)(),
+            SignatureError,
+            r"by the arguments \[0\], but got 0",
+        ),
+        (lambda: mpmd.fori_loop(1.5, lambda i, c: c, X), SignatureError, "num_iterations must be .* got 1.5"),
+        (lambda: from_table(3), ScheduleError, "has 3; it must list the tasks of each mesh"),
+        (lambda: from_table("0F0"), ScheduleError, "has '0F0'; it must list the tasks"),
+        (lambda: from_table([[3]]), ScheduleError, "has 3, which is no task"),
+        (lambda: from_table([["0F9999999999"]]), ScheduleError, "has task 0F9999999999, but only 1 tasks"),
+        (lambda: from_table([["0F0", "0B0"]], ["a"]), ScheduleError, "puts stage 0 on mesh 'a'"),
+        (lambda: from_table([["0F0", "0B0"]], 3), ScheduleError, "stage_to_mesh must list .* got 3"),
+        (lambda: from_csv(3), ScheduleError, "from_csv takes the path of a file, or its text, got 3"),
+        (lambda: from_csv("\0"), ScheduleError, "cannot be read: embedded null byte"),
+        (lambda: from_function(3), ScheduleError, "from_function takes a function .* got 3"),
+        (lambda: from_function(lambda t: t).table(2, 2, 2), ScheduleError, "cannot rank the tasks by its keys"),
+        (lambda: get_schedule("zb_h2", latency="x"), ScheduleError, "'zb_h2' cannot use the options"),
+        (lambda: get_schedule("1f1b").table(2, 2, 2.5), ScheduleError, "at least one microbatch, got 2.5"),
+    ],
+)
+def test_names_loops_and_schedules(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()
