@@ -27,7 +27,7 @@ from mpmd.ir.edit import (
     reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
 from mpmd.ir.kept import free_erased
-from mpmd.ir.mlir_passes import main_problem, mlir_problem, run_mlir, run_mlir_alone
+from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
     Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,

@@ -35,30 +35,11 @@ def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
     Raises:
         IRError: a pass fails; the module is of no use then.
     """
-    if "sdy-" in pipeline and "propagat" in pipeline:
-        problem = main_problem(module)
-        if problem:
-            raise IRError(problem)
     with context():
         try:
             _manager(pipeline).run(module.operation)
         except ir.MLIRError as e:
             raise IRError(f"{pipeline} failed: {e}") from e
-
-
-def main_problem(module: ir.Module | ir.Operation) -> str:
-    """Why Shardy cannot tell from which function to propagate, where it would end the process; or ""."""
-    body = module.operation.regions[0].blocks[0]
-    functions = [op.operation.attributes for op in body if op.operation.name == "func.func"]
-    names = [f"@{ir.StringAttr(attributes['sym_name']).value}" for attributes in functions]
-    if "@main" in names:
-        return ""
-    if len(functions) == 1:
-        shown = functions[0].get("sym_visibility")
-        if shown is None or ir.StringAttr(shown).value == "public":
-            return ""
-    what = f"none of {', '.join(names)}" if len(names) > 1 else f"not {names[0]}" if names else "not there"
-    return f"shardings are propagated from the public function @main, which is {what}"
 
 
 def mlir_problem(pipeline: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from mpmd import ir
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, IRError
 from mpmd.support.passes import Pass
 
 _WHICH: dict[str, Callable[[ir.Func], bool]] = {
@@ -61,12 +61,29 @@ class MlirPass(Pass):
     tells_changes: ClassVar[bool] = False
 
     def run(self, module: ir.Module) -> bool:
-        """Runs it; always True, as MLIR does not say whether it changed anything."""
+        """Runs it; always True, as MLIR does not say whether it changed anything.
+
+        Raises:
+            IRError: it fails, or would end the process.
+        """
+        problem = main_problem(module) if "sdy-" in self.pipeline and "propagat" in self.pipeline else ""
+        if problem:
+            raise IRError(problem)
         ir.run_mlir(self.pipeline, module)
         return True
 
     def __str__(self) -> str:
         return self.pipeline
+
+
+def main_problem(module: ir.Module) -> str:
+    """Why Shardy cannot tell from which function to propagate, where it would end the process; or ""."""
+    functions = ir.funcs(module)
+    names = [f"@{f.symbol}" for f in functions]
+    if "@main" in names or (len(functions) == 1 and functions[0].is_public):
+        return ""
+    what = f"none of {', '.join(names)}" if len(names) > 1 else f"not {names[0]}" if names else "not there"
+    return f"shardings are propagated from the public function @main, which is {what}"
 
 
 def mlir_pass(name: str, options: str = "") -> MlirPass:
