@@ -36,7 +36,7 @@ class LayoutRemoval(HloPass):
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites the module."""
         parameters, result = module.entry_shapes()
-        shapes = [i.shape for i in module.instructions()]
+        shapes = [i.shape for i in module.instructions() if not _is_of_library(i)]
         if not any(_is_strange(shape) for shape in (*parameters, result, *shapes)):
             return False
         for parameter, shape in zip(module.entry.parameters, parameters):
@@ -49,7 +49,7 @@ class LayoutRemoval(HloPass):
         for bitcast, (source, target) in bitcasts.items():
             _without_order(bitcast, source, target)
         for instruction in module.instructions():
-            if instruction.opcode != "custom-call":
+            if not _is_of_library(instruction):
                 instruction.shape = _row_major(instruction.shape)
         build = HloBuilder(module.entry)
         for parameter, shape in zip(module.entry.parameters, parameters):
@@ -60,6 +60,13 @@ class LayoutRemoval(HloPass):
         module.parameter_layouts = tuple(p.shape.filled() for p in module.entry.parameters)
         module.result_layout = module.entry.root.shape.filled()
         return True
+
+
+def _is_of_library(instruction: HloInstruction) -> bool:
+    """Whether a value lies as the library says that makes it."""
+    while instruction.opcode == "get-tuple-element":
+        instruction = instruction.operands[0]
+    return instruction.opcode == "custom-call"
 
 
 def _is_strange(shape: Shape) -> bool:
