@@ -32,6 +32,7 @@ ELSEWHERE = {
     "hlo-argmax-rewriter",  # reductions of several arrays likewise
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
+    "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
 }
 UNROUNDED = {"hlo-simplify-fp-conversions"}

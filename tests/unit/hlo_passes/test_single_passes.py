@@ -154,6 +154,7 @@ def test_groups_name_passes_of_the_table():
         "hlo-dot-decomposer",
         "hlo-float-jitter",
         "hlo-float-normalization",
+        "hlo-layout-removal",
         "hlo-logistic-expander",
         "hlo-reduction-dimension-grouper",
         "hlo-sharding-remover",

@@ -225,9 +225,10 @@ class _Part:
         self.copies: dict[HloInstruction, HloInstruction] = {}
         self.given: dict[Position, HloInstruction] = {}
         for number, (made, index) in enumerate(inputs):
-            self.given[made, index] = self.body.add(
-                HloInstruction("parameter", made.subshape(index), (), {"parameter_number": number})
-            )
+            # between clusters arrays are row-major, however a library's call makes them
+            shape = made.subshape(index).with_default_layout()
+            parameter = HloInstruction("parameter", shape, (), {"parameter_number": number})
+            self.given[made, index] = self.body.add(parameter)
 
     def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
         """The program whose result are the outputs, in order."""
