@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, compile_fragment, prepare_fragment
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Publish, Settle
 from mpmd.compile.backends.native_cpu.ffi import _REGISTERED, register
 from mpmd.compile.backends.native_cpu.program import Run
@@ -123,7 +124,7 @@ def test_what_was_started_is_not_touched_before_its_end():
 
 def test_poison_in_free_memory_changes_nothing():
     made = on_two()
-    compiled = compile_fragment(made.fragment, host_target(), axes={"x": 2}, poison=True)
+    compiled = prepare_fragment(made.fragment, host_target(), axes={"x": 2}, poison=True).compiled()
     backend = NativeCpuBackend()
     poisoned = backend._load(compiled.artefact(), host_target(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(poisoned(*made.arguments), made.jitted(*made.arguments), strict=True):
@@ -193,7 +194,8 @@ def test_all_kinds_of_starts_under_way_at_the_same_time():
     made = OnMesh(function, [a], mesh_of({"x": 2}), [P("x")], wanted)
     lines = STARTED.replace("  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n", "")
     lines = lines.replace("  s = ((", "  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n  s = ((")
-    compiled = compile_fragment(made.fragment, host_target(), module=parse_module(lines), axes={"x": 2})
+    module = parse_module(lines)
+    compiled = prepare_fragment(made.fragment, host_target(), module=module, axes={"x": 2}).compiled()
     assert sum(isinstance(t, StartThunk) for t in compiled.thunks) == 4
     native = NativeCpuBackend()._load(compiled.artefact(), host_target(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(native(*made.arguments), made.jitted(*made.arguments), strict=True):
