@@ -225,8 +225,9 @@ class _Part:
         self.copies: dict[HloInstruction, HloInstruction] = {}
         self.given: dict[Position, HloInstruction] = {}
         for number, (made, index) in enumerate(inputs):
+            shape = made.subshape(index).with_default_layout()  # however a library made it
             self.given[made, index] = self.body.add(
-                HloInstruction("parameter", made.subshape(index), (), {"parameter_number": number})
+                HloInstruction("parameter", shape, (), {"parameter_number": number})
             )
 
     def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
