@@ -34,8 +34,15 @@ from mpmd.compile.thunks.thunk import (
 SILENT = FORWARDING | {"parameter", "constant", "after-all"}
 """Opcodes that do nothing when the program runs."""
 
-WITHOUT_KERNEL = SILENT | {"while", "conditional", "partition-id"}
+WITHOUT_KERNEL = SILENT | {"while", "conditional"}
 """Opcodes that are no kernel."""
+
+
+def tells_device(instruction: HloInstruction) -> bool:
+    """Whether an instruction gives the number of the device that runs the program."""
+    module = instruction.parent.module
+    others = {"partition-id": module.replica_count, "replica-id": module.num_partitions}
+    return others.get(instruction.opcode) == 1
 
 
 class KernelPlans:
@@ -63,7 +70,7 @@ class KernelPlans:
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode not in WITHOUT_KERNEL:
+                if instruction.opcode not in WITHOUT_KERNEL and not tells_device(instruction):
                     self.of(instruction)
 
     def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
@@ -73,7 +80,7 @@ class KernelPlans:
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
-        if instruction.opcode in WITHOUT_KERNEL:
+        if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
             return False
         planned = self.of(instruction)
         if isinstance(planned, UpdatePlan | PlannedAttention):
@@ -135,7 +142,7 @@ class Emitter:
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
-            elif instruction.opcode == "partition-id":
+            elif tells_device(instruction):
                 thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
             else:
                 thunks += self._kernel(instruction)

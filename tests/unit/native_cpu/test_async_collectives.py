@@ -194,8 +194,8 @@ def test_all_kinds_of_starts_under_way_at_the_same_time():
     made = OnMesh(function, [a], mesh_of({"x": 2}), [P("x")], wanted)
     lines = STARTED.replace("  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n", "")
     lines = lines.replace("  s = ((", "  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n  s = ((")
-    prepared = prepare_fragment(made.fragment, host_target(), module=parse_module(lines), axes={"x": 2})
-    compiled = prepared.compiled()
+    module = parse_module(lines)
+    compiled = prepare_fragment(made.fragment, host_target(), module=module, axes={"x": 2}).compiled()
     assert sum(isinstance(t, StartThunk) for t in compiled.thunks) == 4
     native = NativeCpuBackend()._load(compiled.artefact(), host_target(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(native(*made.arguments), made.jitted(*made.arguments), strict=True):
