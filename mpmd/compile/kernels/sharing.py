@@ -16,16 +16,18 @@ from mpmd.compile.kernels.plan import (
 )
 
 
-def may_share(plan: KernelPlan, source: int, result: int) -> bool:
+def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) -> bool:
     """Whether a result may live in the memory of an operand that nobody reads after the kernel.
 
     True if every element of the operand is read before its place is written: the result is written where the
-    operand is read, by the same point, and no later pass over the row reads the operand again.
+    operand is read, by the same point and by no other one, and no later pass over the row reads the operand
+    again.
 
     Args:
         plan: the kernel.
         source: number of the operand that is read.
         result: number of the operand that is written.
+        row: both hold one row, of which nothing remains when the next one begins.
     """
     if source == result or plan.operands[source].bytes != plan.operands[result].bytes:
         return source == result
@@ -44,6 +46,8 @@ def may_share(plan: KernelPlan, source: int, result: int) -> bool:
         return False
     if any(store_level(plan, s) != ELEMENT for s in stores) and plan.row_dims:
         return _only_finishes(plan, [k for k, _ in loads], stores)
+    if any(e > 1 and d not in place.dims() for d, e in enumerate(plan.extents) if not row or d in plan.row):
+        return False  # written once more, by a point that reads it then
     written_in = min(max(plan.stages[n] for n in store_arguments(s)) for s in stores)
     last = _last_passes(plan)
     return all(last[number] <= written_in for number, _ in loads)

@@ -204,11 +204,29 @@ def _is_dear(member: HloInstruction) -> bool:
 
 
 def _plain(members: list[HloInstruction]) -> bool:
-    """Whether members are elementwise work on arrays of one size, and read each other without movement."""
+    """Whether members are elementwise work on arrays of one size that hangs together, without movement."""
     inside, dims = set(members), members[0].shape.dims
     if not all(m.is_elementwise and m.shape.dims == dims and m.opcode in OPERATIONS for m in members):
         return False
-    return not any(o.opcode in MOVEMENT and _moves(o, inside) for m in members for o in m.operands)
+    if any(o.opcode in MOVEMENT and _moves(o, inside) for m in members for o in m.operands):
+        return False
+    return _hangs_together(members)
+
+
+def _hangs_together(members: list[HloInstruction]) -> bool:
+    """Whether a way leads from each member to each other one, over values of their size."""
+    ways: dict[HloInstruction, list[HloInstruction]] = {}
+    for member in members:
+        for operand in member.operands:
+            if operand.shape.dims == member.shape.dims:
+                ways.setdefault(member, []).append(operand)
+                ways.setdefault(operand, []).append(member)
+    reached, waiting = {members[0]}, [members[0]]
+    while waiting:
+        found = [v for v in ways.get(waiting.pop(), ()) if v not in reached]
+        reached.update(found)
+        waiting += found
+    return reached.issuperset(members)
 
 
 def _moves(value: HloInstruction, inside: set[HloInstruction]) -> bool:

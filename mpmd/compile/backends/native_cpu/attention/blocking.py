@@ -94,7 +94,7 @@ class Blocking:
         free, found = {s.sums for s in self.plan.scores}, {}
         for factor in sorted({m.factor for m in self.plan.mixtures}):
             for sums in sorted(free):
-                if not self.is_paired(factor) and may_share(self.local_rows, sums, factor):
+                if not self.is_paired(factor) and may_share(self.local_rows, sums, factor, row=True):
                     found[factor] = sums
                     free.discard(sums)
                     break
