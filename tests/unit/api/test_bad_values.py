@@ -221,7 +221,7 @@ def test_arguments_of_a_call(args, message):
         (lambda: from_csv(3), ScheduleError, "from_csv takes the path of a file, or its text, got 3"),
         (lambda: from_csv("\0"), ScheduleError, "cannot be read: embedded null byte"),
         (lambda: from_function(3), ScheduleError, "from_function takes a function .* got 3"),
-        (lambda: from_function(lambda t: t).table(2, 2, 2), ScheduleError, "cannot rank the tasks by its keys"),
+        (lambda: from_function(lambda t: t).table(2, 2, 2), ScheduleError, "cannot rank the tasks"),
         (lambda: get_schedule("zb_h2", latency="x"), ScheduleError, "'zb_h2' cannot use the options"),
         (lambda: get_schedule("1f1b").table(2, 2, 2.5), ScheduleError, "at least one microbatch, got 2.5"),
     ],
