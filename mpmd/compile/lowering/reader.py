@@ -20,6 +20,7 @@ from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDi
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
 from mpmd.compile.lowering.dense import parse_dense
 from mpmd.compile.lowering.program import Axis, Block, Function, Operation, Program, Sharding, ValueId
+from mpmd.compile.lowering.spmd.devices import groups
 from mpmd.errors import CompileError
 from mpmd.sharding.shards import axes_of, sdy_meshes
 
@@ -155,6 +156,9 @@ class _Reader:
         if name in _REDUCED_AXES:
             axes = self._axes_of(op.attributes["out_sharding"])
             attributes["axes"] = sharding_axes(str(op.attributes[_REDUCED_AXES[name]]), axes)
+        named = _MESH_GROUPS.match(str(attributes.get("replica_groups", "")))
+        if named is not None:
+            attributes["replica_groups"] = self._groups(named[1], named[2])
         if name == "sdy.manual_computation":
             given = ir.sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
             attributes["in_cuts"] = tuple(map(self.sharding, given))
@@ -186,6 +190,18 @@ class _Reader:
         axes = self._axes_of(attribute)
         dims = ir.sdy.TensorShardingAttr(attribute).dimension_shardings
         return tuple(sharding_axes(str(dim), axes) for dim in dims)
+
+    def _groups(self, mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
+        """The groups of devices along axes of a mesh, which is how JAX 0.11 names them.
+
+        Raises:
+            CompileError: there is no such mesh, or the axes are parts of axes.
+        """
+        sizes = self.meshes.get(mesh)
+        names = re.findall(r'name = "([^"]+)"', axes)
+        if sizes is None or "sub_axis" in axes or not set(names) <= set(sizes):
+            raise CompileError(f"cannot read the groups of devices along {axes} of the mesh @{mesh}")
+        return groups(named_axes(names, sizes), math.prod(sizes.values()))
 
     def _axes_of(self, sharding: mlir.Attribute) -> dict[str, int]:
         """The axes of a sharding's mesh, and their sizes."""
@@ -221,6 +237,7 @@ def named_axes(names: Sequence[str], axes: Mapping[str, int]) -> tuple[Axis, ...
     return sharding_axes(" ".join(f'"{name}"' for name in names), axes)
 
 
+_MESH_GROUPS = re.compile(r"#stablehlo\.replica_group_mesh_axes<mesh = @(\w+), axes = \[(.*)\]>$")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,]+?)(?:, .*)?>$")
 _ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}

@@ -54,8 +54,9 @@ def check(function, arguments, *, count, pool=None):
     made = compiled(fragment)
     assert len(stitched(made)) == count
     got = run(fragment, arguments, made, pool)
-    want = [np.asarray(w, np.float32) for w in jax.tree.leaves(jax.jit(function)(*arguments))]
     narrow = arguments[0].dtype == BF16
+    exact = [np.asarray(a, np.float32) if a.dtype == BF16 else a for a in arguments]
+    want = [np.asarray(w, np.float32) for w in jax.tree.leaves(jax.jit(function)(*exact))]
     for ours, theirs in zip(got, want):
         scale = max(1e-3, float(np.max(np.abs(theirs))))
         # of the largest element: 2^-8 is an ulp of bf16, which rounding of products spreads
