@@ -33,6 +33,9 @@ ELSEWHERE = {
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
     "hlo-complex-to-pairs",  # nor do they have complex numbers
+    "hlo-fft-expander",
+    "hlo-reduce-precision-expander",
+    "hlo-special-function-expander",
 }
 LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
@@ -80,6 +83,9 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-fft-expander": "fft",
+    "hlo-reduce-precision-expander": "reduce-precision",
+    "hlo-special-function-expander": "unary",
     "hlo-complex-to-pairs": "complex",
     "hlo-argmax-rewriter": "argmax",
     "hlo-reduction-expander": "several",
