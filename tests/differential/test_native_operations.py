@@ -135,6 +135,26 @@ COMPLEX = {
     "constants": (lambda x: (jnp.asarray([1j, 2.0]), x * 1j), ROWS),
 }
 
+WAVE = RNG.standard_normal((3, 96)).astype(np.float32)
+
+TRANSFORMS = {
+    "fft": (jnp.fft.fft, Z),
+    "ifft": (jnp.fft.ifft, Z),
+    "fft of real numbers": (jnp.fft.fft, WAVE),
+    "rfft": (jnp.fft.rfft, WAVE),
+    "irfft": (jnp.fft.irfft, Z),
+    "irfft of odd length": (lambda z: jnp.fft.irfft(z, n=31), Z),
+    "fft of two dims": (jnp.fft.fft2, Z),
+    "irfft of two dims": (jnp.fft.irfft2, Z),
+    "fft of a long row": (jnp.fft.fft, RNG.standard_normal((1, 2400)).astype(np.float32)),
+    "fft of a prime length": (lambda x: (jnp.fft.fft(x), jnp.fft.ifft(x)), LONG[:211]),
+    "fft of a prime part": (jnp.fft.rfft, LONG[: 3 * 67]),
+    "fft along another dim": (lambda x: jnp.fft.rfft(x, axis=0), WAVE),
+    "convolution": (lambda a: jax.scipy.signal.fftconvolve(a, a), LONG[:100]),
+    "gradient": (jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.rfft(x)) ** 2)), WAVE),
+    "in a loop": (lambda x: lax.fori_loop(0, 3, lambda i, v: jnp.fft.ifft(jnp.fft.fft(v) * 2).real, x), WAVE),
+}
+
 
 def check(function: Any, *arguments: Any, rtol: float = 2e-5, atol: float = 2e-5) -> None:
     """The results of native code are those of XLA."""
@@ -168,3 +188,8 @@ def test_sorts(name: str) -> None:
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_numbers(name: str) -> None:
     check(*COMPLEX[name])
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_fourier_transforms(name: str) -> None:
+    check(*TRANSFORMS[name], atol=1e-3 if "long" in name else 2e-4)

@@ -34,6 +34,9 @@ ELSEWHERE = {
     "hlo-reduce-window-expander",
     "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
+    "hlo-fft-expander",
+    "hlo-reduce-precision-expander",
+    "hlo-special-function-expander",
 }
 UNROUNDED = {"hlo-simplify-fp-conversions"}
 """Passes that leave roundings to bf16 out: a value that is none of bf16 becomes another number."""
@@ -86,6 +89,9 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-fft-expander": "fft",
+    "hlo-reduce-precision-expander": "reduce-precision",
+    "hlo-special-function-expander": "unary",
     "hlo-complex-to-pairs": "complex",
     "hlo-argmax-rewriter": "argmax",
     "hlo-reduction-expander": "several",

@@ -121,6 +121,11 @@ def unary(opcode, dtype, values, result=None):
     return f"a = {dtype}[{n}] parameter(0)\n ROOT r = {result or dtype}[{n}] {opcode}(a)", [values]
 
 
+FUNCTION_ARGUMENTS = np.concatenate(
+    [np.array([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-20, 88.9, -89.1, 1e30, 1.0000001, 0.9999999]),
+     np.linspace(-3, 3, 61), np.geomspace(1e-6, 1e6, 40)]
+)  # fmt: skip
+
 SUM = "sum { x = f32[] parameter(0)\n y = f32[] parameter(1)\n ROOT s = f32[] add(x, y) }\n"
 SPECIAL = {
     **{
@@ -208,6 +213,18 @@ def test_special_values_and_shapes(name, xla):
     want = leaves(evaluate(module, arguments))
     for got in (run_module(module, arguments), xla.run(text, arguments)):
         assert not differences(got, want, case)
+
+
+@pytest.mark.parametrize("opcode", ["sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos"])
+@pytest.mark.parametrize("dtype,kind", [("f32", np.float32), ("f64", np.float64)])
+def test_functions_that_xla_does_not_have(opcode, dtype, kind):
+    """Where their arguments are special, too; XLA leaves them to JAX."""
+    body, arguments = unary(opcode, dtype, FUNCTION_ARGUMENTS.astype(kind))
+    module = parse_module(f"HloModule f\nENTRY main {{\n {body}\n}}")
+    (got,), want = run_module(module, arguments), evaluate(module, arguments)
+    assert not differences([got], [want], Case(opcode, module, arguments, terms=1, exact=False))
+    zero = want == 0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
 
 
 def test_native_code_computes_with_denormals_where_its_thread_does():

@@ -26,9 +26,11 @@ from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
+from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
 from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
@@ -36,6 +38,7 @@ from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGenerato
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
+from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
@@ -84,8 +87,11 @@ def expansion() -> list[Pass]:
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order
         SelectAndScatterExpander(),  # may make maps
+        FftExpander(),
         MapInliner(),
         ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
+        SpecialFunctionExpander(),  # after complex numbers, whose functions need them
+        ReducePrecisionExpander(),
         ArgmaxRewriter(),
         ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
         ReduceWindowRewriter(),

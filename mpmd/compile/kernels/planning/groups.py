@@ -58,6 +58,8 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     frame, places = _places(hero, inside)
     trace = Trace(name, frame, inside)
     for result in results:
+        if result not in places and hero.opcode not in REDUCING and result.shape.dims == hero.shape.dims:
+            places[result] = places[hero]  # nothing joins them, but they are counted alike
         if result not in places:
             raise NoPlan("{0} has no place in the frame of {1}", result, hero)
     nodes = [

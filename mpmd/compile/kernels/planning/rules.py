@@ -61,14 +61,13 @@ def _bitcast_convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 
 def _reduce_precision(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    kinds = {(8, 7): "bf16", (5, 10): "f16", (8, 23): "f32", (11, 52): "f64"}
-    wanted = kinds.get((int(str(i.attributes["exponent_bits"])), int(str(i.attributes["mantissa_bits"]))))
-    arg = t.value(i.operands[0], at, where)
-    if wanted == i.shape.dtype:
+    wanted = tuple(int(str(i.attributes[f"{part}_bits"])) for part in ("exponent", "mantissa"))
+    arg, dtype = t.value(i.operands[0], at, where), i.shape.dtype
+    if wanted == {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}.get(dtype):
         return arg
-    if wanted is None or i.shape.dtype not in ("f32", "f64"):
-        raise NoPlan(f"no kernel rounds {i.shape.dtype} to this precision")
-    return t.build.convert(t.build.convert(arg, wanted), i.shape.dtype)
+    if (dtype, wanted) != ("f32", (8, 7)):
+        raise NoPlan(f"no kernel rounds {dtype} to this precision")
+    return t.build.convert(t.build.convert(arg, "bf16"), dtype)
 
 
 def _part(t: Trace, i: HloInstruction, at: Place, where: int) -> int:

@@ -11,12 +11,14 @@ from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
+from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.float_normalization import FloatNormalization
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
 from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
@@ -25,6 +27,7 @@ from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
+from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.support.passes import Pass
 
@@ -38,6 +41,7 @@ PASSES: tuple[type[Pass], ...] = (
     ConvolutionToDot,
     DotDecomposer,
     DotDimensionMerger,
+    FftExpander,
     FloatJitter,
     FloatNormalization,
     GatherExpander,
@@ -48,6 +52,8 @@ PASSES: tuple[type[Pass], ...] = (
     ReduceWindowRewriter,
     ReductionExpander,
     RngBitGeneratorExpander,
+    SpecialFunctionExpander,
+    ReducePrecisionExpander,
     ScatterExpander,
     ScatterSimplifier,
     SelectAndScatterExpander,

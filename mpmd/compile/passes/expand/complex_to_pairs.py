@@ -16,7 +16,7 @@ from mpmd.compile.passes.expand import complex_functions
 from mpmd.compile.passes.expand.formulas import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Rule, Site, TrackingBuilder
-from mpmd.compile.passes.values import literal_of, reducer
+from mpmd.compile.passes.values import is_splat, literal_of, reducer
 
 Parts = tuple[HloInstruction, HloInstruction]
 
@@ -198,6 +198,10 @@ def _product(site: Site) -> HloInstruction | None:
     def times(x: HloInstruction, y: HloInstruction) -> HloInstruction:
         return build.like(site.at, (x, y), shape)
 
+    if is_splat(b, 0):  # a real number
+        return _joined(build, times(a, c), times(a, d))
+    if is_splat(d, 0):
+        return _joined(build, times(a, c), times(b, c))
     real = build.add("subtract", times(a, c), times(b, d))
     return _joined(build, real, build.add("add", times(a, d), times(b, c)))
 
