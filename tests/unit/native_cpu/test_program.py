@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram, ProgramInstance, compile_program
 from mpmd.compile.backends.native_cpu.program import (
     Address,
+    Alone,
     Choose,
     Program,
     Repeat,
@@ -173,6 +174,27 @@ def test_loops_and_branches(pool):
             expected *= 2
         expected -= (1, 10, 100)[chosen if 0 <= chosen < 3 else 2]
         np.testing.assert_array_equal(data, np.float32(expected))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_steps_of_the_first_thread_alone(threads, pool):
+    """x += 1 by all; then by the first alone, twice and in a loop while x[0] < 100; then y = 2 x by all."""
+    size = 5000
+    one, double = elementwise("increment", size, "add"), elementwise("double", size, "multiply", number=2.0)
+    b = PlanBuilder("below", (1,))
+    x0 = b.load(b.operand("x", "f32", size), constant(0))
+    b.store(b.operand("flag", "pred", 1), dim(0), b.apply("compare-lt", x0, b.constant(100.0, "f32")))
+    below = plan_kernels(b.finish(), HOST)
+    x, flag, y = Address(0), Address(1, 3), Address(2)
+    increment = tuple(sequence_steps(one, [x, x], []))
+    loop = While(tuple(sequence_steps(below, [x, flag], [])), flag, increment)
+    steps = (*increment, Alone((*increment, *increment, loop)), *sequence_steps(double, [x, y], []))
+    program = Program("alone", 3, steps)
+    instance = ProgramInstance(compile_program(program, HOST), HOST, pool if threads > 1 else None)
+    for _ in range(30):
+        data, result = np.full(size, 5, np.float32), np.zeros(size, np.float32)
+        instance(addresses(data, np.zeros(8, np.uint8), result))
+        assert (data == 100).all() and (result == 200).all()
 
 
 def test_steps_must_have_addresses():

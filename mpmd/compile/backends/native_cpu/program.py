@@ -52,6 +52,19 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """Steps that the first thread does, one after the other, while the others go on to the next wait.
+
+    Attributes:
+        steps: what it does; nobody waits inside.
+        waits: whether all earlier steps must be finished first.
+    """
+
+    steps: tuple[Step, ...]
+    waits: bool = True
+
+
+@dataclass(frozen=True)
 class Repeat:
     """Steps done a number of times.
 
@@ -92,7 +105,7 @@ class Choose:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step = Run | Repeat | While | Choose | Publish | Exchange | Settle | WriteDevice
+Step = Run | Alone | Repeat | While | Choose | Publish | Exchange | Settle | WriteDevice
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,8 @@ def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
         return step.branches
     if isinstance(step, While):
         return (step.test, step.body)
+    if isinstance(step, Alone):
+        return (step.steps,)
     return (step.body,) if isinstance(step, Repeat) else ()
 
 
@@ -203,12 +218,15 @@ class _Entry:
         self.workspace = f.offset(workspaces, f.imul(self.thread, program.workspace_bytes))
         self.barrier = f.load(table, "ptr", program.pointers + 1)
         self.turn = 0  # kernels of few units since the last wait
+        self.alone = False  # only the first thread comes here
 
     def emit(self) -> None:
         self._steps(self.program.steps)
 
     def wait(self) -> None:
         """Let all threads of this device come so far."""
+        if self.alone:
+            return
         self.turn = 0
         self.f.call(Barrier().name, self.barrier, self.threads)
 
@@ -219,10 +237,13 @@ class _Entry:
     def _steps(self, steps: Sequence[Step], *, first_waits: bool = False) -> None:
         f = self.f
         for number, step in enumerate(steps):
-            if isinstance(step, Run):
+            if isinstance(step, Run | Alone):
                 if (step.waits and number) or (first_waits and not number):
                     self.wait()
-                self._run(step)
+                if isinstance(step, Run):
+                    self._run(step)
+                else:
+                    self._alone(step)
                 continue
             if number or first_waits:
                 self.wait()
@@ -248,6 +269,9 @@ class _Entry:
         """
         f, units = self.f, run.kernel.units
         pointers = [self.address(run.addresses[p]) for p in run.kernel.pointers]
+        if self.alone:
+            f.call(run.kernel.name, *pointers, self.workspace, f.index(0), f.index(units))
+            return
         place: Index = self.thread
         if units < _FEW_UNITS:
             place = f.irem(f.iadd(self.thread, self.turn), self.threads) if self.turn else place
@@ -256,6 +280,13 @@ class _Entry:
         end = f.index(f.idiv(f.imul(f.iadd(place, 1), units), self.threads))
         with f.when(f.compare("slt", begin, end)):
             f.call(run.kernel.name, *pointers, self.workspace, begin, end)
+
+    def _alone(self, step: Alone) -> None:
+        f, outer = self.f, self.alone
+        with f.when(f.compare("eq", self.thread, constant(0, "i64"))):
+            self.alone = True
+            self._steps(step.steps)
+        self.alone = outer
 
     def _while(self, step: While) -> None:
         f = self.f

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
+from mpmd.compile.backends.native_cpu.dispatch import is_small
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Publish, Settle, WriteDevice
@@ -14,6 +15,7 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.program import (
     Address,
+    Alone,
     Choose,
     Program,
     Run,
@@ -153,6 +155,30 @@ def _touches_shared(thunk: Thunk, exchange: CollectiveThunk) -> bool:
     return touched or any(place.overlaps(r) for place in thunk.writes for r in read)
 
 
+@dataclass(frozen=True)
+class _Chain:
+    """Small thunks at the end of the steps so far, each of which needs one before it.
+
+    Attributes:
+        start: number of the first step.
+        waits: whether it waits.
+        steps: what they do.
+        thunks: they themselves.
+    """
+
+    start: int = 0
+    waits: bool = False
+    steps: tuple[Step, ...] = ()
+    thunks: tuple[Thunk, ...] = ()
+
+    def continues_with(self, thunk: Thunk, running: Sequence[Thunk]) -> bool:
+        """Whether a small thunk needs what is in the chain, and nothing else of what may still run."""
+        inside = {id(t) for t in self.thunks}
+        if any(conflict(thunk, other) for other in running if id(other) not in inside):
+            return False
+        return any(conflict(thunk, other) for other in self.thunks)
+
+
 class _Lowering:
     """The work on one program."""
 
@@ -185,20 +211,33 @@ class _Lowering:
         running: list[Thunk] = []
         exchanged: dict[str, CollectiveThunk] = {}
         control = False
+        chain = _Chain()
         for thunk in thunks:
             ended = [name for name, other in exchanged.items() if _touches_shared(thunk, other)]
             steps += [self._settle(exchanged.pop(name)) for name in ended]
-            if _is_apart(thunk):
+            small = is_small(thunk)
+            if _is_apart(thunk) and not small:
                 steps += self._apart(thunk)
-                running, control = [], True
+                running, control, chain = [], True, _Chain()
                 if isinstance(thunk, CollectiveThunk):
                     exchanged[thunk.name] = thunk
                 continue
-            made = self._runs(thunk)
-            waits = control or bool(ended) or any(conflict(thunk, other) for other in running)
-            if made:
-                made[0] = replace(made[0], waits=waits)
-                control = False
+            made: tuple[Step, ...] = tuple(self._apart(thunk) if _is_apart(thunk) else self._runs(thunk))
+            if not made:
+                continue
+            must = control or bool(ended)
+            control = False
+            if small and not must and chain.continues_with(thunk, running):
+                chain = _Chain(chain.start, chain.waits, (*chain.steps, *made), (*chain.thunks, thunk))
+                steps[chain.start :] = [Alone(chain.steps, chain.waits)]
+                running.append(thunk)
+                continue
+            waits = must or any(conflict(thunk, other) for other in running)
+            chain = _Chain(len(steps), waits, made, (thunk,)) if small else _Chain()
+            if small and (len(made) > 1 or not isinstance(made[0], Run)):
+                made = (Alone(made, waits),)
+            elif isinstance(made[0], Run):
+                made = (replace(made[0], waits=waits), *made[1:])
             running = [thunk] if waits or len(made) > 1 else [*running, thunk]
             steps += made
         return [*steps, *(self._settle(other) for other in exchanged.values())]
