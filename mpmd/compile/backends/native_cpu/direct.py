@@ -75,7 +75,7 @@ class DirectKernel:
         self._function(*addresses, self._workspaces[thread].ctypes.data, *units)
 
     def prepare(self, *arrays: np.ndarray) -> Callable[[], None]:
-        """All units on these arrays by one thread, as a call that costs nothing but the kernel: to be timed."""
+        """All units on these arrays by one thread, as a call that costs little but the kernel: to be timed."""
         pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*arrays, self._workspaces[0])]
         arguments = (*pointers, ctypes.c_int64(0), ctypes.c_int64(self.kernel.units))
         function, held = self._function, (arrays, self._workspaces)
