@@ -2,26 +2,32 @@
 
 Along the last dim, where results are written, such an array steps by more than one element; along another
 dim, the crossing dim, it steps by one.  A square of both dims is read along the crossing dim, transposed,
-put on the stack, and from there read along the last dim like everything else.
+and from then on read along the last dim like everything else: from registers, or from the stack where a long
+computation follows.  Narrow elements take several squares side by side, so that whole lines are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all
+from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
-from mpmd.compile.backends.native_cpu.gemm.packing import transpose
+from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, vector
+from mpmd.compile.backends.native_cpu.llvm.squares import transpose
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import MEMORY, load
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
+
+_LINE_BYTES = 64
+_MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 
 
 def crossing_dim(plan: KernelPlan) -> int | None:
@@ -46,8 +52,7 @@ def _crosses(node: Load, last: int) -> bool:
 class TileKernel:
     """A kernel over a plan of kind `loop` with a crossing dim.
 
-    A unit is a band of the crossing dim, as wide as a vector, of one index of the dims other than it and the
-    last.
+    A unit is a band of the crossing dim, as wide as a line, of one index of the dims but it and the last.
     """
 
     name: str
@@ -70,8 +75,34 @@ class TileKernel:
         return [d for d in range(self.plan.rank - 1) if d != self.crossing]
 
     @property
+    def _squares(self) -> int:
+        """Squares side by side, along the crossing dim."""
+        widest = max(BYTES[self.plan.nodes[k].dtype] for k in self._tiles)
+        needed = -(-self.plan.extents[self.crossing] // self.target.lanes())
+        return min(max(1, _LINE_BYTES // (widest * self.target.lanes())), needed)
+
+    @property
+    def _in_a_row(self) -> int:
+        """Squares done together along the last dim, so that whole lines are written."""
+        widest = max(BYTES[self.plan.operands[s.operand].dtype] for s in self.plan.stores)
+        wanted = max(1, _LINE_BYTES // (widest * self.target.lanes()))
+        return 1 if self.plan.extents[-1] % (wanted * self.target.lanes()) else wanted
+
+    @property
+    def _band(self) -> int:
+        """Indices of the crossing dim that a unit does."""
+        return self._squares * self.target.lanes()
+
+    @property
     def _bands(self) -> int:
-        return -(-self.plan.extents[self.crossing] // self.target.lanes())
+        return -(-self.plan.extents[self.crossing] // self._band)
+
+    @property
+    def _in_registers(self) -> bool:
+        """Whether the code for one row is short enough to stand there once for each row of a square."""
+        nodes = needed_nodes(self.plan, stored_nodes(self.plan.stores), self._tiles)
+        operations = sum(isinstance(self.plan.nodes[k], Apply | Load) for k in nodes)
+        return operations <= _MOST_OPERATIONS
 
     @property
     def units(self) -> int:
@@ -104,21 +135,59 @@ class TileKernel:
         last = plan.rank - 1
         start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
         start.hoist(range(len(plan.nodes)), lanes)
-        stacks = {k: f.stack(MEMORY[plan.nodes[k].dtype], lanes * lanes) for k in self._tiles}
         with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
             dims = unflatten(f, f.idiv(unit.i, self._bands), self._outer, plan.extents)
             scope = start.inside(dims)
             scope.hoist(range(len(plan.nodes)), lanes)
-            first = f.imul(f.irem(unit.i, self._bands), lanes)
-            high = f.imin(f.iadd(first, lanes), plan.extents[self.crossing])
-            with f.loop(0, plan.extents[last], lanes) as column:
-                for number, stack in stacks.items():
-                    self._transpose(scope, number, stack, first, column.i)
-                with f.loop(first, high) as row:
-                    self._row(scope.inside({self.crossing: row.i}), stacks, f.isub(row.i, first), column.i)
+            band = f.imul(f.irem(unit.i, self._bands), self._band)
+            end = plan.extents[self.crossing]
+            with f.loop(0, plan.extents[last], lanes * self._in_a_row) as column:
+                columns = [f.iadd(column.i, k * lanes) for k in range(self._in_a_row)]
+                for square in range(self._squares):
+                    first = f.iadd(band, square * lanes)
+                    if self._squares == 1 or not end % self._band:
+                        self._some_squares(scope, first, columns)
+                        continue
+                    with f.when(f.compare("slt", f.index(first), constant(end, "i64"))):
+                        self._some_squares(scope, first, columns)
 
-    def _transpose(self, scope: Scope, number: int, stack: Value, first: Position, column: Position) -> None:
-        """One square onto the stack: lanes of the last dim beyond its end repeat its last index."""
+    def _some_squares(self, scope: Scope, first: Position, columns: Sequence[Position]) -> None:
+        """Everything for some squares in a row, given their corners along both dims."""
+        f, plan, lanes = scope.f, self.plan, self.target.lanes()
+        end = plan.extents[self.crossing]
+        squares = [{k: self._transposed(scope, k, first, at) for k in self._tiles} for at in columns]
+        if not self._in_registers:
+            for at, square in zip(columns, squares, strict=True):
+                self._from_stack(scope, first, at, square)
+            return
+        for k in range(lanes):
+            row = f.iadd(first, k)
+            with contextlib.ExitStack() as inside:
+                if end % lanes:
+                    inside.enter_context(f.when(f.compare("slt", f.index(row), constant(end, "i64"))))
+                at_row = scope.inside({self.crossing: row})
+                for at, square in zip(columns, squares, strict=True):
+                    given = {n: widen(f, rows[k], plan.nodes[n].dtype) for n, rows in square.items()}
+                    self._row(at_row, given, at)
+
+    def _from_stack(
+        self, scope: Scope, first: Position, column: Position, square: dict[int, list[Value]]
+    ) -> None:
+        """The rows of one square, by a loop over them."""
+        f, plan, lanes = scope.f, self.plan, self.target.lanes()
+        stacks = {k: f.stack(MEMORY[plan.nodes[k].dtype], lanes * lanes) for k in square}
+        for number, rows in square.items():
+            for k, value in enumerate(rows):
+                f.store(value, stacks[number], k * lanes)
+        with f.loop(0, f.imin(lanes, f.isub(plan.extents[self.crossing], first))) as row:
+            given = {
+                k: load(f, stack, plan.nodes[k].dtype, lanes, f.imul(row.i, lanes))
+                for k, stack in stacks.items()
+            }
+            self._row(scope.inside({self.crossing: f.iadd(first, row.i)}), given, column)
+
+    def _transposed(self, scope: Scope, number: int, first: Position, column: Position) -> list[Value]:
+        """One square as rows along the last dim: lanes beyond the end of that dim repeat its last index."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         node = plan.nodes[number]
         assert isinstance(node, Load)
@@ -130,14 +199,15 @@ class TileKernel:
             mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
         pointer, rows = scope.pointers[node.operand], []
         for lane in range(lanes):
-            index = f.imin(f.iadd(column, lane), plan.extents[last] - 1)
+            index = f.iadd(column, lane)
+            if plan.extents[last] % lanes:
+                index = f.imin(index, plan.extents[last] - 1)
             at = scope.inside({last: index, self.crossing: first}).position(node.index)
             row = f.load(pointer, type_, at) if mask is None else f.masked_load(pointer, type_, mask, at)
             rows.append(row)
-        for k, value in enumerate(transpose(f, rows)):
-            f.store(value, stack, k * lanes)
+        return transpose(f, rows)
 
-    def _row(self, scope: Scope, stacks: dict[int, Value], row: Position, column: Position) -> None:
+    def _row(self, scope: Scope, given: dict[int, Value], column: Position) -> None:
         """One row of the square, everything along the last dim."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         last, extent = plan.rank - 1, plan.extents[-1]
@@ -147,6 +217,6 @@ class TileKernel:
             left = f.splat(f.index(f.isub(extent, column)), lanes)
             mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
         inner = scope.inside(lanes=Lanes(last, column, lanes, mask))
-        for number, stack in stacks.items():
-            inner.define(number, load(f, stack, plan.nodes[number].dtype, lanes, f.imul(row, lanes)))
+        for number, value in given.items():
+            inner.define(number, value)
         store_all([inner])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 
@@ -232,20 +233,3 @@ class _Strip:
                 place = f.iadd(f.imul(step.i, pack.width), lane.i)
                 place = f.iadd(f.imul(place, per_step), part)
                 f.store(branch.result(), args["destination"], place)
-
-
-def transpose(f: FunctionBuilder, rows: list[Value]) -> list[Value]:
-    """Transpose as many vectors as each has lanes, a power of two: a round of shuffles per bit."""
-    size = len(rows)
-    stage = 1
-    while stage < size:
-        swapped = list(rows)
-        for i in range(size):
-            if i & stage:
-                continue
-            low = [c if not c & stage else size + (c ^ stage) for c in range(size)]
-            high = [(c | stage) if not c & stage else size + c for c in range(size)]
-            swapped[i] = f.shuffle(rows[i], rows[i | stage], low)
-            swapped[i | stage] = f.shuffle(rows[i], rows[i | stage], high)
-        rows, stage = swapped, stage * 2
-    return rows
