@@ -230,7 +230,7 @@ class Scope:
         if atom.kind == "value":
             return self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
         assert atom.inner is not None
-        # vectors are divided by constants through products of twice their width, which are cheap up to 32 bits
+        # vectors are divided by constants through products of twice their width: cheap up to 32 bits
         narrow = "i32" if self._is_small(atom.inner) else element
         inner = self._all_lanes(atom.inner, narrow)
         operation = "udiv" if atom.kind == "div" else "urem"
