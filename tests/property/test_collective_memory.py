@@ -15,7 +15,9 @@ from mpmd.compile.thunks.thunk import StartThunk
 from tests.support.native_hlo import fragment_of_module
 from tests.support.random_hlo.collective import DEVICES, collective_case
 
-EAGER = CompileOptions(pass_options=("hlo-latency-hiding-schedule{latency=1 most-in-flight=3 keep-peak=false}",))
+EAGER = CompileOptions(
+    pass_options=("hlo-latency-hiding-schedule{latency=1 most-in-flight=3 keep-peak=false}",)
+)
 """Messages take so long that everything else is better done meanwhile."""
 
 

@@ -40,7 +40,7 @@ class PlanBuilder:
         self.row_dims = row_dims
         self._operands: list[Operand] = []
         self._nodes: list[Node] = []
-        self._numbers: dict[tuple[type, str], int] = {}
+        self._numbers: dict[Node | str, int] = {}
         self._stores: list[Store] = []
 
     def operand(self, name: str, dtype: str, size: int) -> int:
@@ -51,7 +51,8 @@ class PlanBuilder:
 
     def node(self, node: Node) -> int:
         """Add a node whose arguments are there, or find the equal one."""
-        key = (type(node), repr(node))  # by text: 0.0 and -0.0, 1 and True are different constants
+        # constants by text: 0.0 and -0.0, 1 and True are different ones
+        key = repr(node) if isinstance(node, Constant) else node
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
             self._nodes.append(node)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import cache, total_ordering
 
 
 @total_ordering
@@ -55,6 +55,8 @@ class Index:
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.constant + other)
+        if not self.terms or not other.terms:
+            return Index(self.terms or other.terms, self.constant + other.constant)
         return _collect((*self.terms, *other.terms), self.constant + other.constant)
 
     def __mul__(self, factor: int) -> Index:
@@ -188,7 +190,8 @@ def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
         constant += inner.constant * factor
         for atom, step in inner.terms:
             factors[atom] = factors.get(atom, 0) + step * factor
-    return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
+    kept = [(a, f) for a, f in factors.items() if f]
+    return Index(tuple(sorted(kept) if len(kept) > 1 else kept), constant)
 
 
 def _joined_parts(factors: dict[Atom, int]) -> tuple[Index, int] | None:
@@ -246,6 +249,7 @@ def _inside(rest: Index, divisor: int, extents: Sequence[int]) -> bool:
     return low >= 0 and high < divisor
 
 
+@cache
 def dim(number: int) -> Index:
     """An iteration dim."""
     return Index(((Atom("dim", number), 1),))
@@ -272,10 +276,11 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 def linear(indices: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     """The position in memory of an element whose index along each dim is given."""
-    result = Index((), offset)
+    terms: list[tuple[Atom, int]] = []
     for index, stride in zip(indices, strides, strict=True):
-        result += index * stride
-    return result
+        offset += index.constant * stride
+        terms += [(atom, factor * stride) for atom, factor in index.terms if stride]
+    return _collect(terms, offset)
 
 
 def delinearized(position: Index, shape: Sequence[int], extents: Sequence[int]) -> tuple[Index, ...]:

@@ -198,11 +198,16 @@ class KernelPlan:
 
     # -- what follows from the DAG -------------------------------------------------------------------------
     @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the numbers of those that it uses."""
+        return tuple(arguments(node) for node in self.nodes)
+
+    @cached_property
     def depends(self) -> tuple[frozenset[int], ...]:
         """For each node the dims along which its value may change."""
         found: list[frozenset[int]] = []
-        for node in self.nodes:
-            dims = frozenset[int]().union(*(found[a] for a in arguments(node)))
+        for node, used in zip(self.nodes, self.uses):
+            dims = frozenset[int]().union(*(found[a] for a in used))
             if isinstance(node, Load | IndexValue):
                 dims |= node.index.dims()
             elif isinstance(node, Reduce):
@@ -218,7 +223,7 @@ class KernelPlan:
         row = set(self.row)
         for number, node in enumerate(self.nodes):
             column_sum = isinstance(node, Reduce) and node.axis == COLUMN
-            final.append(column_sum or any(final[a] for a in arguments(node)))
+            final.append(column_sum or any(final[a] for a in self.uses[number]))
             wide = bool(self.depends[number] & row)
             levels.append((COLUMN if wide else BATCH) if final[-1] else (ELEMENT if wide else ROW))
         return tuple(levels)
@@ -230,8 +235,8 @@ class KernelPlan:
         A row reduction of elements of pass p is known after it, so whatever uses it belongs to pass p + 1.
         """
         stages: list[int] = []
-        for node in self.nodes:
-            stage = max((stages[a] for a in arguments(node)), default=0)
+        for node, used in zip(self.nodes, self.uses):
+            stage = max((stages[a] for a in used), default=0)
             stages.append(stage + (isinstance(node, Reduce) and node.axis == ROW))
         return tuple(stages)
 
@@ -306,7 +311,7 @@ def _problems(plan: KernelPlan) -> list[str]:
         if o.dtype not in DTYPE_BYTES
     ]
     for number, node in enumerate(plan.nodes):
-        late = [a for a in arguments(node) if not 0 <= a < number]
+        late = [a for a in plan.uses[number] if not 0 <= a < number]
         if late:
             problems.append(f"%{number} uses %{late[0]}, which is not before it")
             return problems
@@ -407,18 +412,20 @@ def _store_problems(plan: KernelPlan, store: Store) -> list[str]:
 
 def _level_problems(plan: KernelPlan) -> list[str]:
     """Sums over the outer dims can only be combined with what has no outer dims, and not reduced again."""
-    problems = []
+    problems: list[str] = []
     outer = set(plan.outer)
     final = [level in (COLUMN, BATCH) for level in plan.levels]
+    if not any(final):
+        return problems
     reduced: list[bool] = []
-    for node in plan.nodes:
-        reduced.append(isinstance(node, Reduce) or any(reduced[a] for a in arguments(node)))
     for number, node in enumerate(plan.nodes):
-        if not any(final[a] for a in arguments(node)):
+        reduced.append(isinstance(node, Reduce) or any(reduced[a] for a in plan.uses[number]))
+    for number, node in enumerate(plan.nodes):
+        if not any(final[a] for a in plan.uses[number]):
             continue
         if isinstance(node, Reduce):
             problems.append(f"%{number} reduces what is already reduced over the outer dims")
-        for a in arguments(node):
+        for a in plan.uses[number]:
             if not final[a] and (plan.depends[a] & outer or reduced[a]):
                 problems.append(
                     f"%{number} combines a sum over the outer dims with %{a}, which is inside of it"

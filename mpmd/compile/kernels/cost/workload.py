@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS
@@ -16,7 +16,6 @@ from mpmd.compile.kernels.plan import (
     Load,
     Reduce,
     Store,
-    arguments,
     store_level,
 )
 
@@ -69,13 +68,17 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
         virtual: numbers of operands that are in no memory: sums that a product hands to its epilogue.
     """
     points = [_points(plan, k) for k in range(len(plan.nodes))]
+    users: list[list[int]] = [[] for _ in plan.nodes]
+    for number, used in enumerate(plan.uses):
+        for a in dict.fromkeys(used):
+            users[a].append(number)
     flops = vector_bytes = read = again = scattered = 0.0
     scattered_elements = rows = 0.0
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Load):
             if node.operand in virtual:
                 continue
-            loads = points[number] * _passes(plan, number)
+            loads = points[number] * _passes(plan, number, users[number])
             size = DTYPE_BYTES[node.dtype]
             first = min(plan.operands[node.operand].size, _touched(plan, node))
             read += first * size
@@ -171,16 +174,15 @@ def _is_scattered(plan: KernelPlan, node: Load) -> bool:
     return abs(node.index.factor(last)) * size >= 64 and plan.extents[last] > 1
 
 
-def _passes(plan: KernelPlan, number: int) -> int:
+def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:
     """In how many passes over a row a load is needed, if nothing between is kept."""
-    users = [k for k, n in enumerate(plan.nodes) if number in arguments(n)]
     stages = {plan.stages[number]} | {plan.stages[u] for u in users if not isinstance(plan.nodes[u], Reduce)}
     return len(stages)
 
 
 def _live_values(plan: KernelPlan) -> int:
     """Most values of one point that are alive at the same time, in the order of the nodes."""
-    last_use = {a: k for k, n in enumerate(plan.nodes) for a in arguments(n)}
+    last_use = {a: k for k, used in enumerate(plan.uses) for a in used}
     for store in plan.stores:
         last_use[store.node] = len(plan.nodes)
     alive = most = 0

@@ -188,7 +188,8 @@ class _Driver:
         if not self.plain and self.gemm.n >= t.width:
             self.finish.emit(self.module, edge=False)
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        arguments += [("begin", "i64"), ("end", "i64")]
+        with FunctionBuilder(self.module, kernel.name, arguments, plain=True) as f:
             self.f = f
             if kernel.units_per_batch:
                 with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):

@@ -164,6 +164,8 @@ class Arithmetic(ABC):
         if lanes == 1:
             return scalar
         type_ = vector(scalar.type, lanes)
+        if not scalar.text.startswith("%"):
+            return Value(f"splat ({scalar.typed})", type_)
         one = self.op(f"insertelement {type_} poison, {scalar.typed}, i64 0", type_)
         zeros = vector("i32", lanes)
         return self.op(f"shufflevector {one.typed}, {type_} poison, {zeros} zeroinitializer", type_)

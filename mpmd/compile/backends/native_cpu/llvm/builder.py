@@ -17,6 +17,13 @@ from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES
 Index = Value | int
 
 
+_PURE = frozenset(
+    ("add", "sub", "mul", "udiv", "urem", "and", "or", "xor", "icmp", "getelementptr")
+    + ("insertelement", "shufflevector", "zext", "sext", "trunc", "select")
+)
+"""Instructions on integers, addresses and lanes, of which emitters write the same again and again."""
+
+
 class Loop:
     """A loop being filled in.
 
@@ -44,8 +51,8 @@ class FunctionBuilder(Arithmetic):
         arguments: (name, LLVM type) of each argument, read back as `self.arguments[name]`.
         result: LLVM type of the result.
         internal: invisible outside of the module.
-        plain: LLVM translates it instruction by instruction; for what runs once per call, where optimising
-            takes longer than it ever saves.
+        plain: LLVM translates it instruction by instruction; for what runs once per call and for loops around
+            calls, where optimising takes longer than it ever saves.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class FunctionBuilder(Arithmetic):
         self._lines: list[str] = []
         self._entry: list[str] = []
         self._narrow: dict[str, Value] = {}
+        self._known: dict[str, Value] = {}
         self._block = ".entry"  # a name that no argument has
         self._count = 0
 
@@ -95,11 +103,17 @@ class FunctionBuilder(Arithmetic):
         self._lines.append("  " + text)
 
     def op(self, text: str, type_: str) -> Value:
-        """An instruction with a result of the given type."""
+        """An instruction with a result of the given type; what a block knows it does not compute again."""
+        pure = text.partition(" ")[0] in _PURE
+        known = self._known.get(text) if pure else None
+        if known is not None:
+            return known
         self._count += 1
-        name = f"%v{self._count}"
-        self._lines.append(f"  {name} = {text}")
-        return Value(name, type_)
+        value = Value(f"%v{self._count}", type_)
+        self._lines.append(f"  {value} = {text}")
+        if pure:
+            self._known[text] = value
+        return value
 
     def ret(self, value: Value | None = None) -> None:
         """Return from the function."""
@@ -268,6 +282,7 @@ class FunctionBuilder(Arithmetic):
     def _label(self, name: str) -> None:
         self._lines.append(f"{name}:")
         self._block = name
+        self._known.clear()
 
     def _fresh(self) -> int:
         self._count += 1
