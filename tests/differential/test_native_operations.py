@@ -155,6 +155,47 @@ TRANSFORMS = {
     "in a loop": (lambda x: lax.fori_loop(0, 3, lambda i, v: jnp.fft.ifft(jnp.fft.fft(v) * 2).real, x), WAVE),
 }
 
+SQUARE = RNG.standard_normal((3, 7, 7)).astype(np.float32)
+POSITIVE = SQUARE @ np.swapaxes(SQUARE, 1, 2) + 2 * np.eye(7, dtype=np.float32)
+WIDE = RNG.standard_normal((70, 70)).astype(np.float32) + 9 * np.eye(70, dtype=np.float32)
+LARGE = WIDE @ WIDE.T
+HERMITIAN = Z @ np.conj(Z.T) + 3 * np.eye(5, dtype=np.complex64)
+
+MATRICES = {
+    "cholesky": (jnp.linalg.cholesky, POSITIVE),
+    "cholesky, upper": (lambda a: jnp.linalg.cholesky(a, upper=True), POSITIVE),
+    "cholesky in blocks": (jnp.linalg.cholesky, LARGE),
+    "cholesky of no positive matrix": (jnp.linalg.cholesky, SQUARE + np.swapaxes(SQUARE, 1, 2)),
+    "cholesky of complex numbers": (jnp.linalg.cholesky, HERMITIAN),
+    "gradient of cholesky": (jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a) ** 2)), POSITIVE),
+    "triangular systems": (
+        lambda a, b: [
+            jax.scipy.linalg.solve_triangular(a, b, lower=lower, trans=trans, unit_diagonal=unit)
+            for lower in (True, False)
+            for trans in (0, 1)
+            for unit in (True, False)
+        ],
+        POSITIVE / 20 + np.eye(7, dtype=np.float32),
+        SQUARE,
+    ),
+    "a triangular system in blocks": (
+        lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=False),
+        WIDE,
+        WIDE[:, :3],
+    ),
+    "a system": (lambda a, b: jnp.linalg.solve(a, b), POSITIVE, SQUARE),
+    "a system of complex numbers": (lambda a, b: jnp.linalg.solve(a, b), HERMITIAN, Z),
+    "an inverse": (jnp.linalg.inv, WIDE),
+    "determinants": (lambda a: (jnp.linalg.det(a), *jnp.linalg.slogdet(a)), POSITIVE),
+    "LU": (lambda a: jax.scipy.linalg.lu(a), SQUARE[0]),
+    "LU of what has no inverse": (lambda a: jax.scipy.linalg.lu_factor(a), np.ones((4, 4), np.float32)),
+    "LU of more rows than columns": (lambda a: jax.lax.linalg.lu(a), ROWS.T.copy()),
+    "normal numbers of many dims": (
+        lambda a: jax.random.multivariate_normal(jax.random.key(0), a[0, 0], a[0]),
+        POSITIVE,
+    ),
+}
+
 
 def check(function: Any, *arguments: Any, rtol: float = 2e-5, atol: float = 2e-5) -> None:
     """The results of native code are those of XLA."""
@@ -193,3 +234,8 @@ def test_complex_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_fourier_transforms(name: str) -> None:
     check(*TRANSFORMS[name], atol=1e-3 if "long" in name else 2e-4)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices(name: str) -> None:
+    check(*MATRICES[name], rtol=1e-3, atol=1e-3)

@@ -35,6 +35,9 @@ ELSEWHERE = {
     "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
     "hlo-fft-expander",
+    "hlo-cholesky-expander",
+    "hlo-triangular-solve-expander",
+    "hlo-lapack-expander",
     "hlo-reduce-precision-expander",
     "hlo-special-function-expander",
 }
@@ -89,6 +92,8 @@ def test_a_group_keeps_the_numbers(name):
 
 
 EXPANDERS = {
+    "hlo-cholesky-expander": "factorisation",
+    "hlo-triangular-solve-expander": "factorisation",
     "hlo-fft-expander": "fft",
     "hlo-reduce-precision-expander": "reduce-precision",
     "hlo-special-function-expander": "unary",

@@ -22,9 +22,6 @@ FAST = 2
 SLOW = 80
 """The same for the slow test."""
 
-NEVER = {"complex", "factorisation", "fft"}
-"""Families of which no kernel is made yet, but of trivial cases: complex numbers."""
-
 
 def leaves(value):
     return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
@@ -61,7 +58,7 @@ def test_native_code_computes_what_the_evaluator_does(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_code_computes_what_the_evaluator_does_on_many(family):
     refused = sweep(family, range(1000, 1000 + SLOW))
-    assert family in NEVER or refused < SLOW, "all cases are refused"
+    assert refused < SLOW // 2, "most cases are refused"
 
 
 # -- whole programs: fusions of many instructions, loops with state, arrays beyond vectors

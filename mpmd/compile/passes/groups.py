@@ -21,6 +21,7 @@ from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatter
 from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
+from mpmd.compile.passes.expand.cholesky_expander import CholeskyExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
@@ -29,6 +30,7 @@ from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
 from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
+from mpmd.compile.passes.expand.lapack_expander import LapackExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
 from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
@@ -40,6 +42,7 @@ from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
+from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
@@ -87,6 +90,9 @@ def expansion() -> list[Pass]:
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order
         SelectAndScatterExpander(),  # may make maps
+        LapackExpander(),  # makes cholesky and triangular-solve
+        CholeskyExpander(),
+        TriangularSolveExpander(),
         FftExpander(),
         MapInliner(),
         ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs

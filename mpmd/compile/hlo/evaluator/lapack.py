@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _OPTION = re.compile(r"(\w+) = (-?\d+)")
 
 
-def _options(instruction: HloInstruction) -> dict[str, str]:
+def options_of(instruction: HloInstruction) -> dict[str, str]:
+    """The options of a call, as characters."""
     return {name: chr(int(code)) for name, code in _OPTION.findall(instruction.backend_config)}
 
 
@@ -46,7 +47,7 @@ def _as_stated(instruction: HloInstruction, parts: Sequence[Array]) -> Value:
 
 def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
     """The factor in one half, the operand's other half, and 1 where the matrix is not positive definite."""
-    lower = _options(instruction).get("uplo", "L") == "L"
+    lower = options_of(instruction).get("uplo", "L") == "L"
 
     def factor(a: Array) -> tuple[Array, Array]:
         half = np.tril(a) if lower else _transposed(np.triu(a))
@@ -62,7 +63,7 @@ def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: En
 
 
 def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    options = _options(instruction)
+    options = options_of(instruction)
     dtype = instruction.operands[0].shape.dtype
 
     def solve(a: Array, b: Array) -> tuple[Array]:
@@ -125,7 +126,7 @@ def _orthogonal(instruction: HloInstruction, operands: Sequence[Value], engine: 
 
 def _eigen(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
     """Eigenvectors, eigenvalues in rising order, and whether it failed."""
-    half = _options(instruction).get("uplo", "L")
+    half = options_of(instruction).get("uplo", "L")
 
     def solve(a: Array) -> tuple[Array, Array, Array]:
         values, vectors = np.linalg.eigh(a, "L" if half == "L" else "U")
@@ -136,7 +137,7 @@ def _eigen(instruction: HloInstruction, operands: Sequence[Value], engine: Engin
 
 def _svd(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
     """The overwritten operand, singular values, left and right vectors, and whether it failed."""
-    full = _options(instruction).get("mode", "A") == "A"
+    full = options_of(instruction).get("mode", "A") == "A"
 
     def solve(a: Array) -> tuple[Array, Array, Array, Array, Array]:
         left, values, right = np.linalg.svd(a, full_matrices=full)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
+from mpmd.compile.passes.expand.cholesky_expander import CholeskyExpander
 from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
@@ -16,6 +17,7 @@ from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.float_normalization import FloatNormalization
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
+from mpmd.compile.passes.expand.lapack_expander import LapackExpander
 from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
@@ -29,12 +31,14 @@ from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScat
 from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
+from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.support.passes import Pass
 
 PASSES: tuple[type[Pass], ...] = (
     ArgmaxRewriter,
     BatchNormExpander,
     BitcastConvertExpander,
+    CholeskyExpander,
     ComparisonExpander,
     ComplexToPairs,
     ConvolutionExpander,
@@ -46,6 +50,7 @@ PASSES: tuple[type[Pass], ...] = (
     FloatNormalization,
     GatherExpander,
     GatherSimplifier,
+    LapackExpander,
     LogisticExpander,
     MapInliner,
     ReduceWindowExpander,
@@ -59,4 +64,5 @@ PASSES: tuple[type[Pass], ...] = (
     SelectAndScatterExpander,
     ShardingRemover,
     TopkDecomposer,
+    TriangularSolveExpander,
 )
