@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -124,6 +125,49 @@ def test_readers_and_writers_at_the_same_time_see_whole_entries(folder):
     assert [path.suffix for path in folder.iterdir()] == [".kept"]
 
 
+def test_a_full_disk_keeps_what_was_there(folder):
+    """A limit on the size of files stands for a disk without room: writing begins, and fails."""
+    cache = DiskCache(folder)
+    cache.put(KEY, b"small")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        cache.put(KEY, bytes(1 << 20))
+        cache.put(key_of("another"), bytes(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert cache.counts.failed == 2
+    assert cache.get(KEY) == b"small"
+    assert [path.suffix for path in folder.iterdir()] == [".kept"]
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from mpmd.compile.cache import DiskCache, key_of
+cache, mine = DiskCache(Path(sys.argv[1]), limit=200_000), sys.argv[2].encode()
+sys.stdin.readline()  # both begin together
+for number in range(150):
+    key = key_of("entry", number % 7)
+    cache.put(key, mine * 9000)
+    found = cache.get(key)
+    assert found is None or found in (b"a" * 9000, b"b" * 9000), found[:20]
+assert not cache.counts.damaged and not cache.counts.failed, cache.counts
+print("whole")
+"""
+
+
+def test_two_processes_write_the_same_entries_at_once(folder):
+    command = [sys.executable, "-c", WRITING, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, letter], **pipes) for letter in "ab"]
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate()[0].split() for process in both] == [["whole"], ["whole"]]
+    assert {path.suffix for path in folder.iterdir()} == {".kept"}
+
+
 def test_another_compiler_has_other_keys(monkeypatch):
     assert "llvmlite" in compiler_version()
     monkeypatch.setattr("mpmd.compile.cache.compiler_version", lambda: "another")
@@ -174,6 +218,17 @@ def test_a_dump_is_of_a_compilation(folder, mesh, tmp_path):
     fragment = fragment_of(function, X, W)
     backend(folder).compile(fragment, mesh)
     assert not backend(folder, dump=Dump(tmp_path / "dump")).compile(fragment, mesh).kept
+
+
+def test_a_name_that_is_none_is_no_use(folder, mesh):
+    fragment = fragment_of(function, X, W)
+    backend(folder).compile(fragment, mesh)
+    names = [path for path in entries(folder) if path.stat().st_size < 250]
+    for path in names:
+        DiskCache(folder).put(path.stem, b"\xff../../elsewhere")
+    cache = DiskCache(folder)
+    assert NativeCpuBackend(options=CompileOptions(cache=cache)).compile(fragment, mesh).kept
+    assert cache.counts.damaged == len(names) == 1
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "another artefact"])

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -181,8 +182,14 @@ class KeptArtefacts:
 
     def of_fragment(self, fragment: FragmentModule) -> Artefact | None:
         """What was made of a fragment with the same text."""
-        named = self.cache.get(self._fragment_key(fragment))
-        return None if named is None else self._artefact(named.decode())
+        key = self._fragment_key(fragment)
+        named = self.cache.get(key)
+        if named is None:
+            return None
+        if not re.fullmatch(rb"[0-9a-f]{64}", named):
+            self.cache.discard(key, "it does not name a program")
+            return None
+        return self._artefact(named.decode())
 
     def of_program(self, fragment: FragmentModule, program: str) -> Artefact | None:
         """What was made of a program that computes the same."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -177,7 +177,8 @@ class Grouping:
         """The kernel of some members, or why they are not one."""
         members = list(members)
         try:
-            planned = plan_members("kernel", self.closure(members), self.results(members))
+            results = self.results(members)
+            planned = plan_members("kernel", needed_of(self.closure(members), results), results)
         except NoPlan as reason:
             return str(reason)
         products = [m for m in members if m.opcode == "dot" and is_product(m)]
@@ -238,6 +239,15 @@ class Grouping:
         while self._ends[place] > place:
             place = self._ends[place]
         return place
+
+
+def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
+    """The part of a closure that its results need: members that others repeat may not be read any more."""
+    inside, needed = set(closure), set(results)
+    for instruction in reversed(closure):
+        if instruction in needed:
+            needed.update(o for o in instruction.operands if o in inside)
+    return [i for i in closure if i in needed]
 
 
 def _read_of_target(update: HloInstruction) -> list[HloInstruction]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.passes.fusion.grouping import Grouping
+from mpmd.compile.passes.fusion.grouping import Grouping, needed_of
 
 
 class Outlining:
@@ -25,7 +25,7 @@ class Outlining:
         self, members: Sequence[HloInstruction], results: Sequence[HloInstruction]
     ) -> list[HloInstruction]:
         """What a fusion of members that gives results reads."""
-        needed = _needed(members, results)
+        needed = needed_of(members, results)
         inside = set(needed)
         return list(dict.fromkeys(o for i in needed for o in i.operands if o not in inside))
 
@@ -38,7 +38,7 @@ class Outlining:
             kind: of the fusion.
         """
         arrays = self.arrays(members, results)
-        members = _needed(members, results)
+        members = needed_of(members, results)
         body = self.computation.module.create_computation("fused")
         copies: dict[HloInstruction, HloInstruction] = {}
         for number, array in enumerate(arrays):
@@ -74,20 +74,11 @@ def outline(grouping: Grouping) -> bool:
     outlining = Outlining(grouping.computation)
     for group in grouping.groups():
         results = grouping.results(group.members)
-        closure = _needed(grouping.closure(group.members), results)
+        closure = needed_of(grouping.closure(group.members), results)
         if len(closure) > 1 and results:
             kind = "kOutput" if group.product else "kInput" if group.reduces else "kLoop"
             outlining.add(closure, results, kind)
     return outlining.finish()
-
-
-def _needed(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
-    """The part of a closure that its results need."""
-    inside, needed = set(closure), set(results)
-    for instruction in reversed(closure):
-        if instruction in needed:
-            needed.update(o for o in instruction.operands if o in inside)
-    return [i for i in closure if i in needed]
 
 
 def _remove_unused(computation: HloComputation) -> bool:
