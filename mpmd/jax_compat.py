@@ -18,11 +18,13 @@ from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
 __all__ = [
     "ShapedArray",
     "array_copier",
+    "as_key",
     "compiled_for",
     "direct_call",
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
+    "is_key",
     "make_cpu_client",
     "mpmd_dialect",
     "register_operation",
@@ -141,6 +143,16 @@ def hlo_to_stablehlo(text: str) -> str | None:
     if read is None or computation is None or translate is None:
         return None
     return str(translate(computation(read(text).as_serialized_hlo_module_proto())))
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of random keys, which are numbers in the programs that JAX lowers."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def as_key(data: jax.Array, dtype: Any) -> jax.Array:
+    """The keys of some dtype that an array of numbers stands for."""
+    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
 def default_platform() -> str:

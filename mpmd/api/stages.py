@@ -23,7 +23,7 @@ from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
-from mpmd.jax_compat import host_callbacks
+from mpmd.jax_compat import as_key, host_callbacks, is_key
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.clients import cores_of
 from mpmd.runtime.costs import ProgramCosts, measure_costs
@@ -217,7 +217,11 @@ class Compiled:
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         self._executor = Executor(program, table, self._placement, runtime)
         self._out_tree = lowered.traced.out_tree
-        self._weak = weak_positions(jax.tree.leaves(lowered.traced.jax_traced.out_info))
+        results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
+        self._weak = weak_positions(results)
+        self._keys = {i: leaf.dtype for i, leaf in enumerate(results) if is_key(leaf.dtype)}
+        arguments = enumerate(lowered.traced.arguments.leaves)
+        self._given_keys = [i for i, leaf in arguments if is_key(describe(leaf)[1])]
 
     @property
     def program(self) -> Program:
@@ -252,7 +256,16 @@ class Compiled:
 
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        return self._results(self._executor.run(leaves))
+        return self._results(self._executor.run(self._numbers(leaves)))
+
+    def _numbers(self, leaves: list[Any]) -> list[Any]:
+        """Flat arguments as the program takes them: random keys are numbers there."""
+        if self._given_keys and len(leaves) == len(self.lowered.traced.arguments.leaves):
+            leaves = list(leaves)
+            for i in self._given_keys:
+                if is_key(describe(leaves[i])[1]):
+                    leaves[i] = jax.random.key_data(leaves[i])
+        return leaves
 
     def as_text(self, what: str = "hlo") -> str:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too.
@@ -308,7 +321,8 @@ class Compiled:
         The scratch memory of fragments cannot be seen from outside, and is not counted.
         """
         meter = MemoryMeter(self.program)
-        results = self._executor.run(jax.tree.leaves((args, kwargs)), observers=[meter])
+        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
+        results = self._executor.run(leaves, observers=[meter])
         return self._results(results), dict(meter.peaks)
 
     @property
@@ -330,7 +344,7 @@ class Compiled:
 
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
-        leaves = jax.tree.leaves((args, kwargs))
+        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
         results, costs = measure_costs(self._executor, self._placement, leaves)
         return self._results(results), costs
@@ -340,7 +354,7 @@ class Compiled:
 
         A thread per mesh watches what ends when, so the step takes a little longer than others do.
         """
-        leaves = jax.tree.leaves((args, kwargs))
+        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
         meshes = list(self.lowered.config.topology)
         results, timeline = measured_timeline(
             self._executor, self._placement, leaves, meshes, self._workspace
@@ -351,6 +365,8 @@ class Compiled:
         """Flat results as the function gives them."""
         for i in self._weak:
             leaves[i] = weakly_typed(leaves[i])
+        for i, dtype in self._keys.items():
+            leaves[i] = as_key(leaves[i], dtype)
         return jax.tree.unflatten(self._out_tree, leaves)
 
     def synchronize(self) -> None:

@@ -55,8 +55,8 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     Use it on a function, `named_computation(f, name="stage0")(x)`, or as a decorator with or without a
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
 
-    It may be a submodule of a flax module.  While linen initialises that submodule, it is called as it is,
-    because parameters must not be made inside of a nested jit.
+    It may be a submodule of a flax module, a method of one, or close over some.  While linen initialises
+    them, it is called as it is, because parameters must not be made inside of a nested jit.
 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
 
@@ -106,10 +106,23 @@ def _note(name: str) -> None:
 
 
 def _is_initializing(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is a linen module inside another, or a method of one, that is making its parameters."""
-    module = getattr(fn, "__self__", fn)
+    """Whether a linen module inside another is making its parameters: `fn`, or what `fn` is made of."""
+    return any(_makes_parameters(held) for held in _held_by(fn))
+
+
+def _held_by(fn: Any) -> Iterator[Any]:
+    """A function, the object whose method it is, and what it closes over."""
+    yield getattr(fn, "__self__", fn)
+    if isinstance(fn, functools.partial):
+        yield from (*_held_by(fn.func), *fn.args, *fn.keywords.values())
+    for cell in getattr(fn, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            yield cell.cell_contents
+
+
+def _makes_parameters(module: Any) -> bool:
     ask = getattr(module, "is_initializing", None)
-    return ask is not None and getattr(module, "scope", None) is not None and bool(ask())
+    return callable(ask) and getattr(module, "scope", None) is not None and bool(ask())
 
 
 def named_tensor(x: Any, name: str) -> Any:

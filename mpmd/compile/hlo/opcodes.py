@@ -224,6 +224,7 @@ def _reductions() -> None:
         1,
         _must("k", codecs.integer("k")),
         _must("largest", codecs.boolean("largest")),
+        _may("is_stable", codecs.boolean("is_stable"), True),
     )
     _define(
         Category.REDUCTION,

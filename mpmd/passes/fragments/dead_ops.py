@@ -5,10 +5,20 @@ from __future__ import annotations
 from mpmd import ir
 
 
+def is_dead(op: ir.Op) -> bool:
+    """Whether an op only computes what nothing uses.
+
+    An unused sharding constraint says how its operand is sharded: it is dead if nothing else uses that.
+    """
+    if not ir.is_unused(op) or not ir.is_pure(op):
+        return False
+    return op.operation.name != "sdy.sharding_constraint" or all(u == op for u in ir.users(op.operands[0]))
+
+
 def erase_dead_ops(body: ir.Block) -> None:
     """Erases, from a body and from the regions in it, what only computes and is not used."""
     for op in reversed(ir.ops(body)):
-        if ir.is_unused(op) and ir.is_pure(op):
+        if is_dead(op):
             ir.erase(op)
             continue
         for region in op.operation.regions:

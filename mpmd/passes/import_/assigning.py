@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 from mpmd.passes.mesh_order import mesh_order
 
 USER_IN = "user_in"
@@ -155,7 +155,7 @@ def used_assigns(value: ir.Value) -> list[ir.Assign]:
 def remove_dead_ops(f: ir.Func | ir.For, in_fragments: bool = True) -> None:
     """Erases pure ops that nothing uses, last first, in loops too, and in fragments unless told otherwise."""
     for op in reversed(ir.ops(f)):
-        if ir.is_unused(op) and ir.is_pure(op):
+        if is_dead(op):
             ir.erase(op)
         elif isinstance(op, ir.For):
             remove_dead_ops(op, in_fragments)

@@ -99,3 +99,27 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %a : !m1
 }
+
+// -----
+
+// An unused sharding constraint says how its operand is sharded, and stays as long as that is used.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+sdy.mesh @mesh = <["x"=2]>
+
+// CHECK-LABEL: func.func public @constrained(
+// CHECK:       mpmd.fragment
+// CHECK-NEXT:    %[[X:.*]] = stablehlo.negate
+// CHECK-NEXT:    sdy.sharding_constraint %[[X]] <@mesh, [{"x"}]>
+// CHECK-NEXT:    mpmd.return %[[X]]
+func.func public @constrained(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %x = stablehlo.negate %p : tensor<4xf32>
+    %y = stablehlo.tanh %p : tensor<4xf32>
+    %0 = sdy.sharding_constraint %x <@mesh, [{"x"}]> : tensor<4xf32>
+    %1 = sdy.sharding_constraint %y <@mesh, [{"x"}]> : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}

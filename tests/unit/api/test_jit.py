@@ -267,3 +267,22 @@ def test_a_microbatch_that_counts_its_calls():
     runs = [line for line in jitted.lower(X).as_text("program").splitlines() if "# F stage" in line]
     assert sorted(line.split("microbatch ")[1][0] for line in runs) == ["0", "0", "1", "1"]
     np.testing.assert_allclose(jitted(X), step(X))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_keys_are_arguments_and_results(impl):
+    def step(state, x):
+        key, sub = jax.random.split(state["key"])
+        noisy = mpmd.named_computation(lambda x, k: x + jax.random.normal(k, x.shape), name="first")(x, sub)
+        return {"key": key}, mpmd.named_computation(lambda x: 2 * x, name="second")(noisy)
+
+    jitted = mpmd.jit(step, CONFIG)
+    state, x = {"key": jax.random.key(3, impl=impl)}, jnp.ones((4, 4))
+    wanted_state, wanted = jax.jit(step)(state, x)
+    wanted_key = jax.random.key_data(wanted_state["key"]).tolist()
+    compiled = jitted.compiled(state, x)
+    for run in (jitted, compiled, lambda *args: compiled.timeline(*args)[0]):
+        got_state, got = run(state, x)
+        assert got_state["key"].dtype == state["key"].dtype
+        assert jax.random.key_data(got_state["key"]).tolist() == wanted_key
+        assert jnp.allclose(jax.device_get(got), wanted)

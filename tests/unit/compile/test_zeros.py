@@ -57,10 +57,7 @@ def test_zeros_are_given_again_and_again_and_may_be_donated(backend: str, device
         assert {id(s.device) for s in zeros.addressable_shards} == set(map(id, topology["m0"].devices.flat))
         np.testing.assert_array_equal(zeros, np.zeros((8, 4)))
         (total,) = add(zeros, ones)
-        if devices == 1 or jax.__version_info__ < (
-            0,
-            11,
-        ):  # JAX 0.11 keeps what lies in pages that are not its own
+        if devices == 1 or jax.__version_info__ < (0, 11):  # which keeps what is not its own
             assert zeros.is_deleted()
         np.testing.assert_array_equal(total, np.ones((8, 4)))
 

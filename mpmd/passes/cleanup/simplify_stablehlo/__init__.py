@@ -12,6 +12,7 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
 from mpmd.passes.fragments.bodies import body_keys
+from mpmd.passes.fragments.dead_ops import is_dead
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
@@ -152,5 +153,5 @@ def _rewrite(op: ir.Op, facts: Facts) -> list[ir.Op]:
 def _remove_dead_ops(where: ir.Func | ir.Fragment) -> None:
     """Erases pure ops that nothing uses, last first, however deep."""
     for op in reversed(_ops(where)):
-        if len(op.results) and ir.is_unused(op) and ir.is_pure(op):
+        if len(op.results) and is_dead(op):
             ir.erase(op)

@@ -25,9 +25,10 @@ class InferMeshFinalize(ModulePass):
         -->  main(a@m1): q = transfer a to m2; ..
 
     Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from
-    mesh to mesh; other values only with `infer-transfers`.  A reduce is done on each mesh, then once more
-    on each mesh that needs it. Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or
-    reduce; no sets.  Cost: linear. Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    mesh to mesh; other values only with `infer-transfers`.  On its own mesh a value is transferred only to
+    the memory that the user gave a tensor: there it has another type.  A reduce is done on each mesh, then
+    once more on each mesh that needs it. Requires: no meshless ops.  Ensures: no assign, unassign, broadcast
+    or reduce; no sets.  Cost: linear. Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-finalize"
@@ -75,9 +76,11 @@ class InferMeshFinalize(ModulePass):
             if ir.stands_before(around, transfer):
                 ir.move_before(transfer, around)
             ir.replace_uses(op.result, transfer.result)
+        elif not _stands_in_function(op):
+            return False
         elif value.type.mesh == kind.mesh:
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
-        elif (of_argument or self.infer_transfers) and _stands_in_function(op):
+        elif of_argument or self.infer_transfers:
             assigning.chain_transfers(value, assigning.cross_mesh_assigns(source))
         else:
             return False
