@@ -63,7 +63,9 @@ class PlanEpilogue:
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
         """Write the plan's code for some vectors of sums."""
-        plan, scopes, rows = self.plan, [], []
+        plan = self.plan
+        scopes: list[Scope] = []
+        rows: list[int] = []  # how many vectors of each
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}
         for sums, at in parts:
             dims = dict(enumerate((*at.batch, at.row)))
