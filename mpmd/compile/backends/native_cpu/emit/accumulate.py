@@ -8,9 +8,10 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
-from mpmd.compile.backends.native_cpu.storage import REGISTER, round_to
+from mpmd.compile.backends.native_cpu.storage import REGISTER, narrow, round_to
+from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import REDUCTIONS
-from mpmd.compile.kernels.plan import KernelPlan, Reduce
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Reduce, arguments
 
 
 def sum_dtype(dtype: str) -> str:
@@ -28,6 +29,44 @@ def reduce_node(plan: KernelPlan, number: int) -> Reduce:
 def identity(node: Reduce, lanes: int) -> Value:
     """The neutral value of a reduction in every lane."""
     return constant(REDUCTIONS[node.op].identity(node.dtype), vector(REGISTER[node.dtype], lanes))
+
+
+def dot_factors(target: CpuTarget, plan: KernelPlan, number: int) -> tuple[int, ...]:
+    """Numbers of the bf16 values, one or two, whose products a reduction adds up in f32; none if it does not.
+
+    One instruction multiplies such pairs and adds two neighbouring products to a sum: that of `x` with ones
+    is the sum of `x`, which need not be widened.  It takes denormals for zero, as every thread of XLA does.
+    """
+    node = reduce_node(plan, number)
+    if not target.bf16_dot or target.vector_bytes != 64 or node.op != "add" or node.dtype != "f32":
+        return ()
+    arg = plan.nodes[node.arg]
+    multiplied = isinstance(arg, Apply) and arg.op == "multiply"
+    factors = arguments(arg) if multiplied else (node.arg,)
+    narrow = [_widened(plan, n) for n in factors]
+    return tuple(n for n in narrow if n is not None) if None not in narrow else ()
+
+
+def _widened(plan: KernelPlan, number: int) -> int | None:
+    """The bf16 value along the row that a value was converted from."""
+    node = plan.nodes[number]
+    if not isinstance(node, Apply) or node.op != "convert" or plan.rank - 1 not in plan.depends[number]:
+        return None
+    return node.args[0] if plan.nodes[node.args[0]].dtype == "bf16" else None
+
+
+def _add_pairs(scope: Scope, factors: Sequence[int], total: Value, mask: Value | None) -> Value:
+    """Add the products of one vector of bf16 values to half as many sums."""
+    f, raw = scope.f, []
+    type_ = vector("bfloat", 2 * lanes_of(total.type))
+    for number in factors:
+        value = scope.wide(number)
+        if mask is not None:
+            value = f.select(mask, value, constant(0, value.type))
+        raw.append(f.cast("bitcast", narrow(f, value, "bf16"), type_))
+    if len(raw) == 1:
+        raw.append(constant(1.0, type_))
+    return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.256", total.type, total, raw[0], raw[1])
 
 
 class Accumulators:
@@ -54,14 +93,20 @@ class Accumulators:
         self.start: list[Value] = []
         for number in self.reductions:
             node = reduce_node(plan, number)
-            self.start += [identity(node, lanes)] * unroll + [identity(node, 1)]
+            wide = lanes // 2 if dot_factors(f.target, plan, number) else lanes
+            self.start += [identity(node, wide)] * unroll + [identity(node, 1)]
 
     def add(self, scopes: Sequence[tuple[Lanes, Scope]], values: Sequence[Value]) -> list[Value]:
         """The values after one round of vectors."""
         f, result = self.f, list(values)
         for k, number in enumerate(self.reductions):
             node = reduce_node(self.plan, number)
+            factors = dot_factors(f.target, self.plan, number)
             for u, (part, scope) in enumerate(scopes):
+                if factors:
+                    at = k * self.each + u
+                    result[at] = _add_pairs(scope, factors, result[at], part.mask)
+                    continue
                 value = scope.wide(node.arg)
                 if part.mask is not None:
                     value = f.select(part.mask, value, identity(node, part.count))

@@ -15,11 +15,15 @@ from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector_constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import round_to, store
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, round_to, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, store_arguments, store_level
+from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
 
-_MOST_ACCUMULATORS = 12
+_MOST_ACCUMULATORS = 16
+_LINE_BYTES = 64
+_FEWEST_BYTES_APART = 1024  # rows closer together than this are one stream to the core
+_ROWS_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ class ColumnKernel:
 
 
 def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
-    """How many vectors wide a strip is: what the registers hold, and no more than the row."""
+    """How many vectors wide a strip is: some lines, what the registers hold, and no more than the row."""
     reductions = len(Partials(plan, target, 1).reductions)
-    most = max(1, min(8, _MOST_ACCUMULATORS * target.vector_registers // 32 // max(1, reductions)))
+    narrowest = min((BYTES[n.dtype] for n in plan.nodes if isinstance(n, Load)), default=4)
+    lines = 8 * max(1, 4 // max(2, narrowest))  # vectors of f32 lanes that fill eight lines
+    most = max(1, min(lines, _MOST_ACCUMULATORS * target.vector_registers // 32 // max(1, reductions)))
     return min(most, -(-plan.extents[-1] // target.lanes()))
 
 
@@ -144,6 +150,7 @@ class _Columns:
         with f.loop(low, high, carried=neutral) as row:
             at_row = outer.inside(unflatten(f, row.i, plan.outer, plan.extents))
             at_row.hoist(range(len(plan.nodes)), self.lanes)
+            self._look_ahead(at_row, places)
             row.carry(self._one_row(at_row, places, row.carried))
         totals = list(row.carried)
         for v, place in enumerate(places):
@@ -157,6 +164,24 @@ class _Columns:
                 continue
             rounded = {n: round_to(f, mine[n], node.dtype) for n, node in self.nodes.items()}
             finish_columns(scope, rounded, at, parts, self.lanes)
+
+    def _look_ahead(self, row: Scope, places: Sequence[Lanes]) -> None:
+        """Ask for the lines of a row to come: cores do not expect steps of a page each."""
+        f, plan, seen = self.f, self.plan, set[tuple[int, Index]]()
+        nearest, last = plan.outer[-1], plan.rank - 1
+        for node in plan.nodes:
+            if not isinstance(node, Load) or node.index.values() or (node.operand, node.index) in seen:
+                continue
+            if not all(node.index.is_linear_in(d) for d in (nearest, last)) or node.index.factor(last) != 1:
+                continue
+            size, step = BYTES[node.dtype], node.index.factor(nearest)
+            if abs(step) * size < _FEWEST_BYTES_APART:
+                continue
+            seen.add((node.operand, node.index))
+            first = row.inside({last: places[0].start}).position(node.index)
+            for line in range(0, len(places) * self.lanes, max(1, _LINE_BYTES // size)):
+                at = f.iadd(first, step * _ROWS_AHEAD + line)
+                f.prefetch(f.offset(row.pointers[node.operand], at, MEMORY[node.dtype]))
 
     def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
         """Add one row's elements to the totals, and store what is stored at every point."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -136,13 +136,19 @@ def stored_nodes(stores: Sequence[Store]) -> list[int]:
     return [number for item in stores for number in store_arguments(item)]
 
 
-def store_all(scopes: Sequence[Scope]) -> None:
-    """Everything that the plan stores at some points, all values before the first store."""
-    stores = scopes[0].plan.stores
+def store_all(scopes: Sequence[Scope], runs: Sequence[int] = ()) -> None:
+    """Everything that the plan stores at some points, all values before the first store.
+
+    Args:
+        scopes: a point or vector each.
+        runs: how many of them follow each other along the last dim, run by run; all, if nothing is said.
+    """
+    stores, first = scopes[0].plan.stores, 0
     evaluate(scopes, stored_nodes(stores))
-    for scope in scopes:
+    for count in runs or [len(scopes)]:
         for item in stores:
-            scope.store(item)
+            store_run(scopes[first : first + count], item)
+        first += count
 
 
 def meets_itself(plan: KernelPlan) -> bool:

@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.accumulate import Accumulators, identity, reduce_node, sum_dtype
+from mpmd.compile.backends.native_cpu.emit.accumulate import (
+    Accumulators,
+    dot_factors,
+    identity,
+    reduce_node,
+    sum_dtype,
+)
 from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import nested, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -25,6 +31,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_arguments, store_level
 
 _MOST_ROWS = 4  # of a block
+_MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 _SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 
 
@@ -107,6 +114,9 @@ class RowKernel:
 
     def vectors_at_once(self, item: Pass) -> int:
         """Vectors of one round: enough to hide the latency of sums, few enough for the registers."""
+        only_sums = not (item.column_sums or item.stores or item.keeps)
+        if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
+            return max(1, _MOST_DOTS // max(1, len(item.row_sums)))
         return vectors_at_once(self.plan, self.target, self.roots(item), len(item.row_sums))
 
     def roots(self, item: Pass) -> list[int]:
@@ -241,6 +251,8 @@ class _Rows:
                 evaluate([inner for _, inner in scopes], kernel.roots(item))
                 for part, inner in scopes:
                     self._point(inner, part, item, start, kept, unit)
+                for store_ in item.stores:
+                    store_run([inner for _, inner in scopes], store_)
                 return sums.add(scopes, carried)
 
             extent = plan.extents[last]
@@ -286,8 +298,6 @@ class _Rows:
             assert unit is not None and self.kernel.partials is not None
             line = self.kernel.partials.place(f, unit)
             self._combine(number, f.iadd(line, f.iadd(start, part.start)), value)
-        for store_ in item.stores:
-            scope.store(store_)
 
     def _scratch(self, number: int) -> Value:
         """The scratch rows of a node, one for each row of a block."""

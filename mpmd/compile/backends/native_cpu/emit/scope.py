@@ -8,7 +8,7 @@ knows is computed in that scope, once, and splat into vectors there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
@@ -23,7 +23,16 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     vector,
     vector_constant,
 )
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, REGISTER, load, narrow, store, widen
+from mpmd.compile.backends.native_cpu.storage import (
+    BYTES,
+    MEMORY,
+    REGISTER,
+    load,
+    narrow,
+    store,
+    store_pair,
+    widen,
+)
 from mpmd.compile.kernels.index import Atom, Index
 from mpmd.compile.kernels.plan import (
     Apply,
@@ -394,11 +403,29 @@ class Scope:
 
     def _put(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> None:
         f, dtype = self.f, self.plan.operands[item.operand].dtype
-        if item.combine:
-            old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
-            value = emit_combine(f, item.combine, old, value, dtype)
+        value = self._combined(item, value, pointer, at, mask)
         streams = item.operand in self.streamed and lanes_of(value.type) == f.target.lanes()
         store(f, value, pointer, dtype, at, mask, streams=streams)
+
+    def _combined(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> Value:
+        """What a store writes: its value, or that and what is there."""
+        if not item.combine:
+            return value
+        f, dtype = self.f, self.plan.operands[item.operand].dtype
+        old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
+        return emit_combine(f, item.combine, old, value, dtype)
+
+    def rounded_when_stored(self, item: Store) -> tuple[Value, Position] | None:
+        """A whole vector that a store has yet to round to bf16, and its place; None if the store differs."""
+        f, lanes = self.f, self.lanes
+        if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
+            return None
+        whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
+        if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:
+            return None
+        at, pointer = self._first(item.index), self.pointers[item.operand]
+        value = self._combined(item, self.wide(item.node), pointer, at, None)
+        return None if f.narrow_of(value) is not None and not item.combine else (value, at)
 
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""
@@ -411,3 +438,20 @@ class Scope:
                 continue
             with f.when(f.extract(mask, lane)):
                 self._put(item, one, pointer, at, None)
+
+
+def store_run(scopes: Sequence[Scope], item: Store) -> None:
+    """Write one of the plan's stores for vectors that follow each other along the last dim.
+
+    Two vectors are rounded to bf16 by one instruction, and written by one.
+    """
+    left = list(scopes)
+    while len(left) > 1:
+        low, high = left[:2]
+        first, second = low.rounded_when_stored(item), high.rounded_when_stored(item)
+        if first is None or second is None:
+            break
+        store_pair(low.f, first[0], second[0], low.pointers[item.operand], first[1])
+        left = left[2:]
+    for scope in left:
+        scope.store(item)
