@@ -140,6 +140,23 @@ def test_passes_over_blocks_of_rows(rows, dtype):
             np.testing.assert_allclose(got.astype(float), wanted.astype(float), rtol=loose, atol=loose * 1e-2)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("rows,width", [(1, 17), (2, 1), (9, 257), (40, 600), (70, 512)])
+def test_sums_over_rows_of_any_number(dtype, rows, width):
+    """One row alone, rows near and far apart, strips with and without a rest."""
+    b = PlanBuilder("columns", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    b.store_dense(b.operand("z", "f32", rows * width), b.apply("negate", x))
+    b.store_dense(b.operand("y", "f32", width), b.reduce_column("add", x), (1,))
+    x = np.random.default_rng(0).integers(-8, 9, rows * width).astype(NUMPY_DTYPE[dtype])
+    zeros = [np.zeros(rows * width, np.float32), np.zeros(width, np.float32)]
+    for target in TARGETS:
+        _, z, y = run(b.finish(), [x, *zeros], target)
+        wide = x.astype(np.float32).reshape(rows, width)
+        np.testing.assert_array_equal(z.reshape(rows, width), -wide)
+        np.testing.assert_array_equal(y, wide.sum(0))
+
+
 # -- squares ------------------------------------------------------------------------------------------------
 
 

@@ -168,6 +168,8 @@ class _Columns:
     def _look_ahead(self, row: Scope, places: Sequence[Lanes]) -> None:
         """Ask for the lines of a row to come: cores do not expect steps of a page each."""
         f, plan, seen = self.f, self.plan, set[tuple[int, Index]]()
+        if not plan.outer:
+            return
         nearest, last = plan.outer[-1], plan.rank - 1
         for node in plan.nodes:
             if not isinstance(node, Load) or node.index.values() or (node.operand, node.index) in seen:
