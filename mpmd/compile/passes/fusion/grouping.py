@@ -53,6 +53,10 @@ class Group:
         return any(m.opcode in ("reduce", "reduce-window", "dot") for m in self.members)
 
 
+Node = Group | HloInstruction
+"""A group, or an instruction that stands in none."""
+
+
 class Grouping:
     """The groups of one computation.
 
@@ -73,8 +77,7 @@ class Grouping:
         self.group_of: dict[HloInstruction, Group] = {}
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
-        # for each place the last one of any group that begins there or before
-        self._ends = list(range(len(self.order)))
+        self._ranks = Order(self)
         needed = self._arrays()
         for instruction in self.order:
             if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
@@ -189,27 +192,13 @@ class Grouping:
     # -- order
     def would_circle(self, a: Group, b: Group) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
-        group_of, position = self.group_of, self.position
-        last = self._end_of_what_spans(max(position[a.members[-1]], position[b.members[-1]]))
-        seen: set[Group | HloInstruction] = set()
-        waiting = [f for g in (a, b) for f in self._followers(g) if group_of.get(f) not in (a, b)]
-        while waiting:
-            value = waiting.pop()
-            node = group_of.get(value, value)
-            if node in seen:
-                continue
-            if node is a or node is b:
-                return True
-            seen.add(node)
-            if isinstance(node, Group):
-                if position[node.members[0]] <= last:
-                    waiting += self._followers(node)
-            elif position[node] <= last:
-                waiting += self._following(node)
-        return False
+        return self._ranks.between(a, b) is None
 
-    def _followers(self, group: Group) -> dict[HloInstruction, None]:
-        """What must run after a group's members."""
+    def followers(self, node: Node) -> Iterable[HloInstruction]:
+        """What must run after a node of the graph that groups and all other instructions make."""
+        if not isinstance(node, Group):
+            return self._following(node)
+        group = node
         if group.followers is None:
             group.followers = {f: None for m in group.members for f in self._following(m)}
             for member in group.members:
@@ -227,18 +216,76 @@ class Grouping:
         for member in b.members:
             self.group_of[member] = a
         a.followers = None
-        first, last = self.position[a.members[0]], self.position[a.members[-1]]
-        for place in range(first, last):
-            if self._ends[place] >= last:
-                break
-            self._ends[place] = last
+        self._ranks.joined(a, b)
         return a
 
-    def _end_of_what_spans(self, place: int) -> int:
-        """The first place, from one on, that no group lies across: nothing behind it leads back before it."""
-        while self._ends[place] > place:
-            place = self._ends[place]
-        return place
+
+class Order:
+    """An order of groups and all other instructions in which each runs after what it needs.
+
+    It tells at once which of two groups cannot lead to the other, and ends the search for ways at the later
+    one.  When two groups join, what the search found between them moves behind the later one, whose place the
+    joined group takes: nothing else need move.
+
+    Args:
+        grouping: the groups, which stand alone.
+    """
+
+    def __init__(self, grouping: Grouping) -> None:
+        self.grouping = grouping
+        # places are compared from left to right, so that there is always room behind one
+        self._places: dict[Node, tuple[int, ...]] = {}
+        self._searched: tuple[Node, Node, set[Node]] | None = None
+        self._turn = 0
+
+    def between(self, a: Group, b: Group) -> set[Node] | None:
+        """What needs the earlier of two groups and stands before the later; None if that needs some of it."""
+        if not self._places:
+            self._places = {node: (k,) for k, node in enumerate(self._sorted())}
+        places, group_of = self._places, self.grouping.group_of
+        first, second = (a, b) if places[a] < places[b] else (b, a)
+        end = places[second]
+        found: set[Node] = set()
+        waiting = [f for f in self.grouping.followers(first) if group_of.get(f) is not second]
+        while waiting:
+            value = waiting.pop()
+            node = group_of.get(value, value)
+            if node is second:
+                return None
+            if node not in found and places[node] < end:
+                found.add(node)
+                waiting += self.grouping.followers(node)
+        self._searched = first, second, found
+        return found
+
+    def joined(self, a: Group, b: Group) -> None:
+        """Two groups became `a`."""
+        searched, self._searched = self._searched, None
+        if searched is None or {searched[0], searched[1]} != {a, b}:
+            self._places = {}  # several join at once, which may only together be no circle
+            return
+        _, second, found = searched
+        place, self._turn = self._places[second], self._turn + 1
+        behind = sorted(found, key=self._places.__getitem__)
+        self._places.update({node: (*place, -self._turn, k) for k, node in enumerate(behind)})
+        self._places[a] = place
+        if b is not a:
+            del self._places[b]
+
+    def _sorted(self) -> list[Node]:
+        """All nodes, each after what it needs."""
+        group_of, done, out = self.grouping.group_of, set[Node](), list[Node]()
+        for start in reversed(self.grouping.order):
+            waiting: list[tuple[Node, bool]] = [(group_of.get(start, start), False)]
+            while waiting:
+                node, left = waiting.pop()
+                if left:
+                    out.append(node)
+                elif node not in done:
+                    done.add(node)
+                    waiting.append((node, True))
+                    waiting += [(group_of.get(f, f), False) for f in self.grouping.followers(node)]
+        return out[::-1]
 
 
 def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
