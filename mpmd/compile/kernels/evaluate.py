@@ -135,7 +135,8 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
     narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
     if narrow:  # computed in f32, rounded once
         args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]
-    return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
+    with np.errstate(all="ignore"):  # infinities and NaN are values as others are
+        return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
 
 
 def convert(value: Array, dtype: str) -> Array:

@@ -5,7 +5,9 @@ import pytest
 
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.evaluator import evaluate
+from mpmd.compile.kernels.evaluate import apply
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.kernels.plan import Apply
 from mpmd.compile.passes.fusion.grouping import Group, Grouping
 from tests.support.native_hlo import run_module
 
@@ -85,6 +87,14 @@ def test_work_that_only_an_array_joins_by_movement_is_no_plain_group():
         " nb = f32[2048] abs(b)\n ROOT t = (f32[2048], f32[2048]) tuple(na, nb)",
         x,
     )
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_of_a_plan_are_no_news():
+    """Masks are told apart by evaluating plans: whoever compiles sees no warning of NumPy's."""
+    found = apply(Apply("f32", "exponential", (0,)), [np.asarray([1e9, -1e9], np.float32)])
+    np.testing.assert_array_equal(found, np.asarray([np.inf, 0], np.float32))
+    assert np.isnan(apply(Apply("f32", "log", (0,)), [np.asarray([-1], np.float32)])).all()
 
 
 def test_a_group_that_lies_across_two_others_leads_back():
