@@ -9,6 +9,7 @@ from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
+from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 
 _FORWARDS = frozenset(("bitcast", "get-tuple-element"))
 
@@ -58,7 +59,8 @@ def repeat(
         late: results with their late readers, in order.
 
     Returns:
-        What was done; None if a late reader gets a result in a way that cannot be redirected.
+        What was done; None if a late reader gets a result in a way that cannot be redirected, or if no kernel
+        computes what is needed of a fusion alone.
     """
     readers = {r: None for found in late.values() for r in found}
     if not readers or not _reachable(instruction, order, at, readers):
@@ -66,7 +68,11 @@ def repeat(
     computation = instruction.parent
     wanted = [v.index[0] for v in late if v.index]
     copy, renumbered = _copy(instruction, wanted)
-    done = Repetition(copy, [computation.add(copy)], [], list(order))
+    computation.add(copy)
+    if _loses_kernel(instruction, copy):
+        _remove_unused(copy)
+        return None
+    done = Repetition(copy, [copy], [], list(order))
     copies: dict[HloInstruction, HloInstruction] = {instruction: copy}
     for reader in readers:
         for number, operand in enumerate(reader.operands):
@@ -112,6 +118,9 @@ def trim(instruction: HloInstruction) -> None:
     order = list(computation)
     copy, renumbered = _copy(instruction, wanted)
     computation.add(copy)
+    if _loses_kernel(instruction, copy):
+        _remove_unused(copy)
+        return
     for element in list(instruction.users):
         if copy.shape.is_tuple:
             element.replace_operand(0, copy)
@@ -123,6 +132,20 @@ def trim(instruction: HloInstruction) -> None:
     order[order.index(instruction)] = copy
     _remove_unused(instruction)
     computation.reorder(order)
+
+
+def _loses_kernel(whole: HloInstruction, part: HloInstruction) -> bool:
+    """Whether a kernel computes a fusion, and none what is left of it."""
+    fewer = part.opcode == "fusion" and part.shape is not whole.shape
+    return fewer and _has_kernel(whole) and not _has_kernel(part)
+
+
+def _has_kernel(fusion: HloInstruction) -> bool:
+    try:
+        plan_instruction("kernel", fusion)
+    except NoPlan:
+        return False
+    return True
 
 
 def _remove_unused(instruction: HloInstruction) -> None:

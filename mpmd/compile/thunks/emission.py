@@ -50,6 +50,7 @@ class KernelPlans:
 
     def __init__(self) -> None:
         self._plans: dict[HloInstruction, PlannedKernel] = {}
+        self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
     def of(self, instruction: HloInstruction) -> PlannedKernel:
         """The kernel of an instruction.
@@ -63,15 +64,20 @@ class KernelPlans:
         return found
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:
-        """Plan everything that needs a kernel.
+        """Plan everything that needs a kernel, and anew what reads other values than when it was planned.
 
         Raises:
             NoPlan: for the first instruction that has none.
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode not in WITHOUT_KERNEL and not tells_device(instruction):
-                    self.of(instruction)
+                if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+                    continue
+                operands = tuple(instruction.operands)
+                if self._read.get(instruction) != operands:
+                    self._plans.pop(instruction, None)
+                    self._read[instruction] = operands
+                self.of(instruction)
 
     def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
         """The plan of an instruction's kernel; None where it has none, or one of another kind."""

@@ -85,3 +85,38 @@ def test_the_option_reaches_fragments():
     with pytest.warns(UserWarning, match="the device has 1,000 bytes"):
         compiled = step.compiled(*ARGUMENTS)
     np.testing.assert_allclose(compiled(*ARGUMENTS), jax.jit(kept)(*ARGUMENTS), rtol=1e-4, atol=1e-5)
+
+
+def normed(x):
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def trained_block(q, k, v, o, u, w, x):
+    """A transformer block with its gradients: fusions of several results, parts of which have no kernel."""
+
+    def loss(q, k, v, o, u, w, x):
+        queries, keys, values = (jnp.einsum("btd,dhk->bhtk", normed(x), p) for p in (q, k, v))
+        scores = jax.nn.softmax(jnp.einsum("bhtk,bhsk->bhts", queries, keys) / 8)
+        x = x + jnp.einsum("bhtk,hkd->btd", jnp.einsum("bhts,bhsk->bhtk", scores, values), o)
+        return ((x + jax.nn.gelu(normed(x) @ u) @ w) ** 2).mean()
+
+    return jax.tree.leaves(jax.value_and_grad(loss, argnums=tuple(range(7)))(q, k, v, o, u, w, x))
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.filterwarnings("ignore:fragment")
+def test_only_what_has_a_kernel_is_computed_again(share):
+    heads, random = (64, 4, 16), np.random.default_rng(0)
+    dims = [heads, heads, heads, (4, 16, 64), (64, 256), (256, 64), (4, 32, 64)]
+    arguments = [(random.standard_normal(d) * 0.05).astype(np.float32) for d in dims]
+    fragment = fragment_of(trained_block, *arguments)
+    assignment = prepare_fragment(fragment, host_target()).assignment
+    border = sum(a.size for a in assignment.allocations if a.kind != "arena")
+    options = CompileOptions(memory_bytes=border + int(assignment.arena_bytes * share))
+    made = prepare_fragment(fragment, host_target(), options).compiled()
+    assert made.assignment.arena_bytes < assignment.arena_bytes
+    check_memory(made)
+    wanted = jax.jit(trained_block)(*arguments)
+    for got, want in zip(run(fragment, arguments, made), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
