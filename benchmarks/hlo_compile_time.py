@@ -68,7 +68,7 @@ def fragment_of(blocks: int, size: str, dtype: str) -> Any:
 
 def measure(blocks: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row."""
-    from mpmd.compile.backends.native_cpu.backend import lowered, prepare_fragment
+    from mpmd.compile.backends.native_cpu.compilation import lowered, prepare_fragment
     from mpmd.compile.backends.native_cpu.target import host_target
 
     fragment = fragment_of(blocks, options.size, options.dtype)
