@@ -56,7 +56,6 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.convert_mover import ConvertMover
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
-from mpmd.compile.passes.simplify.dot_merger import DotMerger
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
 from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
@@ -138,7 +137,6 @@ def products() -> list[Pass]:
     """Matrix products and conversions, once no rule would undo it."""
     return [
         TransposeFolding(),  # after the reshape mover: transposes stand at the products
-        DotMerger(),  # after folding: equal operands are the same instruction
         DotDimensionMerger(),  # after folding: what is left needs no transpose
         ConvertMover(),
         Fixpoint("after-products", (AlgebraicSimplifier(), Cse(), Dce())),

@@ -152,6 +152,7 @@ def test_groups_name_passes_of_the_table():
     assert here - used == {
         "hlo-all-reduce-promotion",
         "hlo-dot-decomposer",
+        "hlo-dot-merger",
         "hlo-float-jitter",
         "hlo-float-normalization",
         "hlo-layout-removal",
