@@ -370,15 +370,20 @@ def fused(dtypes: list[str], rounds: int) -> list[dict]:
                 "of_roofline": round(max(best["copy"], arithmetic) / best["own"], 3),
                 "ratio": round(other / best["own"], 2),
             }
-            limit = "memory" if row["memory_bound"] else "arithmetic"
-            print(
-                f"{name:13s} {dtype:5s} own {row['microseconds']:7.0f} us ({row['of_copy']:.0%} of copy, "
-                f"{row['of_roofline']:.0%} of roofline: {limit})  "
-                f"xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}",
-                flush=True,
-            )
+            print_fused(row)
             found.append(row)
     return found
+
+
+def print_fused(row: dict) -> None:
+    """One line for a fused kernel."""
+    limit = "memory" if row["memory_bound"] else "arithmetic"
+    print(
+        f"{row['kernel']:13s} {row['dtype']:5s} own {row['microseconds']:7.0f} us "
+        f"({row['of_copy']:.0%} of copy, {row['of_roofline']:.0%} of roofline: {limit})  "
+        f"xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}",
+        flush=True,
+    )
 
 
 def geometric_mean(values: list[float]) -> float:
