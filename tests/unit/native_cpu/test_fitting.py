@@ -20,7 +20,7 @@ ROWS, WIDTH = 64, 32
 
 def kept(x, w):
     """Products whose inputs are cheap, and needed in the reverse order once more."""
-    values = [jnp.cos(x + k) for k in range(4)]
+    values = [jnp.cos(x + k) for k in range(8)]
     sums = sum(jnp.tanh(v @ w) for v in values)
     for v in reversed(values):
         sums = jnp.tanh((sums * v) @ w)
