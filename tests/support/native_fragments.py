@@ -44,9 +44,11 @@ def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -
     )
 
 
-def compiled(fragment: FragmentModule, *, poison: bool = False, attention: str = "auto") -> Compilation:
+def compiled(
+    fragment: FragmentModule, *, poison: bool = False, attention: str = "auto", passes: tuple[str, ...] = ()
+) -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
-    options = CompileOptions(attention_stitching=attention)
+    options = CompileOptions(attention_stitching=attention, pass_options=passes)
     return prepare_fragment(fragment, host_target(), options, poison=poison).compiled()
 
 

@@ -45,7 +45,7 @@ class LapackExpander(ComputationPass):
     """
 
     name = "hlo-lapack-expander"
-    most: int = 256
+    most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
