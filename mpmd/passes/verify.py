@@ -118,7 +118,7 @@ def _sharding_problems(op: ir.Fragment | ir.Transfer, meshes: dict[str, ir.sdy.M
 def _unknown_parts(sharding: str, meshes: dict[str, ir.sdy.MeshAttr]) -> Iterator[str]:
     """The mesh, or the axes, that a sharding names and the module does not have."""
     mesh = re.match(r"#sdy\.sharding<@(\w+)", sharding)
-    if mesh is None:
+    if mesh is None or not meshes:  # a module without any mesh is a piece of one that has them
         return
     if mesh[1] not in meshes:
         yield f"there is no sdy mesh @{mesh[1]}"

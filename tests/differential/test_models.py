@@ -58,9 +58,7 @@ def adamw_with_clipping():
     return init, update
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "tied" else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
-)
+@pytest.mark.parametrize("name", [n if n == "tied" else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_the_loss_curve_of_adamw_with_clipping_is_that_of_jit(name):
     """The norm of all gradients is reduced across meshes without being asked for."""
     model = ALL[name]
