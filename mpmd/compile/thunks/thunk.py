@@ -146,14 +146,12 @@ class CopyThunk:
 
 
 @dataclass(frozen=True)
-class StartThunk:
-    """A device that says that its operands are there, and waits for nobody.
-
-    From here until the end others may read its operands and write its results.
+class _OfSeveralDevices:
+    """A part of a collective.
 
     Attributes:
-        name: of the instruction that starts the collective.
-        plan: what the devices will do.
+        name: of the instruction that it computes.
+        plan: what the devices do.
         arrays: where this device's operands and results lie.
     """
 
@@ -170,6 +168,14 @@ class StartThunk:
     def reads(self) -> tuple[Slice, ...]:
         """Slices that are read, whichever device reads them."""
         return self.arrays[: self.plan.operands]
+
+
+@dataclass(frozen=True)
+class StartThunk(_OfSeveralDevices):
+    """A device that says that its operands are there, and waits for nobody.
+
+    From here until the end others may read its operands and write its results.
+    """
 
     def line(self) -> str:
         """One line of a listing."""
@@ -177,30 +183,14 @@ class StartThunk:
 
 
 @dataclass(frozen=True)
-class CollectiveThunk:
+class CollectiveThunk(_OfSeveralDevices):
     """Devices that meet and work on each other's arrays.
 
     Attributes:
-        name: of the instruction that it computes.
-        plan: what they do.
-        arrays: where this device's operands and results lie.
         start: name of the thunk with which it began; "" if it begins here.
     """
 
-    name: str
-    plan: CollectivePlan
-    arrays: tuple[Slice, ...]
     start: str = ""
-
-    @property
-    def writes(self) -> tuple[Slice, ...]:
-        """Slices that change, whichever device writes them."""
-        return self.arrays[self.plan.operands :]
-
-    @property
-    def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, whichever device reads them."""
-        return self.arrays[: self.plan.operands]
 
     def line(self) -> str:
         """One line of a listing."""

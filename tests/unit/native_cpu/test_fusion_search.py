@@ -16,6 +16,7 @@ from mpmd.compile.passes.fusion.patterns import (
     _plan,
     _selections,
     _Space,
+    is_convex,
     join_patterns,
 )
 from mpmd.compile.passes.fusion.prices import Prices
@@ -107,7 +108,7 @@ ENTRY main {
     first = 1 << number["a"] | 1 << number["d"]
     second = 1 << number["c"] | 1 << number["b"]
     reach = _Contracted(space)
-    assert reach.is_convex(first) and reach.is_convex(second)
+    assert all(is_convex(mask, reach.above, reach.below) for mask in (first, second))
     assert reach.take(first) and not reach.take(second)
     plan = _plan(space, [Pattern(first, 2.0), Pattern(second, 1.0)], 4)
     assert plan == [Pattern(first, 2.0)]

@@ -164,20 +164,12 @@ class _Space:
 
     def _priced(self, mask: int) -> float | None:
         grouping, groups = self.grouping, [self.groups[k] for k in bits(mask)]
-        if not self.is_convex(mask) or any(g.product or g.updates for g in groups):
+        if not is_convex(mask, self.above, self.below) or any(g.product or g.updates for g in groups):
             return None
         members = sorted((m for g in groups for m in g.members), key=grouping.position.__getitem__)
         if len(members) > self.most or (not self.multi_output and len(grouping.results(members)) > 1):
             return None
         return self.prices.of(members, functools.partial(grouping.plan, members))
-
-    def is_convex(self, mask: int) -> bool:
-        """Whether nothing outside stands between two of the groups."""
-        above = below = 0
-        for k in bits(mask):
-            above |= self.above[k]
-            below |= self.below[k]
-        return not above & below & ~mask
 
 
 def _topological(following: Sequence[Sequence[int]]) -> list[int]:
@@ -205,7 +197,7 @@ def _plan(space: _Space, patterns: Sequence[Pattern], beam: int) -> list[Pattern
     clusters = [_selections(cluster, beam) for cluster in _clusters(patterns)]
     for selections in sorted(clusters, key=lambda found: (-found[0].gain, found[0].mask)):
         for selection in selections:
-            if all(reach.is_convex(p.mask) for p in selection.patterns):
+            if all(is_convex(p.mask, reach.above, reach.below) for p in selection.patterns):
                 fitting = [p for p in selection.patterns if reach.take(p.mask)]
                 taken += fitting
                 break
@@ -254,23 +246,24 @@ def _selections(patterns: Sequence[Pattern], beam: int) -> list[_Selection]:
     return sorted(followed, key=lambda s: (-s.gain, s.mask))
 
 
+def is_convex(mask: int, above: Sequence[int], below: Sequence[int]) -> bool:
+    """Whether nothing outside stands between two of some groups, given what is above and below of each."""
+    over = under = 0
+    for k in bits(mask):
+        over |= above[k]
+        under |= below[k]
+    return not over & under & ~mask
+
+
 class _Contracted:
     """Reachability after some patterns became one node each."""
 
     def __init__(self, space: _Space) -> None:
         self.above, self.below = list(space.above), list(space.below)
 
-    def is_convex(self, mask: int) -> bool:
-        """Whether nothing outside stands between two of the groups."""
-        above = below = 0
-        for k in bits(mask):
-            above |= self.above[k]
-            below |= self.below[k]
-        return not above & below & ~mask
-
     def take(self, mask: int) -> bool:
         """Make one node of some groups; False if they would stand in a circle."""
-        if not self.is_convex(mask):
+        if not is_convex(mask, self.above, self.below):
             return False
         above = below = 0
         for k in bits(mask):
