@@ -14,7 +14,11 @@ longer of that copy and of the arithmetic, which is the vector instructions that
 per cycle (one adds while one multiplies).  Where one instruction does more than one of the model's, such as
 products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose copy is the longer of the two.
 
+Fused kernels are measured in two sizes: `model`, the shapes of GPT-2-small, where caches hold a part of the
+arrays, of the copy's too; and `memory`, four times the last cache, as STREAM asks.
+
     python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
+                                      [--sizes=model,memory] [--kernels=transpose,gather]
 
 One line per kernel; the last line is one JSON object.
 """
@@ -309,79 +313,101 @@ def jax_functions() -> dict[str, Callable]:
     }  # fmt: skip
 
 
-def fused(dtypes: list[str], rounds: int) -> list[dict]:
-    """Every fused kernel: ours and XLA's time, and our traffic as a fraction of copy bandwidth."""
+# The shapes of GPT-2-small's fragments; their rows (or elements) grow for arrays beyond every cache.
+FUSED = {
+    "layer_norm": (layer_norm, (1024, 768)),
+    "softmax": (softmax, (6144, 512)),
+    "gelu": (gelu, (1024 * 3072,)),
+    "adam": (adam, (768 * 3072,)),
+    "column_sums": (column_sums, (1024, 3072)),
+    "square_sum": (square_sum, (768, 4096)),
+    "transpose": (transpose, (1024, 768)),
+    "residual": (residual, (1024, 768)),
+    "norm_gradient": (norm_gradient, (1024, 768)),
+    "log_sums": (log_sums, (1024, 8192)),
+    "gather": (gather, (1024, 768)),
+    "scatter": (scatter, (1024, 768)),
+}
+BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
+
+
+def traffic_of(plan: KernelPlan) -> int:
+    """Bytes that a kernel reads and writes."""
+    updated = sum(plan.operands[k].bytes for k in plan.results) if plan.name == "adam" else 0
+    return sum(o.bytes for o in plan.operands) + updated
+
+
+def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
+    """A kernel's plan and shape; `size` is `model` or `memory`."""
+    make, shape = FUSED[name]
+    plan = make(*shape, dtype)
+    if size == "memory":
+        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan))
+        shape = (shape[0] * times, *shape[1:])
+        plan = make(*shape, dtype)
+    return plan, shape
+
+
+def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) -> list[dict]:
+    """Every fused kernel, in every size."""
+    return [fused_kernel(name, d, size, rounds) for size in sizes for name in names for d in dtypes]
+
+
+def fused_kernel(name: str, dtype: str, size: str, rounds: int) -> dict:
+    """One fused kernel beside a copy that moves as many bytes, and XLA's.
+
+    XLA's is timed for a model's shapes only: beyond them most of its time goes to fresh pages for results.
+    """
     import jax
 
-    target, rng, found, functions = host_target(), np.random.default_rng(0), [], jax_functions()
+    target, rng = host_target(), np.random.default_rng(0)
     device = measured_device(target, 1)
-    shapes = {"layer_norm": (1024, 768), "softmax": (6144, 512), "column_sums": (1024, 3072)}
-    shapes |= {
-        "square_sum": (768, 4096),
-        "transpose": (1024, 768),
-        "gelu": (1024 * 3072,),
-        "adam": (768 * 3072,),
-        "residual": (1024, 768),
-        "norm_gradient": (1024, 768),
-        "log_sums": (1024, 8192),
-        "gather": (1024, 768),
-        "scatter": (1024, 768),
+    plan, shape = fused_plan(name, dtype, size)
+    kernel = DirectSequence(plan_kernels(plan, target), target)
+    arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+    for array in arrays:
+        array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
+        if array.dtype == np.int32:
+            array[...] = rng.permutation(array.size)
+    inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
+    elements = math.prod(shape)
+    runs = {
+        "copy": copy_bandwidth(target, elements=max(1, traffic_of(plan) // 8)),
+        "own": kernel.prepare(*arrays),
     }
-    plans = {"layer_norm": layer_norm, "softmax": softmax, "gelu": gelu, "adam": adam}
-    plans |= {"column_sums": column_sums, "square_sum": square_sum, "transpose": transpose}
-    plans |= {"residual": residual, "norm_gradient": norm_gradient, "log_sums": log_sums}
-    plans |= {"gather": gather, "scatter": scatter}
-    for name, make in plans.items():
-        for dtype in dtypes:
-            plan = make(*shapes[name], dtype)
-            kernel = DirectSequence(plan_kernels(plan, target), target)
-            arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
-            for array in arrays:
-                array[...] = np.abs(rng.standard_normal(array.shape))
-                if array.dtype == np.int32:
-                    array[...] = rng.permutation(array.size)
-            inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
-            size = math.prod(shapes[name])
-            given = [jax.numpy.asarray(a.reshape(shapes[name]) if a.size == size else a) for a in inputs]
-            xla = jax.jit(functions[name]).lower(*given).compile()
-            traffic = sum(o.bytes for o in plan.operands)
-            traffic += sum(plan.operands[k].bytes for k in plan.results) if name == "adam" else 0
-            nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given).compile()
-            # a copy that moves as many bytes, so that caches hold as much of it
-            copy = copy_bandwidth(target, elements=max(1, traffic // 8))
-            runs = {
-                "copy": copy,
-                "own": kernel.prepare(*arrays),
-                "xla": lambda xla=xla, given=given: jax.block_until_ready(xla(*given)),
-                "start": lambda start=nothing, given=given: jax.block_until_ready(start(*given)),
-            }
-            best = best_of(runs, 8 * rounds, 0.001)
-            arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-            other = max(best["xla"] - best["start"], best["xla"] / 2)
-            row = {
-                "kernel": name,
-                "dtype": dtype,
-                "microseconds": round(best["own"] * 1e6, 1),
-                "xla_microseconds": round(other * 1e6, 1),
-                "copy_microseconds": round(best["copy"] * 1e6, 1),
-                "arithmetic_microseconds": round(arithmetic * 1e6, 1),
-                "memory_bound": best["copy"] >= arithmetic,
-                "of_copy": round(best["copy"] / best["own"], 3),
-                "of_roofline": round(max(best["copy"], arithmetic) / best["own"], 3),
-                "ratio": round(other / best["own"], 2),
-            }
-            print_fused(row)
-            found.append(row)
-    return found
+    if size == "model":
+        given = [jax.numpy.asarray(a.reshape(shape) if a.size == elements else a) for a in inputs]
+        xla = jax.jit(jax_functions()[name]).lower(*given).compile()
+        nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given).compile()
+        runs["xla"] = lambda: jax.block_until_ready(xla(*given))
+        runs["start"] = lambda: jax.block_until_ready(nothing(*given))
+    best = best_of(runs, (8 if size == "model" else 1) * rounds, 0.001)
+    arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
+    row = {
+        "kernel": name,
+        "dtype": dtype,
+        "size": size,
+        "microseconds": round(best["own"] * 1e6, 1),
+        "copy_microseconds": round(best["copy"] * 1e6, 1),
+        "arithmetic_microseconds": round(arithmetic * 1e6, 1),
+        "memory_bound": best["copy"] >= arithmetic,
+        "of_copy": round(best["copy"] / best["own"], 3),
+        "of_roofline": round(max(best["copy"], arithmetic) / best["own"], 3),
+    }
+    if "xla" in best:
+        other = max(best["xla"] - best["start"], best["xla"] / 2)
+        row |= {"xla_microseconds": round(other * 1e6, 1), "ratio": round(other / best["own"], 2)}
+    print_fused(row)
+    return row
 
 
 def print_fused(row: dict) -> None:
     """One line for a fused kernel."""
     limit = "memory" if row["memory_bound"] else "arithmetic"
+    against = f"  xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}" if "ratio" in row else ""
     print(
-        f"{row['kernel']:13s} {row['dtype']:5s} own {row['microseconds']:7.0f} us "
-        f"({row['of_copy']:.0%} of copy, {row['of_roofline']:.0%} of roofline: {limit})  "
-        f"xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}",
+        f"{row['kernel']:13s} {row['dtype']:5s} {row['size']:6s} own {row['microseconds']:7.0f} us "
+        f"({row['of_copy']:.0%} of copy, {row['of_roofline']:.0%} of roofline: {limit}){against}",
         flush=True,
     )
 
@@ -395,15 +421,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="gemm,fused")
     parser.add_argument("--dtypes", default="f32,bf16")
+    parser.add_argument("--sizes", default="model,memory")
+    parser.add_argument("--kernels", default="", help="fused kernels to run, all unless given")
     options = parser.parse_args()
     if any(name not in os.environ for name in KEEP_HEAP):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_HEAP})
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    names = options.kernels.split(",") if options.kernels else list(FUSED)
     dtypes, wanted = options.dtypes.split(","), options.only.split(",")
     load_before = os.getloadavg()[0]
     gemms = products(dtypes, options.rounds) if "gemm" in wanted else []
-    kernels = fused(dtypes, options.rounds) if "fused" in wanted else []
+    kernels = fused(names, dtypes, options.sizes.split(","), options.rounds) if "fused" in wanted else []
+    compared = [r for r in gemms + kernels if "ratio" in r]
     summary = {
         "cpu": host_target().cpu,
         "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
@@ -413,13 +443,15 @@ def main() -> None:
             [r["of_copy"] for r in kernels if r["memory_bound"]], default=0.0
         ),
         "fused_of_roofline_worst": min([r["of_roofline"] for r in kernels], default=0.0),
-        "worst_ratio": min([r["ratio"] for r in gemms + kernels], default=0.0),
+        "worst_ratio": min([r["ratio"] for r in compared], default=0.0),
     }
     for dtype in dtypes:
         large = [r["of_peak"] for r in gemms if r["large"] and r["dtype"] == dtype]
         summary[f"gemm_of_peak_{dtype}_worst_large"] = min(large, default=0.0)
         summary[f"gemm_ratio_{dtype}"] = geometric_mean([r["ratio"] for r in gemms if r["dtype"] == dtype])
-        summary[f"fused_ratio_{dtype}"] = geometric_mean([r["ratio"] for r in kernels if r["dtype"] == dtype])
+        summary[f"fused_ratio_{dtype}"] = geometric_mean(
+            [r["ratio"] for r in compared if "microseconds" in r and r["dtype"] == dtype]
+        )
     print(json.dumps(summary))
 
 
