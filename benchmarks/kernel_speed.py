@@ -45,7 +45,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.plan import KernelPlan, Load
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
@@ -332,9 +332,13 @@ BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
 
 
 def traffic_of(plan: KernelPlan) -> int:
-    """Bytes that a kernel reads and writes."""
-    updated = sum(plan.operands[k].bytes for k in plan.results) if plan.name == "adam" else 0
-    return sum(o.bytes for o in plan.operands) + updated
+    """Bytes that a kernel reads and writes.
+
+    What it changes it reads and writes: Adam's state, and the rows that a scatter adds to.
+    """
+    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
+    read |= {s.operand for s in plan.stores if s.combine}
+    return sum(o.bytes * ((k in read) + (k in plan.results)) for k, o in enumerate(plan.operands))
 
 
 def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:

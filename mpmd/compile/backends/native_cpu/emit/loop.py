@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
+from mpmd.compile.backends.native_cpu.emit.ahead import Ahead, rows_ahead
+from mpmd.compile.backends.native_cpu.emit.nest import product, shuffled_loop, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -85,6 +87,11 @@ class LoopKernel:
         return max(self.target.lanes(), self.target.vector_bytes // max(BYTES[n.dtype] for n in moved))
 
     @cached_property
+    def _ahead(self) -> Ahead | None:
+        """What is asked for before its turn, if every row is one unit."""
+        return rows_ahead(self.plan, self.target) if self._pieces == 1 else None
+
+    @cached_property
     def _unroll(self) -> int:
         return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
@@ -116,11 +123,41 @@ class LoopKernel:
             low = f.imul(f.irem(unit.i, self._pieces), self._piece)
             high = f.imin(f.iadd(low, self._piece), plan.extents[last])
 
-            def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-                store_all([scope.inside(lanes=part) for part in parts])
-                return values
+            self._row(f, scope, start, unit.i, end, (low, high))
 
-            vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
+    def _row(
+        self,
+        f: FunctionBuilder,
+        scope: Scope,
+        start: Scope,
+        row: Value,
+        end: Value,
+        piece: tuple[Position, Position],
+    ) -> None:
+        """A unit: a row, or a piece of one."""
+        plan, lanes, ahead = self.plan, self._lanes, self._ahead
+        last, (low, high) = plan.rank - 1, piece
+        coming = ahead.rows(start, row, end) if ahead else []
+
+        def write(parts: list[Lanes], group: int) -> None:
+            for first in range(0, len(parts), group):
+                if ahead:
+                    ahead.ask(f, coming, parts[first : first + group])
+            counts = [group] * (len(parts) // group)
+            store_all([scope.inside(lanes=part) for part in parts], counts)
+
+        def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
+            write(parts, len(parts))
+            return values
+
+        if ahead and ahead.shuffled:
+            group = ahead.whole_lines(lanes)
+            unroll = max(1, self._unroll // group) * group
+            whole = plan.extents[last] // (unroll * lanes) * unroll * lanes
+            shuffled_loop(f, last, whole, lanes, unroll, group, lambda parts: write(parts, group))
+            vector_loop(f, last, whole, high, plan.extents[last], lanes, 1, (), body)
+            return
+        vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
 
 
 def _is_run(plan: KernelPlan, node: Node) -> bool:

@@ -71,6 +71,48 @@ def vector_loop(
     return loop.carried
 
 
+def shuffled_loop(
+    f: FunctionBuilder,
+    dim: int,
+    whole: int,
+    lanes: int,
+    unroll: int,
+    group: int,
+    body: Callable[[list[Lanes]], None],
+) -> None:
+    """`body` for all of `[0, whole)` along a dim, groups of vectors in an order without any pattern.
+
+    Args:
+        f: the function.
+        dim: the dim.
+        whole: elements: a multiple of `unroll * lanes`.
+        lanes: of a vector.
+        unroll: vectors of a round, a multiple of `group`.
+        group: vectors that stay together.
+        body: writes the code for the groups of a round, one after the other.
+    """
+    step, count = group * lanes, whole // (group * lanes)
+    places = ", ".join(f"i32 {place * step}" for place in shuffled(count))
+    name = f"order_{count}_{step}"
+    f.module.add_global(name, f"private unnamed_addr constant [{count} x i32] [{places}]")
+    with f.loop(0, count, unroll // group) as loop:
+        parts = []
+        for number in range(unroll // group):
+            place = f.cast("zext", f.load(Value(f"@{name}", "ptr"), "i32", f.iadd(loop.i, number)), "i64")
+            parts += [Lanes(dim, f.iadd(place, u * lanes), lanes) for u in range(group)]
+        body(parts)
+
+
+def shuffled(count: int) -> list[int]:
+    """The numbers below `count` in an order that looks random and is always the same (Fisher and Yates)."""
+    order, state = list(range(count)), 12345
+    for last in range(count - 1, 0, -1):
+        state = (state * 1103515245 + 12345) % (1 << 32)
+        other = (state >> 16) % (last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
 def nested(
     f: FunctionBuilder,
     dims: Sequence[int],

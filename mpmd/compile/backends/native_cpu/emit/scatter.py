@@ -10,12 +10,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -93,19 +93,19 @@ class ScatterKernel:
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
         outer = range(plan.rank - 1)
-        with f.loop(0, product(plan.extents, outer)) as row:
+        ahead, rows = rows_ahead(plan, self.target), product(plan.extents, outer)
+        with f.loop(0, rows) as row:
             scope = start.inside(unflatten(f, row.i, outer, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
-            self._run(f, scope, low, high, lanes)
+            coming = ahead.rows(start, row.i, rows) if ahead else []
 
-    def _run(self, f: FunctionBuilder, scope: Scope, low: Position, high: Position, lanes: int) -> None:
-        last = self.plan.rank - 1
+            def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
+                if ahead:
+                    ahead.ask(f, coming, parts)
+                store_all([scope.inside(lanes=part) for part in parts])
+                return values
 
-        def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-            store_all([scope.inside(lanes=part) for part in parts])
-            return values
-
-        vector_loop(f, last, low, high, self.plan.extents[last], lanes, self._unroll, (), body)
+            vector_loop(f, plan.rank - 1, low, high, plan.extents[-1], lanes, self._unroll, (), body)
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:

@@ -1,0 +1,154 @@
+"""Rows at places that the program computes: asked for before their turn.
+
+A gather reads row after row, each somewhere else.  The hardware sees a run of lines only once some of them
+were read, and goes on past its end: of a table that caches hold it comes late, of one beyond them it fetches
+as much in vain as it finds.  But a row's place is known long before the row is wanted:
+
+* near, where the last cache holds the arrays: the lines of a row some 2 KB ahead are asked for while this one
+  is copied, and are in the first cache when their turn comes;
+* far: lines are asked for into the second cache, which takes more requests at once than the first one, some
+  rows ahead.  It drops requests while it has too many, so each line is asked for again half as far ahead.  A
+  row itself is read in an order without any pattern, so that nothing is fetched beyond its end.
+
+Measured on Zen 4, of a copy's bandwidth: gathers of rows of 0.75 to 12 KB from 64 MB 0.40-0.50 without all
+this, 0.9-1.1 with it; in the last cache 0.85 and 0.92; sums into such rows 0.6 and 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, arguments
+
+LINE = 64  # bytes of a cache line
+_NEAR = 2 << 10  # bytes of rows between a request and its use, where the last cache holds the arrays
+_FAR = 24 << 10  # the same beyond it
+_FEWEST_ROWS, _MOST_ROWS = 4, 64  # far ahead
+_THRICE = 2 << 10  # bytes of a row from which on a line is asked for three times
+_LONGEST = 8 << 10  # bytes of a row up to which the order of its lines has no pattern
+_MOST_OPERATIONS = 16  # that compute a place: they are done once more for each request
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements of an operand that lie side by side along the last dim."""
+
+    operand: int
+    index: Index
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a kernel asks for before its turn.
+
+    Attributes:
+        plan: the plan.
+        runs: what is read in each row.
+        distances: how many rows ahead, the farthest first.
+        far: whether the arrays are larger than the last cache.
+    """
+
+    plan: KernelPlan
+    runs: tuple[Run, ...]
+    distances: tuple[int, ...]
+    far: bool
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether rows are to be read in an order without a pattern."""
+        return self.far and self.plan.extents[-1] * self._widest <= _LONGEST
+
+    @property
+    def _widest(self) -> int:
+        return max(BYTES[self.plan.operands[run.operand].dtype] for run in self.runs)
+
+    def whole_lines(self, lanes: int) -> int:
+        """Vectors that fill a line of everything that is asked for."""
+        narrowest = min(BYTES[self.plan.operands[run.operand].dtype] for run in self.runs)
+        return max(1, LINE // (lanes * narrowest))
+
+    def rows(self, start: Scope, row: Position, end: Position) -> list[tuple[Value, int]]:
+        """Where the rows to come begin, and the size of their elements.
+
+        Args:
+            start: the function's scope.
+            row: number of the current row.
+            end: number after the last one.
+        """
+        f, plan, found = start.f, self.plan, list[tuple[Value, int]]()
+        last = plan.rank - 1
+        for distance in self.distances:
+            coming = f.imin(f.iadd(row, distance), f.isub(end, 1))
+            scope = start.inside({**unflatten(f, coming, range(last), plan.extents), last: 0})
+            for run in self.runs:
+                size, pointer = BYTES[plan.operands[run.operand].dtype], start.pointers[run.operand]
+                at = f.imul(scope.position(run.index), size)
+                # a place may be outside of the array, where a guard keeps it from being read
+                found.append((f.op(f"getelementptr i8, ptr {pointer}, i64 {at}", "ptr"), size))
+        return found
+
+    def ask(self, f: FunctionBuilder, rows: Sequence[tuple[Value, int]], parts: Sequence[Lanes]) -> None:
+        """Ask for the lines of the rows to come that lie as these adjacent vectors lie in the current one."""
+        if parts[0].count == 1:
+            return
+        count = len(parts) * parts[0].count
+        for address, size in rows:
+            at = f.imul(parts[0].start, size)
+            for offset in range(0, count * size, LINE):
+                place = f.op(f"getelementptr i8, ptr {address}, i64 {f.iadd(at, offset)}", "ptr")
+                f.prefetch(place, locality=2 if self.far else 3)
+
+
+def rows_ahead(plan: KernelPlan, target: CpuTarget) -> Ahead | None:
+    """What a kernel over a plan of kind `loop` asks for ahead, or None if no row's place is computed."""
+    if plan.rank < 2 or not plan.size:
+        return None
+    runs = _runs(plan)
+    placed = [run for run in runs if run.index.values()]
+    rows = product(plan.extents, range(plan.rank - 1))
+    widths = [plan.extents[-1] * BYTES[plan.operands[run.operand].dtype] for run in placed]
+    if not placed or rows < 2 or max(widths) < LINE or _operations(plan, placed) > _MOST_OPERATIONS:
+        return None
+    width = max(widths)
+    if sum(o.bytes for o in plan.operands) < target.l3_bytes:
+        return Ahead(plan, tuple(placed), (max(1, -(-_NEAR // width)),), far=False)
+    # lines that are read without a pattern are not foreseen by the hardware, wherever they lie
+    outside = [run for run in runs if run in placed or plan.operands[run.operand].bytes >= target.l2_bytes]
+    most = min(_MOST_ROWS, max(_FEWEST_ROWS, -(-_FAR // width)))
+    distances = (most, most // 2, most // 4) if width >= _THRICE else (most, most // 2)
+    return Ahead(plan, tuple(outside), distances, far=True)
+
+
+def _runs(plan: KernelPlan) -> list[Run]:
+    """What is read from adjacent places along the last dim, and not the same in every row; each once."""
+    last = plan.rank - 1
+    read = [(n.operand, n.index) for n in plan.nodes if isinstance(n, Load)]
+    read += [(s.operand, s.index) for s in plan.stores if s.combine]
+    found = dict[Run, None]()
+    for operand, index in read:
+        varies = any(last in plan.depends[v] for v in index.values())
+        if index.is_linear_in(last) and index.factor(last) == 1 and not varies:
+            others = index.dims() - {last}
+            if others or index.values():
+                found[Run(operand, index)] = None
+    return list(found)
+
+
+def _operations(plan: KernelPlan, runs: Sequence[Run]) -> int:
+    """Operations that compute where some runs begin."""
+    found, waiting = set[int](), [v for run in runs for v in run.index.values()]
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += arguments(plan.nodes[number])
+    return sum(isinstance(plan.nodes[n], Apply) for n in found)
