@@ -15,6 +15,7 @@ from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.prices import PROJECTED
+from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
@@ -40,6 +41,7 @@ def cpu_pipeline(
         *wrong,  # before anything else: afterwards operations are no longer those that were written
         *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        SortPrefix(),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
         Fusion(costs=costs),  # last change of what computes
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones

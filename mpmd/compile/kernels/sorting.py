@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.plan import Apply, IndexValue, KernelPlan, Load, Reduce
+from mpmd.compile.kernels.index import Index, dim
+from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, Load, Reduce, Store
 
 
 @dataclass(frozen=True)
@@ -13,16 +13,20 @@ class SortedArray:
     """An array that is put in order.
 
     Attributes:
-        source: number of the operand that is read.
+        source: number of the operand that is read; -1 for numbers that follow from the position.
         target: number of the operand that is written.
-        element: number of the node that loads an element.
-        other: number of the node that loads the one that it is compared with; -1 if comparisons do without.
+        element: number of the node that is an element.
+        other: number of the node that is the one that it is compared with; -1 if comparisons do without.
+        place: where an element is written, given how many come before it.
+        dtype: of its elements.
     """
 
     source: int
     target: int
     element: int
     other: int
+    place: Index
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,16 @@ class Sorting:
     Attributes:
         along: the dim whose elements are put in order; the row dim after it counts the others.
         before: number of the node that says whether the other comes before the element.
+        count: number of the node that says how many elements come before the element.
         arrays: what is moved.
+        kept: how many of each row's first elements are written.
     """
 
     along: int
     before: int
+    count: int
     arrays: tuple[SortedArray, ...]
+    kept: int
 
 
 def sorting_of(plan: KernelPlan) -> Sorting | None:
@@ -56,16 +64,31 @@ def sorting_of(plan: KernelPlan) -> Sorting | None:
     before = _before(plan, counts[0])
     if before is None:
         return None
-    along, arrays = plan.rank - 2, []
+    along, arrays, kept = plan.rank - 2, [], set[int]()
     for store in plan.stores:
         node = plan.nodes[store.node]
-        if not isinstance(node, Load) or store.index.values() != (counts[0],) or store.combine:
+        if not isinstance(node, Load | IndexValue) or (isinstance(node, Load) and node.where >= 0):
             return None
+        if store.index.values() != (counts[0],) or store.combine:
+            return None
+        kept.add(_kept(plan, store, counts[0]))
         moved = {d: dim(d + 1 if d == along else d) for d in range(plan.rank)}
-        there = Load(node.dtype, node.operand, node.index.substitute(moved, plan.extents), node.where)
+        there = replace(node, index=node.index.substitute(moved, plan.extents))
         other = plan.nodes.index(there) if there in plan.nodes else -1
-        arrays.append(SortedArray(node.operand, store.operand, store.node, other))
-    return Sorting(along, before, tuple(arrays))
+        source = node.operand if isinstance(node, Load) else -1
+        arrays.append(SortedArray(source, store.operand, store.node, other, store.index, node.dtype))
+    if len(kept) != 1 or -1 in kept:
+        return None
+    return Sorting(along, before, counts[0], tuple(arrays), kept.pop())
+
+
+def _kept(plan: KernelPlan, store: Store, count: int) -> int:
+    """How many elements of each row a store writes, given which node counts those before; -1 if unknown."""
+    if store.where < 0:
+        return plan.extents[plan.rank - 1]
+    left, right = (_argument(plan, store.where, "compare-lt", k) for k in range(2))
+    bound = plan.nodes[right] if right is not None else None
+    return int(bound.value) if left == count and isinstance(bound, Constant) else -1
 
 
 def _before(plan: KernelPlan, count: int) -> int | None:

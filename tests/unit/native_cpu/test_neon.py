@@ -11,8 +11,10 @@ from mpmd.compile.backends.native_cpu.program import Address, Program, Run, sequ
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.target import named_target
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
+from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim, value
+from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
 
 NEON = named_target("neon")
 
@@ -33,6 +35,19 @@ def kernel_plans():
     at = b.load_dense(b.operand("i", "s32", 50))
     b.store_dense(b.operand("y", "f64", 50), b.load(b.operand("x", "f64", 9), value(at)))
     yield b.finish()
+    yield plan_sort_prefix("best", *first_of_sorted("f32[3,90]", "f32[3,5]"))[0]
+
+
+def first_of_sorted(full, part):
+    """The members and the results of the beginning of a sort."""
+    module = parse_module(
+        "HloModule s\nless { a = f32[] parameter(0)\n b = f32[] parameter(1)\n"
+        " ROOT r = pred[] compare(a, b), direction=LT }\n"
+        f"ENTRY main {{ x = {full} parameter(0)\n s = {full} sort(x), dimensions={{1}}, to_apply=less\n"
+        f" ROOT w = {part} slice(s), slice={{[0:3], [0:5]}} }}"
+    )
+    root = module.entry.root
+    return [root.operands[0], root], [root]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])

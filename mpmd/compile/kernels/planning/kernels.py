@@ -11,7 +11,7 @@ from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePla
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
 from mpmd.compile.kernels.planning.memory import remembered
-from mpmd.compile.kernels.planning.sorting import plan_sort
+from mpmd.compile.kernels.planning.sorting import plan_sort, plan_sort_prefix
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
@@ -69,4 +69,8 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     computation = instruction.to_apply
     root = computation.root
     group = [i for i in computation.post_order() if i.opcode not in ("parameter", "tuple")]
-    return plan_members(name, group, root.operands if root.opcode == "tuple" else [root])
+    results = root.operands if root.opcode == "tuple" else [root]
+    if any(i.opcode == "sort" for i in group):
+        plan, arrays = plan_sort_prefix(name, group, results)
+        return GroupPlan(plan, arrays, tuple(results))
+    return plan_members(name, group, results)

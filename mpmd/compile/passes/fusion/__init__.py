@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.support.passes import Pass
 
-PASSES: tuple[type[Pass], ...] = (AttentionStitching, Fusion)
+PASSES: tuple[type[Pass], ...] = (SortPrefix, AttentionStitching, Fusion)

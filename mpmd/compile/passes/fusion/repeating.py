@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
@@ -16,25 +18,67 @@ _SMALLEST = 1024
 def repeat_cheap_results(grouping: Grouping) -> None:
     """Let groups compute cheap results of other groups again, where that moves fewer bytes."""
     for group in grouping.groups():
-        results = grouping.results(group.members)
-        for result in reversed(results):
+        for result in reversed(grouping.results(group.members)):
             if len(grouping.results(group.members)) < 2:
                 break
-            if result.shape.byte_size >= _SMALLEST and _saves(grouping, group, result):
-                _try(grouping, group, result)
+            if result.shape.byte_size >= _SMALLEST and _saves(grouping, group, [result]):
+                _try(grouping, group, [result])
+        _hand_out_dear_values(grouping, group)
 
 
-def _saves(grouping: Grouping, group: Group, result: HloInstruction) -> bool:
-    """Whether reading what a result is made of costs less than writing and reading the result."""
-    cone = _cone(grouping, group, result)
-    readers = _reading_groups(grouping, group, result)
-    if cone is None or not readers:
+def _hand_out_dear_values(grouping: Grouping, group: Group) -> None:
+    """Hand out one value that is dear instead of several results that are cheaply made of it.
+
+    (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
+    """
+    results = grouping.results(group.members)
+    if len(results) < 2:
+        return
+    for value in [m for m in group.members if m not in results and _is_dear(m)]:
+        made = []
+        for result in grouping.results(group.members):
+            others = [r for r in grouping.results(group.members) if r is not result]
+            cone = _cone(grouping, group, [result], [*others, value])
+            factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read what is there
+            if cone is not None and value in cone and not factor:
+                made.append(result)
+        if len(made) > 1 and value.shape.byte_size >= _SMALLEST and _saves(grouping, group, made, value):
+            _try(grouping, group, made, value)
+
+
+def _is_dear(member: HloInstruction) -> bool:
+    operation = OPERATIONS.get(member.opcode)
+    return member.is_elementwise and operation is not None and operation.is_expensive
+
+
+def _saves(
+    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None = None
+) -> bool:
+    """Whether reading what results are made of costs less than writing and reading them.
+
+    Args:
+        grouping: the groups.
+        group: the one that gives the results.
+        made: the results.
+        value: what the group gives instead, if anything.
+    """
+    cone = _cone(grouping, group, made, _kept(grouping, group, made, value))
+    read = {result: _reading_groups(grouping, group, result) for result in made}
+    if cone is None or not all(read.values()):
         return False
-    further = 0
-    for reader in readers:
+    further = value.shape.byte_size if value is not None else 0
+    for reader in dict.fromkeys(r for readers in read.values() for r in readers):
         known = set(grouping.arrays(reader))
         further += sum(a.shape.byte_size for a in cone if a not in known)
-    return further < (1 + len(readers)) * result.shape.byte_size
+    return further < sum((1 + len(readers)) * result.shape.byte_size for result, readers in read.items())
+
+
+def _kept(
+    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None
+) -> list[HloInstruction]:
+    """What a group gives when it gives some results no more, but a value instead."""
+    kept = [r for r in grouping.results(group.members) if r not in made]
+    return kept if value is None else [*kept, value]
 
 
 def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) -> list[Group]:
@@ -51,18 +95,19 @@ def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) ->
     return list(found)
 
 
-def _cone(grouping: Grouping, group: Group, result: HloInstruction) -> list[HloInstruction] | None:
-    """The arrays that a result is made of by cheap elementwise work; None if it is made by more."""
-    kept = {r for r in grouping.results(group.members) if r is not result}
+def _cone(
+    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+) -> list[HloInstruction] | None:
+    """The arrays that results are made of by cheap elementwise work; None if they are made by more."""
     arrays: dict[HloInstruction, None] = {}
-    seen, waiting, operations = {result}, [result], 0
+    seen, waiting, operations = set(made), list(made), 0
     while waiting:
         instruction = waiting.pop()
         if instruction.opcode not in MOVEMENT:
             operations += 1
             operation = OPERATIONS.get(instruction.opcode)
             plain = instruction.is_elementwise and (operation is None or not operation.is_expensive)
-            if not plain or operations > _MOST_OPERATIONS:
+            if not plain or operations > _MOST_OPERATIONS * len(made):
                 return None
         for operand in instruction.operands:
             if operand.opcode == "constant" and operand.shape.size == 1:
@@ -76,20 +121,23 @@ def _cone(grouping: Grouping, group: Group, result: HloInstruction) -> list[HloI
     return list(arrays)
 
 
-def _try(grouping: Grouping, group: Group, result: HloInstruction) -> None:
-    """Repeat a result, unless some group is then no longer one kernel."""
-    readers = _reading_groups(grouping, group, result)
-    cone = _members_between(grouping, group, result)
+def _try(
+    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None = None
+) -> None:
+    """Repeat results, unless some group is then no longer one kernel."""
+    readers = dict.fromkeys(r for result in made for r in _reading_groups(grouping, group, result))
+    cone = _members_between(grouping, group, made, _kept(grouping, group, made, value))
     added = cone - grouping.repeated
     grouping.repeat(added)
     if any(isinstance(grouping.plan(g.members), str) for g in (group, *readers)):
         grouping.keep(added)
 
 
-def _members_between(grouping: Grouping, group: Group, result: HloInstruction) -> set[HloInstruction]:
-    """A result and the members of its group that it is made of, down to other results."""
-    kept = {r for r in grouping.results(group.members) if r is not result}
-    found, waiting = {result}, [result]
+def _members_between(
+    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+) -> set[HloInstruction]:
+    """Results and the members of their group that they are made of, down to what is kept."""
+    found, waiting = set(made), list(made)
     while waiting:
         for operand in waiting.pop().operands:
             mine = grouping.group_of.get(operand) is group

@@ -12,6 +12,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_apart
+from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
@@ -26,6 +27,8 @@ _WANTED_UNITS = 16
 _FEWEST_ROWS = 32
 # Elements of a row up to which comparing all pairs, a vector of them at once, beats merging.
 _SHORTEST_MERGED = 256
+# The same where only the first few are wanted, which are kept in order while the others pass.
+_SHORTEST_SELECTED = 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     for operand in plan.operands:
         check_dtype(operand.dtype)
     sorting = sorting_of(plan)
+    if sorting is not None and sorting.kept < plan.row_size and plan.row_size > _SHORTEST_SELECTED:
+        return KernelSequence(plan, (SelectionKernel(plan.name, plan, sorting, target),))
     if sorting is not None and plan.row_size > _SHORTEST_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, sorting, target),))
     plan = normalise(plan)

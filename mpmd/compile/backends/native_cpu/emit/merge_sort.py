@@ -17,7 +17,7 @@ from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, narrow, widen
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import KernelPlan, Load
 from mpmd.compile.kernels.sorting import Sorting
@@ -66,7 +66,7 @@ class MergeSortKernel:
         for _ in range(2):
             for array in self.sorting.arrays:
                 places.append(at)
-                size = self._length * BYTES[self.plan.operands[array.source].dtype]
+                size = self._length * BYTES[array.dtype]
                 at += -(-size // _LINE) * _LINE
         return [*places, at]
 
@@ -102,7 +102,7 @@ class _Row:
         self.length = kernel._length
         self.dims = dims
         self.pointers = {k: f.arguments[p] for k, p in enumerate(kernel.pointers)}
-        self.types = [MEMORY[self.plan.operands[a.source].dtype] for a in self.sorting.arrays]
+        self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
         workspace, count = f.arguments["workspace"], len(self.types)
         rows = [f.offset(workspace, at) for at in kernel._places[:-1]]
         self.first, self.second = rows[:count], rows[count:]
@@ -133,18 +133,19 @@ class _Row:
         """Whether element a comes before element b."""
         scope = Scope(self.f, self.plan, self.pointers)
         for array, first, second in zip(self.sorting.arrays, a, b):
-            dtype = self.plan.operands[array.source].dtype
-            scope.define(array.element, widen(self.f, second, dtype))
+            scope.define(array.element, widen(self.f, second, array.dtype))
             if array.other >= 0:
-                scope.define(array.other, widen(self.f, first, dtype))
+                scope.define(array.other, widen(self.f, first, array.dtype))
         return scope.value(self.sorting.before)
 
-    def _place(self, node: int, at: Position) -> Position:
-        """Where an element of the row lies in its operand."""
-        load = self.plan.nodes[node]
-        assert isinstance(load, Load)
+    def _element(self, number: int, at: Position) -> Value:
+        """An array's element of the row, as it lies in memory."""
+        array = self.sorting.arrays[number]
         scope = Scope(self.f, self.plan, self.pointers, dims={**self.dims, self.sorting.along: at})
-        return scope.position(load.index)
+        node = self.plan.nodes[array.element]
+        if isinstance(node, Load):
+            return self.f.load(self.pointers[array.source], self.types[number], scope.position(node.index))
+        return narrow(self.f, scope.value(array.element), array.dtype)
 
     # -- the steps
     def _insert(self, row: Sequence[Value]) -> None:
@@ -152,10 +153,7 @@ class _Row:
         f = self.f
         place = f.stack("i64")
         with f.loop(0, self.length) as element:
-            values = [
-                f.load(self.pointers[a.source], type_, self._place(a.element, element.i))
-                for a, type_ in zip(self.sorting.arrays, self.types)
-            ]
+            values = [self._element(k, element.i) for k in range(len(self.types))]
             start = f.floor_to(element.i, _RUN)
             f.store(element.i, place)
             with f.repeat() as leave_if:
@@ -195,6 +193,8 @@ class _Row:
     def _finish(self, row: Sequence[Value]) -> None:
         """Write the results."""
         f = self.f
-        with f.loop(0, self.length) as element:
+        with f.loop(0, self.sorting.kept) as element:
+            scope = Scope(f, self.plan, self.pointers, dims=self.dims)
+            scope.define(self.sorting.count, f.cast("trunc", element.i, "i32"))
             for array, value in zip(self.sorting.arrays, self._load(row, element.i)):
-                f.store(value, self.pointers[array.target], self._place(array.element, element.i))
+                f.store(value, self.pointers[array.target], scope.position(array.place))

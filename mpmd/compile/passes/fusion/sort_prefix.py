@@ -1,0 +1,107 @@
+"""hlo-sort-prefix."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.planning.sorting import first_elements
+from mpmd.compile.kernels.planning.trace import MOVEMENT
+from mpmd.compile.passes.fusion.outline import Outlining
+from mpmd.compile.passes.fusion.sequential import sequential
+from mpmd.compile.passes.hlo_pass import HloPass
+
+
+@dataclasses.dataclass(frozen=True)
+class SortPrefix(HloPass):
+    """Makes one kernel of a sort and slices that take only its first elements.
+
+    s = sort(x, iota), n=768; ROOT v = slice(s[0]), [0:8]  ->  ROOT f = fusion(x), kind=kCustom
+
+    A kernel that knows how many elements are wanted need not put the others in order, nor read positions from
+    memory.  Slices that take less than the longest become slices of what it gives.
+
+    Requires: no `call`.
+    Ensures: every fusion that it makes is one kernel.
+    Cost: linear.
+    Source: XLA's top-k rewriter, which knows sorts by a plain comparison.
+
+    Attributes:
+        most: first elements per row; to keep many in order while the others pass takes longer than to sort.
+    """
+
+    name = "hlo-sort-prefix"
+    most: int = 128
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed something."""
+        changed = False
+        for computation in sequential(module):
+            changed |= self._rewrite(computation)
+        return changed
+
+    def _rewrite(self, computation: HloComputation) -> bool:
+        outlining = Outlining(computation)
+        for sort in [i for i in computation.post_order() if i.opcode == "sort"]:
+            taken = _taken(sort)
+            if taken and taken <= self.most:
+                _outline(outlining, sort, taken)
+        return outlining.finish()
+
+
+def _elements(sort: HloInstruction) -> list[HloInstruction]:
+    """The arrays that a sort gives, as far as they are used; the sort itself if it gives one."""
+    return list(sort.users) if sort.shape.is_tuple else [sort]
+
+
+def _taken(sort: HloInstruction) -> int:
+    """How many first elements of each row of a sort are used; 0 if all may be."""
+    (along,), elements = sort.dimensions, _elements(sort)
+    if sort.is_root or any(
+        e.is_root or (e is not sort and e.opcode != "get-tuple-element") for e in elements
+    ):
+        return 0
+    users = [u for e in elements for u in e.users]
+    if not users or any(u.opcode != "slice" for u in users):
+        return 0
+    taken = max(u.slice_dims.limits[along] for u in users)
+    return taken if taken < sort.operands[0].shape.dims[along] else 0
+
+
+def _outline(outlining: Outlining, sort: HloInstruction, taken: int) -> None:
+    """Make a fusion of a sort, what its positions are made of, and the beginnings of all its results."""
+    computation, (along,), dims = outlining.computation, sort.dimensions, sort.operands[0].shape.dims
+    first = first_elements((*dims[:along], taken, *dims[along + 1 :]))
+    used = {e.tuple_index if e is not sort else 0: e for e in _elements(sort)}
+    elements, results = [], []
+    for number, operand in enumerate(sort.operands):
+        element = used.get(number)
+        if element is None:
+            element = HloInstruction("get-tuple-element", operand.shape, [sort], {"index": number})
+            computation.add(element)
+        shape = operand.shape.with_dims(first.limits)
+        beginning = computation.add(HloInstruction("slice", shape, [element], {"slice": first}))
+        for user in [u for u in element.users if u is not beginning]:
+            if user.slice_dims == first:
+                user.replace_all_uses_with(beginning)
+            else:
+                user.replace_operand(0, beginning)
+        elements.append(element)
+        results.append(beginning)
+    positions = [p for o in sort.operands if _follows_from_position(o) for p in _sources(o)]
+    members = dict.fromkeys((*positions, sort, *(e for e in elements if e is not sort), *results))
+    outlining.add(list(members), results, "kCustom")
+
+
+def _follows_from_position(value: HloInstruction) -> bool:
+    """Whether a value is an iota, moved or not: a kernel computes it where it needs it."""
+    if value.opcode in MOVEMENT and value.operands:
+        return _follows_from_position(value.operands[0])
+    return value.opcode == "iota"
+
+
+def _sources(value: HloInstruction) -> list[HloInstruction]:
+    """What a moved iota is made of, operands before users."""
+    return [*(s for o in value.operands for s in _sources(o)), value]
