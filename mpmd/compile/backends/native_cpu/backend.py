@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -24,8 +24,15 @@ from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 
 
+class DirectCall:
+    """Its instances hold the object that is called, so that no frame of Python stands before it."""
+
+    __slots__ = ("__call__",)
+    __call__: Callable[..., Sequence[Any]]
+
+
 @dataclasses.dataclass
-class NativeExecutable(CompiledFragment):
+class NativeExecutable(DirectCall, CompiledFragment):
     """A fragment as native code.
 
     Attributes:
@@ -40,16 +47,8 @@ class NativeExecutable(CompiledFragment):
     backend: str = "native"
 
     def __post_init__(self) -> None:
-        self._call = direct_call(self.compiled)
         order = Order.of(self.made.aliases, self.fragment)
-        self._order = None if order.is_plain else order
-
-    def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts it; see `Executable`."""
-        if self._order is None:
-            return self._call(*arrays)
-        made = self._call(*(arrays[k] for k in self._order.arguments))
-        return [made[k] for k in self._order.places]
+        self.__call__ = order.around(direct_call(self.compiled))
 
     def as_text(self, what: str = "hlo") -> str:
         """One of its texts.

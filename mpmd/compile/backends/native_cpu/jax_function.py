@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,21 @@ class Order:
     def is_plain(self) -> bool:
         """Whether nothing changes its place."""
         return list(self.arguments) == sorted(self.arguments) and list(self.results) == sorted(self.results)
+
+    def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """A call in this order as one in the fragment's; the call itself where nothing changes its place."""
+        if self.is_plain:
+            return call
+        take, give = _picker(self.arguments), _picker(self.places)
+        return lambda *arrays: give(call(*take(arrays)))
+
+
+def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives the entries of these numbers, of which there is at least one."""
+    if len(numbers) > 1:
+        return operator.itemgetter(*numbers)
+    (number,) = numbers
+    return lambda entries: (entries[number],)
 
 
 def jax_function(

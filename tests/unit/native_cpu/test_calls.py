@@ -1,0 +1,146 @@
+"""Native executables called with arrays: which they take, and in which order."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.jax_compat import make_cpu_client
+from tests.support.native_fragments import fragment_of
+
+
+def arrays(*shapes, device=None):
+    rng = np.random.default_rng(0)
+    return [jax.device_put(rng.standard_normal(s).astype(np.float32), device) for s in shapes]
+
+
+def loaded(function, *arguments, donated=()):
+    fragment = fragment_of(function, *arguments, donated=donated)
+    return NativeCpuBackend().compile(fragment, Mesh(np.array(jax.devices()[:1]), ("d",)))
+
+
+def scaled(x, y):
+    return x * 2 + y
+
+
+def in_another_layout(x):
+    return jax.device_put(x, Format(Layout((1, 0)), x.sharding))
+
+
+def of_another_client(x):
+    return jax.device_put(np.asarray(x), make_cpu_client(1).devices()[0])
+
+
+def on_two_devices(x):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+
+
+def deleted(x):
+    copy = x + 0
+    copy.delete()
+    return copy
+
+
+UNFIT = {
+    "another shape of as many elements": lambda x: x.T,
+    "another shape": lambda x: x[:2],
+    "another element type of as many bytes": lambda x: x.view(jnp.int32),
+    "another layout": in_another_layout,
+    "another device": lambda x: jax.device_put(x, jax.devices()[1]),
+    "another client": of_another_client,
+    "several devices": on_two_devices,
+    "deleted": deleted,
+}
+
+
+@pytest.mark.parametrize("before", ["first call", "after calls that fit"])
+@pytest.mark.parametrize("name", sorted(UNFIT))
+def test_an_array_that_does_not_fit_is_refused_and_nothing_else_is_lost(name, before):
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    if before != "first call":
+        for _ in range(3):
+            executable(x, y)
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        executable(x, UNFIT[name](y))
+    (result,) = executable(x, y)
+    np.testing.assert_array_equal(result, scaled(x, y))
+
+
+def test_a_call_takes_as_many_arrays_as_the_fragment_has_arguments():
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    executable(x, y)
+    for wrong in ((x,), (x, y, x), ()):
+        with pytest.raises(TypeError):
+            executable(*wrong)
+
+
+def test_what_is_no_array_of_jax_is_taken_as_jax_takes_it():
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    for given in ((x, y), (np.asarray(x), y), (x, np.asarray(y))):
+        np.testing.assert_array_equal(executable(*given)[0], scaled(x, y))
+    with pytest.raises(TypeError, match="transformations"):
+        jax.jit(lambda *a: executable(*a))(x, y)
+
+
+def test_results_are_what_jax_says_that_they_are():
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    for made in [executable(x, y) for _ in range(3)]:
+        assert len(made) == 1
+        assert (made[0].aval, made[0].sharding, made[0].committed) == (
+            (expected := executable.compiled(x, y)[0]).aval,
+            expected.sharding,
+            expected.committed,
+        )
+    again = executable(executable(x, y)[0], executable(y, x)[0])  # and they fit as arguments
+    np.testing.assert_array_equal(again[0], scaled(scaled(x, y), scaled(y, x)))
+
+
+def test_arrays_with_equal_content_and_different_types_may_alternate():
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    (wanted,) = executable(x, y)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("other",))
+    named = jax.device_put(y, NamedSharding(mesh, PartitionSpec("other")))
+    plain = jax.device_put(y, SingleDeviceSharding(jax.devices()[0]))
+    for given in (named, plain, named, y, plain):
+        np.testing.assert_array_equal(executable(x, given)[0], wanted)
+
+
+def update(step, w, g, m):
+    """Four results; JAX and we may pair donated arguments with them in another order."""
+    moved = 0.9 * m + g
+    return step + 1, moved.sum(), w - moved, moved
+
+
+@pytest.mark.parametrize("donated", [(), (3,), (1, 3), (3, 1, 0)])
+def test_donated_arguments_and_results_keep_the_fragments_order(donated):
+    step, w, g, m = jnp.float32(1), *arrays((4, 8), (4, 8), (4, 8))
+    wanted = [np.asarray(r) for r in jax.jit(update)(step, w, g, m)]
+    executable = loaded(update, step, w, g, m, donated=donated)
+    for _ in range(2):
+        given = [a + 0 for a in (step, w, g, m)]
+        made = executable(*given)
+        for got, expected in zip(made, wanted, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6)
+        for number, array in enumerate(given):
+            assert array.is_deleted() == (number in executable.made.aliases), number
+
+
+def test_the_only_argument_and_the_only_result_may_share_memory():
+    (x,) = arrays((64, 8))
+    executable = loaded(lambda x: (x * 2, x.sum()), x, donated=(0,))
+    given = x + 0
+    doubled, total = executable(given)
+    np.testing.assert_array_equal(doubled, x * 2)
+    np.testing.assert_allclose(total, x.sum(), rtol=1e-5)
+    assert given.is_deleted()
