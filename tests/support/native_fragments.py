@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.instance import ProgramInstance
@@ -15,19 +15,18 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.hlo.dtypes import dtype_of
+from mpmd.compile.hlo.shape import array
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 
 POISON = 0xA5
-_MLIR = {"bool": "i1", "float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
-_MLIR |= {"complex64": "complex<f32>", "complex128": "complex<f64>"}
 
 
 def mlir_type(dtype: Any) -> str:
     """The MLIR element type of a NumPy dtype."""
-    name = str(dtype)
-    return _MLIR.get(name) or ("ui" if name.startswith("u") else "i") + name.lstrip("uint")
+    return value_spec(array(dtype_of(np.dtype(dtype)))).dtype
 
 
 def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -> FragmentModule:

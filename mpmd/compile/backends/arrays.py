@@ -14,7 +14,7 @@ from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
 
 _BITS = (2, 4, 8, 16, 32, 64)
-_FLOATS8 = ("E4M3FN", "E5M2", "E4M3B11FNUZ", "E4M3FNUZ", "E5M2FNUZ")
+_FLOATS8 = ("E3M4", "E4M3", "E4M3B11FNUZ", "E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ", "E8M0FNU")
 _NUMPY = {
     "i1": "bool",
     "f16": "float16",
@@ -25,6 +25,7 @@ _NUMPY = {
     "complex<f64>": "complex128",
     **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
     **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
+    "f4E2M1FN": "float4_e2m1fn",
 }
 
 
@@ -45,6 +46,7 @@ _MLIR = {
     "c128": "complex<f64>",
     **{f"{sign}{bits}": f"{'u' if sign == 'u' else ''}i{bits}" for sign in "su" for bits in _BITS},
     **{f"f8{kind.lower()}": f"f8{kind}" for kind in _FLOATS8},
+    "f4e2m1fn": "f4E2M1FN",
 }
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mpmd.compile.hlo.dtypes import dtype_of
+from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE, OPERATIONS, REDUCTIONS
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS, REDUCTIONS
 from mpmd.compile.kernels.plan import (
     COLUMN,
     ELEMENT,
@@ -129,7 +131,7 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
     """An elementwise operation on NumPy arrays of the dtypes of its operands."""
     dtype = NUMPY_DTYPE[node.dtype]
     if node.op == "convert":
-        return convert(args[0], node.dtype)
+        return np.asarray(convert(args[0], dtype_of(args[0]), node.dtype))
     if node.op == "bitcast-convert":
         return np.ascontiguousarray(args[0]).view(dtype)
     narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
@@ -137,18 +139,3 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
         args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]
     with np.errstate(all="ignore"):  # infinities and NaN are values as others are
         return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
-
-
-def convert(value: Array, dtype: str) -> Array:
-    """Conversion between dtypes: floats to integers saturate, NaN becomes zero."""
-    target = NUMPY_DTYPE[dtype]
-    if dtype in INTEGERS and value.dtype in [NUMPY_DTYPE[f] for f in FLOATS]:
-        info = np.iinfo(target)
-        wide = value.astype(np.float64)
-        low, high = float(info.min), float(info.max)
-        inside = np.clip(np.where(np.isnan(wide), 0, np.trunc(wide)), low, high)
-        exact = np.where(inside >= high, info.max, np.where(inside >= high, 0, inside).astype(target))
-        return exact.astype(target)
-    if dtype == "pred":
-        return value != 0
-    return value.astype(target)

@@ -14,6 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mpmd.compile.hlo.dtypes import DTYPES
+from mpmd.compile.kernels.narrow import NARROW
+
 Array = Any
 
 NUMPY_DTYPE: dict[str, Any] = {
@@ -30,6 +33,7 @@ NUMPY_DTYPE: dict[str, Any] = {
     "f16": np.float16,
     "f32": np.float32,
     "f64": np.float64,
+    **{name: DTYPES[name].numpy for name in NARROW},
 }
 DTYPE_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPE.items()}
 FLOATS = ("bf16", "f16", "f32", "f64")
@@ -196,7 +200,7 @@ _row("is-finite", 1, np.isfinite, 2, FLOATS, "pred")
 _row("popcnt", 1, lambda a: np.bitwise_count(a.view(f"u{a.dtype.itemsize}")).astype(a.dtype), 4, INTEGERS)
 _row("count-leading-zeros", 1, _clz, 4, INTEGERS)
 _row("clamp", 3, lambda low, x, high: np.minimum(np.maximum(x, low), high), 3, _NUMBERS)
-_row("select", 3, np.where, 1, (*_NUMBERS, "pred"))
+_row("select", 3, np.where, 1, (*_NUMBERS, "pred", *NARROW))
 for _direction, _compare in (
     ("eq", np.equal),
     ("ne", np.not_equal),
@@ -206,8 +210,8 @@ for _direction, _compare in (
     ("ge", np.greater_equal),
 ):
     _row(f"compare-{_direction}", 2, _compare, 1, (*_NUMBERS, "pred"), "pred")
-_row("convert", 1, lambda a: a, 1, (*_NUMBERS, "pred"), "given")
-_row("bitcast-convert", 1, lambda a: a, 0, _NUMBERS, "given")
+_row("convert", 1, lambda a: a, 1, (*_NUMBERS, "pred", *NARROW), "given")
+_row("bitcast-convert", 1, lambda a: a, 0, (*_NUMBERS, *NARROW), "given")
 
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _MEANINGS}
 

@@ -32,6 +32,7 @@ from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.lapack_expander import LapackExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.narrow_type_expander import NarrowTypeExpander
 from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
 from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
@@ -41,6 +42,7 @@ from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
+from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.compile.passes.hlo_pass import Fixpoint
@@ -83,8 +85,10 @@ def inlining() -> list[Pass]:
 def expansion() -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
-        BatchNormExpander(),  # first: it makes reductions and elementwise work
+        NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
+        BatchNormExpander(),  # it makes reductions and elementwise work
         RngBitGeneratorExpander(),
+        StochasticConvertExpander(),
         BitcastConvertExpander(),
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order

@@ -16,6 +16,7 @@ from tests.support.random_hlo import (
     graphs,
     indexed,
     movement,
+    narrow,
     products,
     reductions,
     structure,
@@ -55,6 +56,7 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "graph": graphs.graph,
     "several": reductions.several,
     "structure": structure.structure,
+    "narrow": narrow.narrow,
 }
 
 

@@ -179,6 +179,11 @@ CASES = {
         lambda b, x: b.add("add", x, turned(b, b.iota("f32", (4, 3), 0), 1, 0)),
         "iota_dimension=1",
     ),
+    reshapes.known_size: (
+        "f32[4,3]",
+        lambda b, x: b.add("get-dimension-size", x, dimensions=(1,)),
+        "s32[] constant(3)",
+    ),
     reshapes.bitcast_nothing: (
         "f32[4,3]",
         lambda b, x: b.add("bitcast", b.add("bitcast", x, shape=array("f32", (12,))), shape=x.shape),

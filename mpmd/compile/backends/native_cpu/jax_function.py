@@ -90,10 +90,12 @@ def jax_function(
     )
     given = [order.arguments.index(k) for k in range(len(order.arguments))]
     results = [_local(t) for t in array_types(mesh, fragment.results)]
+    whole = [jax.ShapeDtypeStruct(r.shape, _BYTES.get(r.dtype.name, r.dtype)) for r in results]
 
     def run(*arrays: Any) -> list[Any]:
-        made = program(*(arrays[k] for k in given), results=results, aliases=aliases, large=large)
-        return [made[k] for k in order.results]
+        bytes_ = [_unpacked(arrays[k]) for k in given]
+        made = program(*bytes_, results=whole, aliases=aliases, large=large)
+        return [_packed(made[k], results[k].dtype) for k in order.results]
 
     call: Callable[..., Sequence[Any]] = run
     if mesh.size > 1:
@@ -105,6 +107,23 @@ def jax_function(
             check_vma=False,
         )
     return compiled_function(call, as_given, mesh)
+
+
+_BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "float4_e2m1fn": "uint8"}
+"""XLA's arrays of less than a byte lie packed; native code has one to a byte, the first bits unused."""
+
+
+def _unpacked(array: Any) -> Any:
+    name = array.dtype.name
+    if name == "float4_e2m1fn":
+        return _unpacked(jax.lax.bitcast_convert_type(array, "uint4"))
+    return array.astype(_BYTES[name]) if name in _BYTES else array
+
+
+def _packed(array: Any, dtype: Any) -> Any:
+    if dtype.name == "float4_e2m1fn":
+        return jax.lax.bitcast_convert_type(array.astype("uint4"), dtype)
+    return array.astype(dtype) if dtype.name in _BYTES else array
 
 
 def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

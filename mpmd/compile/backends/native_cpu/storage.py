@@ -7,6 +7,7 @@
 | bf16 | 16 bits | `float` |
 | f16 | `half` | `float` |
 | f32, f64 | `float`, `double` | the same |
+| f8…, f4…, s4, u4, s2, u2 | one byte | the byte; `narrow.py` converts it |
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     vector,
     with_element,
 )
+from mpmd.compile.kernels.narrow import NARROW, bits_of
 from mpmd.errors import CompileError
 
 MEMORY = {
@@ -36,6 +38,7 @@ MEMORY = {
     "f16": "half",
     "f32": "float",
     "f64": "double",
+    **dict.fromkeys(NARROW, "i8"),
 }
 REGISTER = {**MEMORY, "pred": "i1", "bf16": "float", "f16": "float"}
 BYTES = {
@@ -52,6 +55,11 @@ def check_dtype(dtype: str) -> None:
     """
     if dtype not in MEMORY:
         raise CompileError(f"the native CPU backend has no {dtype}; it has {', '.join(MEMORY)}")
+
+
+def register_constant(value: float | int | bool, dtype: str) -> Value:
+    """A constant as a register holds it."""
+    return constant(bits_of(value, dtype) if dtype in NARROW else value, REGISTER[dtype])
 
 
 def load(

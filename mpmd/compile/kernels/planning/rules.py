@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, value
+from mpmd.compile.kernels.narrow import NARROW
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import READS, RULES, NoPlan, Place, Trace, position_of, scalar_of
 
@@ -77,7 +78,7 @@ def _part(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     index, dtype = at[i.iota_dimension], i.shape.dtype
-    if dtype in ("bf16", "f16"):
+    if dtype in ("bf16", "f16", *NARROW):
         return t.build.convert(t.build.index(index, "s32"), dtype)
     if dtype == "pred":
         raise NoPlan("no kernel counts in pred")

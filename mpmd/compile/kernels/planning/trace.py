@@ -227,7 +227,7 @@ def scalar_of(constant: HloInstruction) -> float | int | bool:
     dtype = constant.shape.dtype
     if dtype == "pred":
         return bool(value)
-    return float(value) if dtype in ("bf16", "f16", "f32", "f64") else int(value)
+    return float(value) if constant.shape.info.is_floating else int(value)
 
 
 def position_of(instruction: HloInstruction, at: Sequence[Index]) -> Index:

@@ -20,6 +20,7 @@ from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.lapack_expander import LapackExpander
 from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
+from mpmd.compile.passes.expand.narrow_type_expander import NarrowTypeExpander
 from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
 from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
@@ -30,6 +31,7 @@ from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
+from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.support.passes import Pass
@@ -53,6 +55,7 @@ PASSES: tuple[type[Pass], ...] = (
     LapackExpander,
     LogisticExpander,
     MapInliner,
+    NarrowTypeExpander,
     ReduceWindowExpander,
     ReduceWindowRewriter,
     ReductionExpander,
@@ -63,6 +66,7 @@ PASSES: tuple[type[Pass], ...] = (
     ScatterSimplifier,
     SelectAndScatterExpander,
     ShardingRemover,
+    StochasticConvertExpander,
     TopkDecomposer,
     TriangularSolveExpander,
 )

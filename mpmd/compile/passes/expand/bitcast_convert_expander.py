@@ -17,7 +17,7 @@ class BitcastConvertExpander(ComputationPass):
     bitcast-convert(x: u32[4,2]) to u64[4]  ->  convert(x[:,0]) | convert(x[:,1]) << 32
 
     Requires: no schedule.
-    Ensures: each bitcast-convert keeps the width of its elements, from 8 bits on.
+    Ensures: each bitcast-convert keeps the width of its elements.
     Cost: linear.
     Source: the least significant part comes first, as XLA has it.
     """
@@ -32,7 +32,7 @@ class BitcastConvertExpander(ComputationPass):
 def _expand(site: Site) -> HloInstruction | None:
     (x,) = site.operands
     old, new = x.shape.info, site.shape.info
-    if old.bits == new.bits or min(old.bits, new.bits) < 8 or "complex" in (old.kind, new.kind):
+    if old.bits == new.bits or "complex" in (old.kind, new.kind):
         return None
     if "pred" in (old.kind, new.kind):
         return None

@@ -15,7 +15,11 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     with_element,
 )
 from mpmd.compile.backends.native_cpu.math import functions
+from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
+from mpmd.compile.hlo.dtypes import DTYPES
+from mpmd.compile.hlo.literals import integer_range
+from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]
@@ -245,6 +249,10 @@ def _compare(direction: str) -> Emitter:
 
 # -- conversions --------------------------------------------------------------------------------------------
 def _convert(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
+    if source in NARROW:
+        a, source = widened(f, a, source)
+    if dtype in NARROW:
+        return _to_narrow(f, a, source, dtype)
     type_ = with_element(a.type, REGISTER[dtype])
     if dtype == "pred":
         return f.compare("une" if source in FLOATS else "ne", a, constant(0, a.type))
@@ -262,6 +270,21 @@ def _convert(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
     if bits_of(type_) <= bits_of(a.type):
         return f.cast("trunc", a, type_)
     return f.cast("zext" if source in UNSIGNED or source == "pred" else "sext", a, type_)
+
+
+def _to_narrow(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
+    """Bytes of a narrow type, rounded once; integers wrap, floats that do not fit give the nearest one."""
+    if dtype in NARROW_FLOATS:
+        # of all narrow floats only powers of two go beyond what f32 counts exactly
+        if dtype == "f8e8m0fnu" and source not in FLOATS and bits_of(a.type) > 16:
+            a, source = _convert(f, a, source, "f64"), "f64"
+        return narrowed(f, to_odd(f, a) if source == "f64" else _convert(f, a, source, "f32"), dtype)
+    byte = "u8" if DTYPES[dtype].kind == "unsigned" else "s8"
+    whole = _convert(f, a, source, byte)
+    if source in FLOATS:
+        low, high = (constant(bound, whole.type) for bound in integer_range(dtype))
+        whole = _clamp(f, (low, whole, high), byte)
+    return narrowed(f, whole, dtype)
 
 
 def _reinterpret(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:

@@ -28,6 +28,7 @@ from mpmd.compile.backends.native_cpu.storage import (
     REGISTER,
     load,
     narrow,
+    register_constant,
     store,
     store_pair,
     widen,
@@ -158,7 +159,7 @@ class Scope:
     def _compute(self, number: int) -> Value:
         node, f = self.plan.nodes[number], self.f
         if isinstance(node, Constant):
-            return constant(node.value, REGISTER[node.dtype])
+            return register_constant(node.value, node.dtype)
         if isinstance(node, IndexValue):
             return self._index_value(node)
         if isinstance(node, Load):

@@ -20,6 +20,15 @@ _FLOATS = {
     "f64": (52, -1022, 1023),
 }
 
+_FINITE = {
+    # the same of floats without infinities: nothing but their own numbers becomes one of them without loss
+    "f4e2m1fn": (1, 0, 2),
+    "f8e4m3b11fnuz": (3, -10, 4),
+    "f8e4m3fn": (3, -6, 8),
+    "f8e4m3fnuz": (3, -7, 7),
+    "f8e5m2fnuz": (2, -15, 15),
+}
+
 
 def is_lossless(source: str, target: str) -> bool:
     """True if every value of one element type is a value of the other."""
@@ -37,8 +46,8 @@ def is_lossless(source: str, target: str) -> bool:
         digits = a.bits - (a.kind == "signed")
         mantissa, _, largest = _FLOATS[target]
         return digits <= mantissa + 1 and digits <= largest
-    if source in _FLOATS and target in _FLOATS:
-        m, low, high = _FLOATS[source]
+    if (source in _FLOATS or source in _FINITE) and target in _FLOATS:
+        m, low, high = _FLOATS.get(source) or _FINITE[source]
         wide, lowest, highest = _FLOATS[target]
         # Numbers below the smallest normal one need room, too.
         return m <= wide and high <= highest and low - m >= lowest - wide and (low >= lowest)

@@ -83,7 +83,16 @@ def bitcast_nothing(site: Site) -> HloInstruction | None:
     return site.build.add("bitcast", x.operands[0], shape=site.shape)
 
 
+def known_size(site: Site) -> HloInstruction | None:
+    """The size of a dim that is no run-time size → a constant."""
+    (x,), (dim,) = site.operands, site.at.dimensions
+    if x.shape.dynamic and x.shape.dynamic[dim]:
+        return None
+    return site.build.constant(x.shape.dims[dim], "s32")
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
+    "get-dimension-size": (known_size,),
     "reshape": (reshape_nothing, reshape_twice, reshape_of_moved_ones),
     "transpose": (transpose_nothing, transpose_twice, transpose_of_ones, transpose_of_iota),
     "bitcast": (bitcast_nothing,),
