@@ -1,8 +1,8 @@
 """Values of a plan's nodes as LLVM values, each computed where it is first complete.
 
-A scope is a place in the code where some iteration dims have a known index: the function's start knows none,
-the loop over rows knows the outer dims, the vector loop knows all.  A node that changes only along dims a scope
-knows is computed in that scope, once, and splat into vectors there.
+A scope is a place in the code where some iteration dims have a known index: the function's start knows
+none, the loop over rows knows the outer dims, the vector loop knows all.  A node that changes only along dims
+a scope knows is computed in that scope, once, and splat into vectors there.
 """
 
 from __future__ import annotations
