@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.ahead import Ahead, rows_ahead
-from mpmd.compile.backends.native_cpu.emit.nest import product, shuffled_loop, unflatten, vector_loop
+from mpmd.compile.backends.native_cpu.emit.nest import (
+    Order,
+    order_between,
+    ordered_loop,
+    product,
+    shuffled_order,
+    unflatten,
+    vector_loop,
+)
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
@@ -65,7 +73,7 @@ class LoopKernel:
             return 1
         extent = plan.extents[-1]
         pieces = max(1, min(_WANTED_UNITS // max(self._outer, 1), extent // _SHORTEST_UNIT))
-        block = self._unroll * self._lanes
+        block = self._writer.unroll * self._lanes
         return max(1, -(-extent // (pieces * block)) * block)
 
     @property
@@ -87,13 +95,9 @@ class LoopKernel:
         return max(self.target.lanes(), self.target.vector_bytes // max(BYTES[n.dtype] for n in moved))
 
     @cached_property
-    def _ahead(self) -> Ahead | None:
-        """What is asked for before its turn, if every row is one unit."""
-        return rows_ahead(self.plan, self.target) if self._pieces == 1 else None
-
-    @cached_property
-    def _unroll(self) -> int:
-        return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
+    def _writer(self) -> RowWriter:
+        fitting = vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
+        return RowWriter(self.plan, self._lanes, fitting, rows_ahead(self.plan, self.target))
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -112,52 +116,98 @@ class LoopKernel:
             return
         lanes = self._lanes if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
+        last, outer_dims, writer = plan.rank - 1, range(plan.rank - 1), self._writer
+        order = writer.order(f, 0, plan.extents[-1]) if plan.rank and self._pieces == 1 else None
         with f.loop(begin, end) as unit:
             if not plan.rank:
                 store_all([start.inside()])
                 return
-            last, outer_dims = plan.rank - 1, range(plan.rank - 1)
             flat = f.idiv(unit.i, self._pieces)
             scope = start.inside(unflatten(f, flat, outer_dims, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
             low = f.imul(f.irem(unit.i, self._pieces), self._piece)
             high = f.imin(f.iadd(low, self._piece), plan.extents[last])
+            writer.write(scope, writer.coming(start, flat, self._outer), low, high, order)
 
-            self._row(f, scope, start, unit.i, end, (low, high))
 
-    def _row(
+@dataclass(frozen=True)
+class RowWriter:
+    """Computes and stores everything along the last dim.
+
+    Attributes:
+        plan: what is computed.
+        lanes: of a vector.
+        fitting: vectors that fit into the registers side by side.
+        ahead: what is asked for before its turn.
+    """
+
+    plan: KernelPlan
+    lanes: int
+    fitting: int
+    ahead: Ahead | None
+
+    @property
+    def _group(self) -> int:
+        """Vectors that stay together where the order has no pattern."""
+        return self.ahead.whole_lines(self.lanes) if self.ahead else 1
+
+    @cached_property
+    def unroll(self) -> int:
+        """Vectors of a round: pieces of a row start at multiples of them."""
+        if not self.ahead or not self.ahead.shuffled:
+            return self.fitting
+        return max(1, self.fitting // self._group) * self._group
+
+    @property
+    def _whole(self) -> int:
+        """Elements of a row's whole rounds."""
+        block = self.unroll * self.lanes
+        return self.plan.extents[-1] // block * block
+
+    def order(self, f: FunctionBuilder, low: Position, high: Position) -> Order | None:
+        """The order of the rounds in `[low, high)` of every row; None if it is the natural one."""
+        if not self.ahead or not self.ahead.shuffled or not self._whole:
+            return None
+        every = shuffled_order(f, self._whole, self.lanes, self._group)
+        return every if (low, high) == (0, self.plan.extents[-1]) else order_between(f, every, low, high)
+
+    def coming(self, start: Scope, row: Position, end: int) -> list[tuple[Value, int]]:
+        """Where the rows after this one begin; see `Ahead.rows`."""
+        return self.ahead.rows(start, row, end) if self.ahead else []
+
+    def write(
         self,
-        f: FunctionBuilder,
         scope: Scope,
-        start: Scope,
-        row: Value,
-        end: Value,
-        piece: tuple[Position, Position],
+        coming: Sequence[tuple[Value, int]],
+        low: Position,
+        high: Position,
+        order: Order | None,
     ) -> None:
-        """A unit: a row, or a piece of one."""
-        plan, lanes, ahead = self.plan, self._lanes, self._ahead
-        last, (low, high) = plan.rank - 1, piece
-        coming = ahead.rows(start, row, end) if ahead else []
+        """Everything in `[low, high)` of a row.
 
-        def write(parts: list[Lanes], group: int) -> None:
+        Args:
+            scope: knows the row.
+            coming: where the rows after it begin.
+            low: the first element, a multiple of a round's.
+            high: the element after the last one: another multiple, or the row's end.
+            order: of these elements.
+        """
+        f, last, extent, unroll = scope.f, self.plan.rank - 1, self.plan.extents[-1], self.unroll
+
+        def put(parts: list[Lanes], group: int) -> None:
             for first in range(0, len(parts), group):
-                if ahead:
-                    ahead.ask(f, coming, parts[first : first + group])
-            counts = [group] * (len(parts) // group)
-            store_all([scope.inside(lanes=part) for part in parts], counts)
+                if self.ahead:
+                    self.ahead.ask(f, coming, parts[first : first + group])
+            store_all([scope.inside(lanes=part) for part in parts], [group] * (len(parts) // group))
 
         def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-            write(parts, len(parts))
+            put(parts, len(parts))
             return values
 
-        if ahead and ahead.shuffled:
-            group = ahead.whole_lines(lanes)
-            unroll = max(1, self._unroll // group) * group
-            whole = plan.extents[last] // (unroll * lanes) * unroll * lanes
-            shuffled_loop(f, last, whole, lanes, unroll, group, lambda parts: write(parts, group))
-            vector_loop(f, last, whole, high, plan.extents[last], lanes, 1, (), body)
-            return
-        vector_loop(f, last, low, high, plan.extents[last], lanes, self._unroll, (), body)
+        if order is not None:
+            ordered_loop(f, last, order, self.lanes, unroll, lambda parts: put(parts, self._group))
+            low, unroll = f.imax(low, self._whole), 1
+        vector_loop(f, last, low, high, extent, self.lanes, unroll, (), body)
 
 
 def _is_run(plan: KernelPlan, node: Node) -> bool:

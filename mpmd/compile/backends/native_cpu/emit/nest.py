@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 
 Body = Callable[[list[Lanes], list[Value]], list[Value]]
 
@@ -71,35 +72,62 @@ def vector_loop(
     return loop.carried
 
 
-def shuffled_loop(
-    f: FunctionBuilder,
-    dim: int,
-    whole: int,
-    lanes: int,
-    unroll: int,
-    group: int,
-    body: Callable[[list[Lanes]], None],
-) -> None:
-    """`body` for all of `[0, whole)` along a dim, groups of vectors in an order without any pattern.
+@dataclass(frozen=True)
+class Order:
+    """Places along a dim, in memory, in an order without any pattern.
 
-    Args:
-        f: the function.
-        dim: the dim.
-        whole: elements: a multiple of `unroll * lanes`.
-        lanes: of a vector.
-        unroll: vectors of a round, a multiple of `group`.
-        group: vectors that stay together.
-        body: writes the code for the groups of a round, one after the other.
+    Attributes:
+        places: address of the places, `i32` each.
+        count: how many.
+        group: vectors from one place to the next higher one, which stay together.
     """
+
+    places: Value
+    count: Position
+    group: int
+
+
+def shuffled_order(f: FunctionBuilder, whole: int, lanes: int, group: int) -> Order:
+    """All places of `[0, whole)` that are multiples of `group * lanes`."""
     step, count = group * lanes, whole // (group * lanes)
     places = ", ".join(f"i32 {place * step}" for place in shuffled(count))
     name = f"order_{count}_{step}"
     f.module.add_global(name, f"private unnamed_addr constant [{count} x i32] [{places}]")
-    with f.loop(0, count, unroll // group) as loop:
+    return Order(Value(f"@{name}", "ptr"), count, group)
+
+
+def order_between(f: FunctionBuilder, order: Order, low: Position, high: Position) -> Order:
+    """Those places of a constant order that lie in `[low, high)`, listed on the stack."""
+    assert isinstance(order.count, int)
+    places = f.stack("i32", order.count)
+    with f.loop(0, order.count, carried=[constant(0, "i64")]) as loop:
+        place = f.load(order.places, "i32", loop.i)
+        f.store(place, places, loop.carried[0])
+        at = f.cast("zext", place, "i64")
+        above, below = (f.compare("sge", at, f.index(low)), f.compare("slt", at, f.index(high)))
+        kept = f.cast("zext", f.and_(above, below), "i64")
+        loop.carry([f.add(loop.carried[0], kept)])
+    return Order(places, loop.carried[0], order.group)
+
+
+def ordered_loop(
+    f: FunctionBuilder, dim: int, order: Order, lanes: int, unroll: int, body: Callable[[list[Lanes]], None]
+) -> None:
+    """`body` for all places of an order, several groups of vectors in each round.
+
+    Args:
+        f: the function.
+        dim: the dim.
+        order: the places; how many is a multiple of the groups of a round.
+        lanes: of a vector.
+        unroll: vectors of a round, a multiple of a group's.
+        body: writes the code for the groups of a round, one after the other.
+    """
+    with f.loop(0, order.count, unroll // order.group) as loop:
         parts = []
-        for number in range(unroll // group):
-            place = f.cast("zext", f.load(Value(f"@{name}", "ptr"), "i32", f.iadd(loop.i, number)), "i64")
-            parts += [Lanes(dim, f.iadd(place, u * lanes), lanes) for u in range(group)]
+        for number in range(unroll // order.group):
+            place = f.cast("zext", f.load(order.places, "i32", f.iadd(loop.i, number)), "i64")
+            parts += [Lanes(dim, f.iadd(place, u * lanes), lanes) for u in range(order.group)]
         body(parts)
 
 

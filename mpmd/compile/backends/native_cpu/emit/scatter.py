@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
-from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
-from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.loop import RowWriter, store_all, stored_nodes
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -53,9 +54,23 @@ class ScatterKernel:
         """Nothing is kept."""
         return 0
 
-    @property
-    def _unroll(self) -> int:
-        return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores)) if self.apart else 1
+    @cached_property
+    def _writer(self) -> RowWriter:
+        plan, target = self.plan, self.target
+        if not self.apart:
+            return RowWriter(plan, target.lanes(), 1, None)
+        fitting = vectors_at_once(plan, target, stored_nodes(plan.stores))
+        return RowWriter(plan, target.lanes(), fitting, rows_ahead(plan, target))
+
+    @cached_property
+    def _guarded(self) -> tuple[int, KernelPlan]:
+        """A node that says for a whole row whether it is written, or -1, and what is done if so."""
+        plan, guard = self.plan, self.plan.stores[0].where
+        if guard < 0 or not plan.rank or any(store.where != guard for store in plan.stores):
+            return -1, plan
+        if plan.rank - 1 in plan.depends[guard]:
+            return -1, plan
+        return guard, replace(plan, stores=tuple(replace(store, where=-1) for store in plan.stores))
 
     @property
     def _piece(self) -> int:
@@ -63,7 +78,7 @@ class ScatterKernel:
         extent = self.plan.extents[-1]
         if not self.apart:
             return max(1, extent)
-        block = self._unroll * self.target.lanes()
+        block = self._writer.unroll * self.target.lanes()
         return -(-extent // (_WANTED_UNITS * block)) * block
 
     @property
@@ -82,7 +97,7 @@ class ScatterKernel:
         return ()
 
     def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
-        plan = self.plan
+        guard, plan = self._guarded
         start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
@@ -92,20 +107,17 @@ class ScatterKernel:
             return
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
-        outer = range(plan.rank - 1)
-        ahead, rows = rows_ahead(plan, self.target), product(plan.extents, outer)
+        outer, writer = range(plan.rank - 1), self._writer
+        rows, order = product(plan.extents, outer), writer.order(f, low, high)
         with f.loop(0, rows) as row:
             scope = start.inside(unflatten(f, row.i, outer, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
-            coming = ahead.rows(start, row.i, rows) if ahead else []
-
-            def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-                if ahead:
-                    ahead.ask(f, coming, parts)
-                store_all([scope.inside(lanes=part) for part in parts])
-                return values
-
-            vector_loop(f, plan.rank - 1, low, high, plan.extents[-1], lanes, self._unroll, (), body)
+            coming = writer.coming(start, row.i, rows)
+            if guard < 0:
+                writer.write(scope, coming, low, high, order)
+            else:
+                with f.when(scope.value(guard)):
+                    writer.write(scope, coming, low, high, order)
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:

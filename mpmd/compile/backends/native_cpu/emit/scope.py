@@ -404,7 +404,7 @@ class Scope:
     def _put(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> None:
         f, dtype = self.f, self.plan.operands[item.operand].dtype
         value = self._combined(item, value, pointer, at, mask)
-        streams = item.operand in self.streamed and lanes_of(value.type) == f.target.lanes()
+        streams = item.operand in self.streamed and lanes_of(value.type) >= f.target.lanes()
         store(f, value, pointer, dtype, at, mask, streams=streams)
 
     def _combined(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> Value:
@@ -419,6 +419,8 @@ class Scope:
         """A whole vector that a store has yet to round to bf16, and its place; None if the store differs."""
         f, lanes = self.f, self.lanes
         if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
+            return None
+        if item.operand in self.streamed:
             return None
         whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
         if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:

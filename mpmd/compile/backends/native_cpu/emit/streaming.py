@@ -24,7 +24,7 @@ def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[
         target: the CPU.
         in_place: numbers of results that lie over something that the kernel reads: their lines are there.
     """
-    if not target.is_x86 or sum(o.bytes for o in plan.operands) < target.l3_bytes:
+    if not target.is_x86 or _moved_bytes(plan) < target.l3_bytes:
         return frozenset()
     read = {n.operand for n in plan.nodes if isinstance(n, Load)}.union(in_place)
     by_operand: dict[int, list[Store]] = {}
@@ -37,21 +37,28 @@ def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[
     )
 
 
+def _moved_bytes(plan: KernelPlan) -> int:
+    """Bytes of all arrays; of those that are touched at computed places only, no more than are touched."""
+    touched = [(n.operand, n.index) for n in plan.nodes if isinstance(n, Load)]
+    touched += [(s.operand, s.index) for s in plan.stores]
+    evenly = {operand for operand, index in touched if not index.values()}
+    most = [plan.size * BYTES[o.dtype] for o in plan.operands]
+    return sum(o.bytes if k in evenly else min(o.bytes, most[k]) for k, o in enumerate(plan.operands))
+
+
 def _fills_lines(plan: KernelPlan, store: Store, target: CpuTarget) -> bool:
-    """Whether every vector is written whole, at a multiple of its size."""
+    """Whether rows start at lines: every vector is written whole, at a multiple of its size."""
     if store.combine or store.where >= 0 or store.index.values() or not plan.rank:
         return False
     if store_level(plan, store) != ELEMENT and plan.kind != "loop":
         return False
-    lanes, last, dtype = target.lanes(), plan.rank - 1, plan.operands[store.operand].dtype
-    if BYTES[dtype] * lanes < 32:  # two of them fill a line
-        return False
-    if dtype == "bf16" and target.bf16_dot:  # LLVM has no such store of what the instruction for it rounds
+    last, size = plan.rank - 1, BYTES[plan.operands[store.operand].dtype]
+    if size * target.lanes() < 32:  # two of them fill a line
         return False
     others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
     steps = store.index.is_linear_in(last) and store.index.factor(last) == 1
-    whole = not any(factor % lanes for factor in (*others, store.index.constant))
-    return steps and whole
+    line = max(target.lanes(), 64 // size)
+    return steps and not any(factor % line for factor in (*others, store.index.constant))
 
 
 def emit_streaming(

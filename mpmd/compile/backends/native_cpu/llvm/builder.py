@@ -256,6 +256,15 @@ class FunctionBuilder(Arithmetic):
         self._entry.append(f"  {name} = alloca {type_}, i64 {count}, align {align}")
         return Value(name, "ptr")
 
+    def unknown_zero(self, element: str) -> Value:
+        """A zero of an integer type of which LLVM does not know that it is one, read once per call."""
+        zero = Value(f"%zero_{element}", element)
+        if not any(line.startswith(f"  {zero} = ") for line in self._entry):
+            place = self.stack(element)
+            self._entry.append(f"  store volatile {element} 0, ptr {place}")
+            self._entry.append(f"  {zero} = load volatile {element}, ptr {place}")
+        return zero
+
     def prefetch(self, pointer: Value, *, write: bool = False, locality: int = 3) -> None:
         """Ask for a cache line."""
         self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
