@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
+from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
 from mpmd.compile.backends.native_cpu.emit.merge_sort import MergeSortKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
@@ -19,12 +20,13 @@ from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Reduce, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, Reduce, store_level
 from mpmd.compile.kernels.sorting import sorting_of
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
 _WANTED_UNITS = 16
 _FEWEST_ROWS = 32
+_NARROWEST_PANEL = 2048  # columns: some pages in a row
 # Elements of a row up to which comparing all pairs, a vector of them at once, beats merging.
 _SHORTEST_MERGED = 256
 # The same where only the first few are wanted, which are kept in order while the others pass.
@@ -89,17 +91,24 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         return KernelSequence(plan, (LoopKernel(plan.name, plan, target, streamed),))
     if plan.kind == "row":
         return KernelSequence(plan, (RowKernel(plan.name, plan, target, streamed=streamed),))
-    if plan.kind == "column" and _only_elements(plan) and plan.size:
-        strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
-        strips *= product(plan.extents, range(plan.batch_dims)) * product(plan.extents, list(plan.row)[:-1])
-        parts = Partials(plan, target, _groups(plan, strips))
-        column = ColumnKernel(plan.name, plan, target, parts)
-        if parts.groups == 1:
-            return KernelSequence(plan, (column,))
-        return _two_steps(plan, column, parts)
+    if plan.kind == "column" and plan.size and _only_elements(plan) and _suits_strips(plan, target):
+        return _strips(plan, target)
     batch = product(plan.extents, range(plan.batch_dims))
     parts = Partials(plan, target, _groups(plan, batch))
+    if plan.kind == "column" and plan.size and _sums_elements(plan):
+        panels = _panels(plan, batch * parts.groups)
+        return _two_steps(plan, LineKernel(plan.name, plan, target, parts, panels, streamed), parts)
     return _two_steps(plan, RowKernel(plan.name, plan, target, parts, streamed), parts)
+
+
+def _strips(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
+    strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
+    strips *= product(plan.extents, range(plan.batch_dims)) * product(plan.extents, list(plan.row)[:-1])
+    parts = Partials(plan, target, _groups(plan, strips))
+    column = ColumnKernel(plan.name, plan, target, parts)
+    if parts.groups == 1:
+        return KernelSequence(plan, (column,))
+    return _two_steps(plan, column, parts)
 
 
 def _two_steps(plan: KernelPlan, first: CpuKernel, parts: Partials) -> KernelSequence:
@@ -112,6 +121,31 @@ def _groups(plan: KernelPlan, units: int) -> int:
     rows = product(plan.extents, plan.outer)
     wanted = -(-_WANTED_UNITS // max(units, 1))
     return max(1, min(wanted, rows // _FEWEST_ROWS))
+
+
+def _panels(plan: KernelPlan, units: int) -> int:
+    """Panels of the columns, given how many units there are without them."""
+    if plan.row_dims > 1 or not _only_elements(plan):
+        return 1
+    return max(1, min(-(-_WANTED_UNITS // units), plan.extents[-1] // _NARROWEST_PANEL))
+
+
+def _suits_strips(plan: KernelPlan, target: CpuTarget) -> bool:
+    """Whether a strip is a whole row, so that rows are read in order, or all of them stay in a cache."""
+    lanes = target.lanes()
+    if plan.row_dims == 1 and plan.extents[-1] <= strip_vectors(plan, target) * lanes:
+        return True
+    touched = {
+        n.operand for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT
+    }
+    touched |= {s.operand for s in plan.stores if store_level(plan, s) == ELEMENT}
+    return sum(plan.operands[k].bytes for k in sorted(touched)) <= target.l2_bytes
+
+
+def _sums_elements(plan: KernelPlan) -> bool:
+    """Whether a reduction is of elements."""
+    sums = [n for n in plan.nodes if isinstance(n, Reduce)]
+    return any(plan.levels[n.arg] == ELEMENT for n in sums)
 
 
 def _only_elements(plan: KernelPlan) -> bool:

@@ -1,0 +1,125 @@
+"""Several rows at once, far apart from each other: each is the next row of a run of rows of its own.
+
+Adding up rows one by one loads and stores the sums for every row.  Several rows at once save that; were they
+neighbours, each would end where the next one begins, and the core's prefetchers, which follow a run of lines,
+would have to find all of them again after every row.  So the rows are cut into as many runs as are read at
+once, each of which goes on without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_level
+
+_MOST_STREAMS = 8  # that a core's prefetchers follow well
+_ROWS = 4
+_NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are
+_MOST_OPERATIONS = 64  # of one vector of every row: arithmetic as long as this hides all loads of sums
+_LINE_BYTES = 64
+_BYTES_AHEAD = 1024
+_SHARE_OF_CACHE = 0.25  # of the last cache, which others use too: arrays beyond it come from memory
+
+Rows = Callable[[list[Position], list[Value]], list[Value]]
+
+
+def rows_at_once(plan: KernelPlan, target: CpuTarget, roots: Sequence[int], line_bytes: int) -> int:
+    """How many rows are best read at once.
+
+    Args:
+        plan: the plan.
+        target: the CPU.
+        roots: numbers of the nodes that are computed at every point.
+        line_bytes: size of the sums of a row.
+    """
+    needed = [plan.nodes[n] for n in needed_nodes(plan, roots)]
+    loads = {(n.operand, n.index) for n in needed if isinstance(n, Load) and _moves(plan, n)}
+    stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
+    rows = _ROWS
+    if all(BYTES[plan.operands[k].dtype] < 4 for k, _ in loads):
+        stays = line_bytes <= target.l1_bytes // 2
+        rows = _NARROW_ROWS if stays else _MOST_STREAMS
+    operations = sum(isinstance(n, Apply) and n.op != "convert" for n in needed)
+    rows = min(
+        rows, _MOST_STREAMS // max(1, len(loads) + len(stores)), _MOST_OPERATIONS // max(1, operations)
+    )
+    return 1 << max(0, rows.bit_length() - 1)
+
+
+def _moves(plan: KernelPlan, node: Load) -> bool:
+    """Whether every row has elements of its own in an operand."""
+    dims = node.index.dims()
+    return bool(dims & set(plan.outer)) and bool(dims & set(plan.row))
+
+
+def far_rows(
+    f: FunctionBuilder,
+    low: Position,
+    high: Position,
+    count: int,
+    carried: Sequence[Value],
+    body: Rows,
+    *,
+    whole: bool,
+) -> list[Value]:
+    """`body` for all rows of `[low, high)`, `count` of them at once, then the rest one by one.
+
+    Args:
+        f: where the code goes.
+        low: the first row.
+        high: the end; not below `low`.
+        count: rows at once.
+        carried: values that go from body to body.
+        body: gets the rows and the carried values, and returns the next ones.
+        whole: whether it is known that nothing is left over.
+    """
+    each = f.idiv(f.isub(high, low), count)
+    with f.loop(0, each, carried=carried) as loop:
+        rows = [f.iadd(f.iadd(low, f.imul(each, k)), loop.i) for k in range(count)]
+        loop.carry(body(rows, loop.carried))
+    if whole or count == 1:
+        return loop.carried
+    with f.loop(f.iadd(low, f.imul(each, count)), high, carried=loop.carried) as rest:
+        rest.carry(body([rest.i], rest.carried))
+    return rest.carried
+
+
+def lines_to_come(plan: KernelPlan, target: CpuTarget, roots: Sequence[int]) -> list[Load]:
+    """The loads whose lines a kernel asks for ahead of time: rows of floats without a gap, from memory.
+
+    What a cache holds is there soon enough, and so are the fewer lines of narrower numbers: asking for them
+    costs more than it saves.
+    """
+    if sum(o.bytes for o in plan.operands) < target.l3_bytes * _SHARE_OF_CACHE:
+        return []
+    found: dict[tuple[int, str], Load] = {}
+    for number in needed_nodes(plan, roots):
+        node = plan.nodes[number]
+        if not isinstance(node, Load) or node.index.values() or not _moves(plan, node):
+            continue
+        if BYTES[node.dtype] < 4:
+            continue
+        last, above = plan.rank - 1, plan.rank - 2
+        if not all(node.index.is_linear_in(d) for d in (last, above)) or node.index.factor(last) != 1:
+            continue
+        if node.index.factor(above) == plan.extents[last]:
+            found[node.operand, str(node.index)] = node
+    return list(found.values())
+
+
+def ask_ahead(scope: Scope, loads: Sequence[Load], part: Lanes) -> None:
+    """Ask for the lines that lie ahead of one vector of a row, into the second cache."""
+    f, last = scope.f, scope.plan.rank - 1
+    for node in loads:
+        size = BYTES[node.dtype]
+        at = scope.inside({last: part.start}).position(node.index)
+        for line in range(0, part.count * size, _LINE_BYTES):
+            ahead = f.iadd(at, (_BYTES_AHEAD + line) // size)
+            f.prefetch(f.offset(scope.pointers[node.operand], ahead, MEMORY[node.dtype]), locality=2)
