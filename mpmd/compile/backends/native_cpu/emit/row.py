@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import (
     Accumulators,
-    dot_factors,
     identity,
     reduce_node,
     sum_dtype,
 )
-from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
-from mpmd.compile.backends.native_cpu.emit.nest import nested, product, unflatten, vector_loop
+from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
-from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
+from mpmd.compile.backends.native_cpu.emit.passes import Pass
+from mpmd.compile.backends.native_cpu.emit.row_form import SCRATCH_BYTES, RowForm
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
-from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
+from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_arguments, store_level
 
-_MOST_ROWS = 4  # of a block
-_MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
-_SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
+_LINE = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,11 @@ class RowKernel:
     partials: Partials | None = None
     streamed: frozenset[int] = frozenset()
 
+    @cached_property
+    def form(self) -> RowForm:
+        """How its rows are walked over."""
+        return RowForm(self.plan, self.target, self.partials)
+
     @property
     def pointers(self) -> tuple[str, ...]:
         """One pointer per operand, then one per column reduction for its partial sums."""
@@ -64,92 +66,50 @@ class RowKernel:
     @property
     def units(self) -> int:
         """Rows, or groups of rows."""
-        if self.partials:
-            return self.partials.batch * self.partials.groups
-        return product(self.plan.extents, range(self.plan.rank - self.plan.row_dims))
+        return self.form.units
 
-    @cached_property
+    @property
     def passes(self) -> list[Pass]:
         """What each walk over a row does."""
-        return plan_passes(self.plan)
-
-    @cached_property
-    def _kept(self) -> dict[int, int]:
-        """Number of the scratch row of each kept node."""
-        nodes = sorted({n for p in self.passes for n in p.keeps})
-        return {node: k for k, node in enumerate(nodes)}
-
-    @property
-    def row_width(self) -> int:
-        """Elements from one run of the last dim to the next in a scratch row: whole vectors."""
-        lanes = self.target.lanes()
-        return -(-self.plan.extents[-1] // lanes) * lanes if self.plan.row_dims else 1
-
-    @property
-    def scratch_size(self) -> int:
-        """Elements of one scratch row."""
-        runs = product(self.plan.extents, list(self.plan.row)[:-1])
-        return runs * self.row_width
+        return self.form.passes
 
     @property
     def workspace_bytes(self) -> int:
         """The scratch rows."""
-        return len(self._kept) * self.at_once * self.scratch_size * _SCRATCH_BYTES
-
-    @cached_property
-    def at_once(self) -> int:
-        """Rows of a block.
-
-        The end of a pass over a row is a chain of operations on one number, which the next pass waits for.
-        With several rows in a block the next row's pass is under way meanwhile.  More than stay in L1 between
-        passes are no gain.
-        """
-        plan = self.plan
-        loads = [n for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT]
-        touched = {n.operand for n in loads}
-        touched |= {s.operand for s in plan.stores if store_level(plan, s) == ELEMENT}
-        each = sum(BYTES[plan.operands[k].dtype] for k in sorted(touched)) + 4 * len(self._kept)
-        fitting = self.target.l1_bytes // 2 // max(1, plan.row_size * each)
-        return max(1, min(_MOST_ROWS, fitting))
-
-    def vectors_at_once(self, item: Pass) -> int:
-        """Vectors of one round: enough to hide the latency of sums, few enough for the registers."""
-        only_sums = not (item.column_sums or item.stores or item.keeps)
-        if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
-            return max(1, _MOST_DOTS // max(1, len(item.row_sums)))
-        return vectors_at_once(self.plan, self.target, self.roots(item), len(item.row_sums))
-
-    def roots(self, item: Pass) -> list[int]:
-        """Numbers of the nodes that a pass is about."""
-        reduced = [reduce_node(self.plan, n).arg for n in (*item.row_sums, *item.column_sums)]
-        return [*stored_nodes(item.stores), *reduced, *item.keeps]
+        return self.form.workspace_bytes
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:
-                rows = _Rows(self, f)
-                emit_streaming(f, rows.pointers, self.streamed, rows.emit)
+                rows, plainly = _Rows(self.form, f), frozenset[int]()
+                emit_streaming(
+                    f,
+                    rows.pointers,
+                    self.streamed,
+                    lambda streams: rows.emit(self.streamed if streams else plainly),
+                )
         return ()
 
 
 class _Rows:
     """Emission of one row kernel."""
 
-    def __init__(self, kernel: RowKernel, f: FunctionBuilder) -> None:
-        self.kernel = kernel
-        self.plan = kernel.plan
+    def __init__(self, form: RowForm, f: FunctionBuilder) -> None:
+        self.form = form
+        self.plan = form.plan
+        self.parts = form.partials
         self.f = f
-        self.lanes = kernel.target.lanes() if self.plan.row_dims else 1
+        self.lanes = form.target.lanes() if self.plan.row_dims else 1
         self.pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
-        self.kept = kernel._kept
 
-    def emit(self, streams: bool) -> None:
-        f, plan, kernel = self.f, self.plan, self.kernel
-        start = Scope(f, plan, self.pointers, streamed=kernel.streamed if streams else frozenset())
+    def emit(self, streamed: frozenset[int]) -> None:
+        """All units of the call."""
+        f, plan, parts = self.f, self.plan, self.parts
+        start = Scope(f, plan, self.pointers, streamed=streamed)
         start.hoist(range(len(plan.nodes)), self.lanes)
-        begin, end, parts = f.arguments["begin"], f.arguments["end"], kernel.partials
+        begin, end = f.arguments["begin"], f.arguments["end"]
         if parts is None:
             self._all_rows(start, range(plan.rank - plan.row_dims), begin, end, None)
             return
@@ -166,99 +126,72 @@ class _Rows:
         self, start: Scope, counted: Sequence[int], low: Position, high: Position, unit: Value | None
     ) -> None:
         """Rows `low` to `high`, a block of them at a time: each pass goes over all rows of a block."""
-        f, plan, kernel = self.f, self.plan, self.kernel
-        walks = [item for item in kernel.passes if not item.is_empty]
-        count = kernel.at_once if len(walks) > 1 else 1
-        if count == 1:
-            with f.loop(low, high) as row:
-                scope = start.inside(unflatten(f, row.i, counted, plan.extents))
-                for item in walks:
-                    self._one_pass(scope, item, 0, unit)
-                self._finish_row(scope, unit)
-            return
-        totals = [n for item in walks for n in item.row_sums]
-        stacks = {n: f.stack(MEMORY[self._dtype_of_sum(n)], count) for n in totals}
+        f, count, extents = self.f, self.form.at_once, self.plan.extents
+
+        def row(at: Position) -> Scope:
+            return start.inside(unflatten(f, at, counted, extents))
+
         with f.loop(low, high, count) as block:
-            top = f.imin(f.iadd(block.i, count), high)
-            for item in walks:
-                with f.loop(block.i, top) as row:
-                    scope = start.inside(unflatten(f, row.i, counted, plan.extents))
-                    number = f.isub(row.i, block.i)
-                    for n in totals[: totals.index(item.row_sums[0])] if item.row_sums else totals:
-                        scope.define(n, load(f, stacks[n], self._dtype_of_sum(n), 1, number))
-                    self._one_pass(scope, item, number, unit)
-                    for n in item.row_sums:
-                        store(f, scope.value(n), stacks[n], self._dtype_of_sum(n), number)
-                    if item is walks[-1]:
-                        self._finish_row(scope, unit)
+            if count > 1 and not self.form.together:
+                self._one_by_one(start, row, block.i, high, unit)
+                return
+            # the last block does its last row as often as it has too few
+            last = f.isub(high, 1) if count > 1 else high
+            places = [f.imin(f.iadd(block.i, k), last) if k else block.i for k in range(2 * count)]
+            rows = [row(at) for at in places[:count]]
+            for item in self.form.walks:
+                ahead = [row(at) for at in places[count:]] if self.form.fetched(item) else []
+                self._one_pass(start, rows, ahead, item, unit)
+            self._finish_rows(rows, unit)
+
+    def _one_by_one(
+        self,
+        start: Scope,
+        row: Callable[[Position], Scope],
+        low: Position,
+        high: Position,
+        unit: Value | None,
+    ) -> None:
+        """A block of rows, in each pass one after the other; their reductions are kept on the stack."""
+        f, form = self.f, self.form
+        totals = [n for item in form.walks for n in item.row_sums]
+        stacks = {n: f.stack(MEMORY[self._dtype_of_sum(n)], form.at_once) for n in totals}
+        top = f.imin(f.iadd(low, form.at_once), high)
+        for item in form.walks:
+            with f.loop(low, top) as one:
+                scope, number = row(one.i), f.isub(one.i, low)
+                ahead = [row(f.iadd(one.i, form.at_once))] if form.fetched(item) else []
+                for n in totals[: totals.index(item.row_sums[0])] if item.row_sums else totals:
+                    scope.define(n, load(f, stacks[n], self._dtype_of_sum(n), 1, number))
+                self._one_pass(start, [scope], ahead, item, unit, number)
+                for n in item.row_sums:
+                    store(f, scope.value(n), stacks[n], self._dtype_of_sum(n), number)
+                if item is form.walks[-1]:
+                    self._finish_rows([scope], unit)
 
     def _dtype_of_sum(self, number: int) -> str:
         return sum_dtype(reduce_node(self.plan, number).dtype)
 
-    def _one_pass(self, row: Scope, item: Pass, number: Position, unit: Value | None) -> None:
-        """One walk over a row, which has a number in its block; afterwards the row knows its reductions."""
-        row.hoist(needed_nodes(self.plan, self.kernel.roots(item)), self.lanes)
-        for reduction, value in self._walk(row, item, number, unit).items():
-            row.define(reduction, value)
-
-    def _finish_row(self, row: Scope, unit: Value | None) -> None:
-        """What happens once per row, when its reductions are known."""
-        for store_ in self.plan.stores:
-            if store_level(self.plan, store_) == ROW:
-                row.store(store_)
-        if unit is not None:
-            self._add_row_values(row, unit)
-
-    def _add_row_values(self, row: Scope, unit: Value) -> None:
-        """Column reductions of row values: one number per row."""
-        plan, parts = self.plan, self.kernel.partials
-        assert parts is not None
-        for number in parts.reductions:
-            node = reduce_node(plan, number)
-            if plan.levels[node.arg] != ELEMENT:
-                self._combine(number, parts.place(self.f, unit), row.value(node.arg))
-
-    def _combine(self, number: int, at: Position, value: Value) -> None:
-        f, node, parts = self.f, reduce_node(self.plan, number), self.kernel.partials
-        assert parts is not None
-        pointer, dtype = f.arguments[parts.name(number)], sum_dtype(node.dtype)
-        lanes = self.lanes if value.type.startswith("<") else 1
-        old = load(f, pointer, dtype, lanes, at)
-        store(f, emit_combine(f, node.op, old, value, node.dtype), pointer, dtype, at)
-
-    # -- one walk over the row -------------------------------------------------------------------------------
-    def _walk(self, row: Scope, item: Pass, number: Position, unit: Value | None) -> dict[int, Value]:
-        """Do one pass; returns the row reductions that it completes."""
-        f, plan, kernel = self.f, self.plan, self.kernel
-        needed = needed_nodes(plan, kernel.roots(item))
-        if not plan.row_dims:  # a row of one point
-            return self._single_point(row, item)
-        *runs, last = plan.row
-        unroll = max(1, min(kernel.vectors_at_once(item), plan.extents[-1] // self.lanes))
-        sums = Accumulators(f, plan, item.row_sums, self.lanes, unroll)
-
-        def run(indices: Mapping[int, Position], values: Sequence[Value]) -> list[Value]:
-            scope = row.inside(indices) if indices else row
-            scope.hoist(needed, self.lanes)
-            start = f.imul(self._run_number(indices), kernel.row_width)
-            kept = f.iadd(f.imul(number, kernel.scratch_size), start)
-
-            def body(parts: list[Lanes], carried: list[Value]) -> list[Value]:
-                scopes = [(part, scope.inside(lanes=part)) for part in parts]
-                for part, inner in scopes:
-                    self._read(inner, part, item, kept)
-                # all values before any store: a result may lie over an operand
-                evaluate([inner for _, inner in scopes], kernel.roots(item))
-                for part, inner in scopes:
-                    self._point(inner, part, item, start, kept, unit)
-                for store_ in item.stores:
-                    store_run([inner for _, inner in scopes], store_)
-                return sums.add(scopes, carried)
-
-            extent = plan.extents[last]
-            return vector_loop(f, last, 0, extent, extent, self.lanes, unroll, values, body)
-
-        return sums.finish(nested(f, runs, plan.extents, sums.start, run))
+    def _one_pass(
+        self,
+        start: Scope,
+        rows: Sequence[Scope],
+        ahead: Sequence[Scope],
+        item: Pass,
+        unit: Value | None,
+        number: Position = 0,
+    ) -> None:
+        """One walk over some rows of a block, from a number on; afterwards they know its reductions."""
+        needed = needed_nodes(self.plan, self.form.roots(item))
+        for row in rows:
+            row.hoist(needed, self.lanes)
+        if not self.plan.row_dims:  # a row of one point
+            found = [self._single_point(row, item) for row in rows]
+        else:
+            found = _Walk(self, start, rows, ahead, item, unit, number).emit()
+        for row, values in zip(rows, found, strict=True):
+            for reduction, value in values.items():
+                row.define(reduction, value)
 
     def _single_point(self, row: Scope, item: Pass) -> dict[int, Value]:
         sums = {n: row.value(reduce_node(self.plan, n).arg) for n in item.row_sums}
@@ -269,37 +202,185 @@ class _Rows:
             row.store(store_)
         return sums
 
+    def _finish_rows(self, rows: Sequence[Scope], unit: Value | None) -> None:
+        """What happens once per row, when its reductions are known; all values before any store."""
+        stores = [s for s in self.plan.stores if store_level(self.plan, s) == ROW]
+        for row in rows:
+            for store_ in stores:
+                for number in store_arguments(store_):
+                    row.value(number)
+        for row in rows:
+            for store_ in stores:
+                row.store(store_)
+            if unit is not None:
+                self._add_row_values(row, unit)
+
+    def _add_row_values(self, row: Scope, unit: Value) -> None:
+        """Column reductions of row values: one number per row."""
+        plan, parts = self.plan, self.parts
+        assert parts is not None
+        for number in parts.reductions:
+            node = reduce_node(plan, number)
+            if plan.levels[node.arg] != ELEMENT:
+                self.combine(number, parts.place(self.f, unit), row.value(node.arg))
+
+    def combine(self, number: int, at: Position, value: Value) -> None:
+        """Add to the partial sums of a column reduction."""
+        f, node, parts = self.f, reduce_node(self.plan, number), self.parts
+        assert parts is not None
+        pointer, dtype = f.arguments[parts.name(number)], sum_dtype(node.dtype)
+        old = load(f, pointer, dtype, lanes_of(value.type), at)
+        store(f, emit_combine(f, node.op, old, value, node.dtype), pointer, dtype, at)
+
+
+class _Walk:
+    """One pass over the rows of a block, a round of vectors of every row after the other.
+
+    Args:
+        whole: the emission it belongs to.
+        start: where no row is known.
+        rows: where one row of the block is known each.
+        ahead: the rows of the next block, if they are asked for meanwhile.
+        item: the pass.
+        unit: the line of partial sums, if there are any.
+        number: of the first row in the block.
+    """
+
+    def __init__(
+        self,
+        whole: _Rows,
+        start: Scope,
+        rows: Sequence[Scope],
+        ahead: Sequence[Scope],
+        item: Pass,
+        unit: Value | None,
+        number: Position,
+    ) -> None:
+        self.whole, self.form, self.f, self.plan = whole, whole.form, whole.f, whole.plan
+        self.start, self.rows, self.ahead, self.item, self.unit = start, rows, ahead, item, unit
+        self.number = number
+        self.lanes = whole.lanes
+        self.roots = self.form.roots(item)
+        self.needed = needed_nodes(self.plan, self.roots)
+        self.shared = self.form.shared(item)
+        self.unroll = max(1, min(self.form.vectors_of_a_row(item), self.plan.extents[-1] // self.lanes))
+        self.sums = Accumulators(self.f, self.plan, item.row_sums, self.lanes, self.unroll)
+
+    def emit(self) -> list[dict[int, Value]]:
+        """Write the loops; returns the row reductions that each row completes."""
+        *runs, last = self.plan.row
+        extent, count = self.plan.extents[last], len(self.sums.start)
+
+        def run(indices: Mapping[int, Position], values: Sequence[Value]) -> list[Value]:
+            scopes = [row.inside(indices) if indices else row for row in self.rows]
+            for scope in scopes:
+                scope.hoist(self.needed, self.lanes)
+            common = self.start.inside(indices) if indices else self.start
+            line = self.f.imul(self._run_number(indices), self.form.row_width)
+
+            def body(parts: list[Lanes], carried: list[Value]) -> list[Value]:
+                return self._round(common, scopes, line, parts, carried)
+
+            return vector_loop(self.f, last, 0, extent, extent, self.lanes, self.unroll, values, body)
+
+        values = nested(self.f, runs, self.plan.extents, self.sums.start * len(self.rows), run)
+        return [self.sums.finish(values[k * count : (k + 1) * count]) for k in range(len(self.rows))]
+
     def _run_number(self, indices: Mapping[int, Position]) -> Position:
-        f, number = self.f, 0
-        total: Position = number
+        total: Position = 0
         for dim, index in indices.items():
-            total = f.iadd(f.imul(total, self.plan.extents[dim]), index)
+            total = self.f.iadd(self.f.imul(total, self.plan.extents[dim]), index)
         return total
 
-    def _read(self, scope: Scope, part: Lanes, item: Pass, kept: Position) -> None:
-        """What earlier passes kept for one vector of a row."""
-        for number in item.reads:
-            dtype, at = sum_dtype(self.plan.nodes[number].dtype), self.f.iadd(kept, part.start)
-            scope.define(number, load(self.f, self._scratch(number), dtype, part.count, at))
+    def _round(
+        self, common: Scope, rows: Sequence[Scope], line: Position, parts: list[Lanes], carried: list[Value]
+    ) -> list[Value]:
+        """A round of vectors of each row, which starts `line` elements into lines of its length."""
+        if len(parts) % 2 == 0 and self.form.takes_pairs(self.item):
+            parts = [half for low in parts[::2] for half in low.halves()]
+        shared = [common.inside(lanes=part) for part in parts]
+        evaluate(shared, self.shared)
+        scopes = [[row.inside(lanes=part) for part in parts] for row in rows]
+        for number, row in enumerate(scopes):
+            for part, known, inner in zip(parts, shared, row, strict=True):
+                for n in self.shared:
+                    inner.define(n, known.value(n))
+                self._read(inner, part, self._kept_at(number, line))
+        # all values before any store: a result may lie over an operand
+        evaluate([inner for row in scopes for inner in row], self.roots)
+        for number, row in enumerate(scopes):
+            self._keep(row, parts, self._kept_at(number, line))
+            for store_ in self.item.stores:
+                store_run(row, store_)
+        self._add_columns(scopes, parts, line)
+        self._fetch(parts)
+        count = len(self.sums.start)
+        sums = [
+            self.sums.add(list(zip(parts, row, strict=True)), carried[k * count : (k + 1) * count])
+            for k, row in enumerate(scopes)
+        ]
+        return [value for row in sums for value in row]
 
-    def _point(
-        self, scope: Scope, part: Lanes, item: Pass, start: Position, kept: Position, unit: Value | None
-    ) -> None:
-        """What is written for one vector of a row."""
-        f, plan = self.f, self.plan
-        for number in item.keeps:
-            dtype = sum_dtype(plan.nodes[number].dtype)
-            store(f, scope.wide(number), self._scratch(number), dtype, f.iadd(kept, part.start))
-        for number in item.column_sums:
-            node = reduce_node(plan, number)
-            value = scope.wide(node.arg)
-            if part.mask is not None:
-                value = f.select(part.mask, value, identity(node, part.count))
-            assert unit is not None and self.kernel.partials is not None
-            line = self.kernel.partials.place(f, unit)
-            self._combine(number, f.iadd(line, f.iadd(start, part.start)), value)
+    # -- what lies between passes ----------------------------------------------------------------------------
+    def _kept_at(self, number: int, line: Position) -> Position:
+        row = self.f.iadd(self.number, number)
+        return self.f.iadd(self.f.imul(row, self.form.scratch_size), line)
 
     def _scratch(self, number: int) -> Value:
         """The scratch rows of a node, one for each row of a block."""
-        rows = self.kept[number] * self.kernel.at_once
-        return self.f.offset(self.f.arguments["workspace"], rows * self.kernel.scratch_size * _SCRATCH_BYTES)
+        rows = self.form.kept[number] * self.form.at_once
+        return self.f.offset(self.f.arguments["workspace"], rows * self.form.scratch_size * SCRATCH_BYTES)
+
+    def _read(self, scope: Scope, part: Lanes, at: Position) -> None:
+        """What earlier passes kept for one vector of a row."""
+        for number in self.item.reads:
+            dtype = sum_dtype(self.plan.nodes[number].dtype)
+            place = self.f.iadd(at, part.start)
+            scope.define(number, load(self.f, self._scratch(number), dtype, part.count, place))
+
+    def _keep(self, row: Sequence[Scope], parts: Sequence[Lanes], at: Position) -> None:
+        """What later passes read of one round of a row."""
+        for number in self.item.keeps:
+            dtype = sum_dtype(self.plan.nodes[number].dtype)
+            for part, scope in zip(parts, row, strict=True):
+                place = self.f.iadd(at, part.start)
+                store(self.f, scope.wide(number), self._scratch(number), dtype, place)
+
+    # -- sums over the rows ----------------------------------------------------------------------------------
+    def _add_columns(self, scopes: Sequence[Sequence[Scope]], parts: Sequence[Lanes], line: Position) -> None:
+        """The rows of a block are added up before their sum is added to the partial sums in memory."""
+        f, lines = self.f, self.form.partials
+        for number in self.item.column_sums:
+            assert self.unit is not None and lines is not None
+            node = reduce_node(self.plan, number)
+            for u, part in enumerate(parts):
+                values = [row[u].wide(node.arg) for row in scopes]
+                while len(values) > 1:
+                    pairs = zip(values[::2], values[1::2], strict=True)
+                    values = [emit_combine(f, node.op, a, b, node.dtype) for a, b in pairs]
+                value = values[0]
+                if part.mask is not None:
+                    value = f.select(part.mask, value, identity(node, part.count))
+                place = f.iadd(lines.place(f, self.unit), f.iadd(line, part.start))
+                self.whole.combine(number, place, value)
+
+    # -- the next block --------------------------------------------------------------------------------------
+    def _fetch(self, parts: Sequence[Lanes]) -> None:
+        """Ask for the lines of the next block that lie where this round's lie in this one."""
+        f = self.f
+        far = 2 * self.form.at_once * self.form.row_bytes > f.target.l1_bytes
+        for number in self.form.fetched(self.item) if self.ahead else ():
+            node = self.plan.nodes[number]
+            assert isinstance(node, Load)
+            size, pointer = BYTES[node.dtype], self.pointers[node.operand]
+            for k, part in enumerate(parts):
+                if k * self.lanes * size % _LINE:
+                    continue  # in the line of the vector before
+                for row in self.ahead:
+                    at = row.inside(lanes=part).first(node.index)
+                    f.prefetch(f.offset(pointer, at, MEMORY[node.dtype]), locality=2 if far else 3)
+
+    @property
+    def pointers(self) -> Mapping[int, Value]:
+        """Address of each operand."""
+        return self.whole.pointers

@@ -8,7 +8,7 @@ a scope knows is computed in that scope, once, and splat into vectors there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -57,12 +57,18 @@ class Lanes:
         start: index of the first lane.
         count: lanes; 1 makes everything scalar.
         mask: lanes inside of the iteration space, or None if all are.
+        half: 0 or 1 if these are the even or the odd ones of twice as many lanes, -1 if they are adjacent.
     """
 
     dim: int
     start: Position
     count: int
     mask: Value | None = None
+    half: int = -1
+
+    def halves(self) -> tuple[Lanes, Lanes]:
+        """The even and the odd lanes of these and of as many that follow them."""
+        return replace(self, half=0), replace(self, half=1)
 
 
 class Scope:
@@ -225,7 +231,7 @@ class Scope:
             return None
         return index.factor(self.lanes.dim)
 
-    def _first(self, index: Index) -> Position:
+    def first(self, index: Index) -> Position:
         """An index at the first lane."""
         assert self.lanes is not None
         at_lane = Scope(self.f, self.plan, self.pointers, parent=self)
@@ -294,7 +300,7 @@ class Scope:
         if step is None or not small:
             return self._all_lanes(index)
         count = self.lanes.count
-        first = f.cast("trunc", f.index(self._first(index)), "i32")
+        first = f.cast("trunc", f.index(self.first(index)), "i32")
         numbers = [lane * step for lane in range(count)]
         return f.add(f.splat(first, count), vector_constant(numbers, "i32"))
 
@@ -306,16 +312,18 @@ class Scope:
         if not varies:
             return self._load_scalar(node, guard)
         assert self.lanes is not None
+        if self.lanes.half >= 0:
+            return self._load_half(node)
         count, mask = self.lanes.count, self._mask(guard)
         step = self._steps_by(node.index)
         if count == 1:
-            at = self._first(node.index)
+            at = self.first(node.index)
             return load(f, pointer, node.dtype, 1, at, mask)
         if step == 1:
-            return load(f, pointer, node.dtype, count, self._first(node.index), mask)
+            return load(f, pointer, node.dtype, count, self.first(node.index), mask)
         if step == -1:
             backwards = list(range(count))[::-1]
-            low = f.isub(self._first(node.index), count - 1)
+            low = f.isub(self.first(node.index), count - 1)
             turned = f.shuffle(mask, mask, backwards) if mask else None
             value = load(f, pointer, node.dtype, count, low, turned)
             return f.shuffle(value, value, backwards)
@@ -323,10 +331,19 @@ class Scope:
             return self._load_every(node, step)
         return self._gather(node, mask)
 
+    def _load_half(self, node: Load) -> Value:
+        """Every second of adjacent bf16: pairs are loaded as 32 bits, of which these are the halves."""
+        assert self.lanes is not None
+        f, at = self.f, self.f.offset(self.pointers[node.operand], self.first(node.index), "i16")
+        pairs = f.load(at, vector("i32", self.lanes.count), align=BYTES["bf16"])
+        if self.lanes.half == 0:
+            return f.from_bits(f.shl(pairs, 16), "float")
+        return f.from_bits(f.and_(pairs, constant(-1 << 16, pairs.type)), "float")
+
     def _load_every(self, node: Load, step: int) -> Value:
         """Every second, third ... element: whole vectors, from which the wanted lanes are picked."""
         assert self.lanes is not None
-        f, count, first = self.f, self.lanes.count, self._first(node.index)
+        f, count, first = self.f, self.lanes.count, self.first(node.index)
         type_, pointer = vector(MEMORY[node.dtype], count), self.pointers[node.operand]
         picked, have = constant(0, type_), 0
         for number in range(step):
@@ -382,12 +399,12 @@ class Scope:
         guard = self.value(item.where) if item.where >= 0 else None
         if self.lanes is None or self.lanes.count == 1:
             mask = self._mask(guard) if self.lanes else guard
-            at = self._first(item.index) if self.lanes else self.position(item.index)
+            at = self.first(item.index) if self.lanes else self.position(item.index)
             self._put(item, self.value(item.node), pointer, at, mask)
             return
         mask, value = self._mask(guard), self.wide(item.node)
         if self._varies(item.index) and self._steps_by(item.index) == 1:
-            self._put(item, value, pointer, self._first(item.index), mask)
+            self._put(item, value, pointer, self.first(item.index), mask)
             return
         if item.combine or not self._varies(item.index):
             self._put_lane_by_lane(item, value, pointer, mask)
@@ -425,7 +442,7 @@ class Scope:
         whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
         if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:
             return None
-        at, pointer = self._first(item.index), self.pointers[item.operand]
+        at, pointer = self.first(item.index), self.pointers[item.operand]
         value = self._combined(item, self.wide(item.node), pointer, at, None)
         return None if f.narrow_of(value) is not None and not item.combine else (value, at)
 

@@ -1,0 +1,208 @@
+"""The form of a row kernel: its passes, how many rows go side by side, what is kept between passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpmd.compile.backends.native_cpu.emit.accumulate import dot_factors, reduce_node
+from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
+from mpmd.compile.backends.native_cpu.emit.nest import product
+from mpmd.compile.backends.native_cpu.emit.partials import Partials
+from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
+from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
+from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_level
+
+SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
+_MOST_ROWS = 4  # of a block
+_FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
+_MOST_VECTORS = 8  # of all rows in one round
+_MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """How the rows of a plan are walked over.
+
+    Attributes:
+        plan: the plan.
+        target: the CPU.
+        partials: where the column reductions' partial sums are kept.
+    """
+
+    plan: KernelPlan
+    target: CpuTarget
+    partials: Partials | None = None
+
+    @property
+    def units(self) -> int:
+        """Rows, or groups of rows."""
+        if self.partials:
+            return self.partials.batch * self.partials.groups
+        return product(self.plan.extents, range(self.plan.rank - self.plan.row_dims))
+
+    @cached_property
+    def passes(self) -> list[Pass]:
+        """What each walk over a row does; one may have nothing to do."""
+        return plan_passes(self.plan)
+
+    @cached_property
+    def walks(self) -> list[Pass]:
+        """The passes in which something happens."""
+        return [item for item in self.passes if not item.is_empty]
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """Number of the scratch row of each kept node."""
+        nodes = sorted({n for p in self.passes for n in p.keeps})
+        return {node: k for k, node in enumerate(nodes)}
+
+    @property
+    def row_width(self) -> int:
+        """Elements from one run of the last dim to the next in a scratch row: whole vectors."""
+        lanes = self.target.lanes()
+        return -(-self.plan.extents[-1] // lanes) * lanes if self.plan.row_dims else 1
+
+    @property
+    def scratch_size(self) -> int:
+        """Elements of one scratch row."""
+        runs = product(self.plan.extents, list(self.plan.row)[:-1])
+        return runs * self.row_width
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The scratch rows."""
+        return len(self.kept) * self.at_once * self.scratch_size * SCRATCH_BYTES
+
+    @cached_property
+    def outer(self) -> frozenset[int]:
+        """The dims that tell rows apart."""
+        return frozenset(range(self.plan.rank - self.plan.row_dims))
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes that the passes over one row touch of the row's own."""
+        plan = self.plan
+        loads = [n for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT]
+        touched = {n.operand for n in loads if n.index.dims() & self.outer}
+        touched |= {s.operand for s in plan.stores if store_level(plan, s) == ELEMENT}
+        each = sum(BYTES[plan.operands[k].dtype] for k in sorted(touched)) + 4 * len(self.kept)
+        return plan.row_size * each
+
+    @cached_property
+    def at_once(self) -> int:
+        """Rows of a block.
+
+        The end of a pass over a row is a chain of operations on one number, which the next pass waits for.
+        With several rows in a block the next row's pass is under way meanwhile.  More than stay in L1 between
+        passes are no gain.
+        """
+        plan, parts = self.plan, self.partials
+        if len(self.walks) < 2 or not plan.row_dims:
+            return 1
+        count = max(1, min(_MOST_ROWS, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
+        if not self._may_go_together:
+            return count
+        if parts is None:
+            count = min(count, self.units // _FEWEST_BLOCKS)
+            return 4 if count >= 4 else 2 if count >= 2 else 1
+        lines = (parts.rows_per_group, parts.rows)  # a row must not be added twice
+        return next(n for n in (4, 2, 1) if n <= count and not any(rows % n for rows in lines))
+
+    @cached_property
+    def together(self) -> bool:
+        """Whether every round of a pass works on all rows of a block, and not on one row after the other.
+
+        Then what all rows use is loaded and widened once for all of them.  It is no gain where memory is what
+        takes long: it sends lines fastest one after the other.
+        """
+        return self.at_once > 1 and self._may_go_together
+
+    @property
+    def _may_go_together(self) -> bool:
+        plan = self.plan
+        if self.is_dear or any(s.combine for s in plan.stores):
+            return False  # long code; and a row that is done twice must be the same as one
+        used = any(self.shared(item) for item in self.walks)
+        return used and sum(o.bytes for o in plan.operands) <= self.target.l3_bytes // 2
+
+    @cached_property
+    def is_dear(self) -> bool:
+        """Whether functions such as an exponential are computed for every element."""
+        nodes = [n for k, n in enumerate(self.plan.nodes) if self.plan.levels[k] == ELEMENT]
+        return any(isinstance(n, Apply) and OPERATIONS[n.op].is_expensive for n in nodes)
+
+    def vectors_of_a_row(self, item: Pass) -> int:
+        """A row's vectors in one round: enough to hide the latency of sums, few enough for the registers."""
+        rows, sums = self.at_once if self.together else 1, len(item.row_sums)
+        only_sums = not (item.column_sums or item.stores or item.keeps)
+        if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
+            return max(1, _MOST_DOTS // max(1, sums) // rows)
+        each = max(1, vectors_at_once(self.plan, self.target, self.roots(item), sums) // rows)
+        if each == 1 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item) and not self.is_dear:
+            return 2  # they are converted by twos
+        return each
+
+    def _has_bf16(self, item: Pass) -> bool:
+        """Whether a pass converts bf16."""
+        nodes = [self.plan.nodes[k] for k in needed_nodes(self.plan, self.roots(item))]
+        loaded = {n.dtype for n in nodes if isinstance(n, Load)}
+        return "bf16" in loaded | {self.plan.operands[s.operand].dtype for s in item.stores}
+
+    def roots(self, item: Pass) -> list[int]:
+        """Numbers of the nodes that a pass is about."""
+        reduced = [reduce_node(self.plan, n).arg for n in (*item.row_sums, *item.column_sums)]
+        return [*stored_nodes(item.stores), *reduced, *item.keeps]
+
+    def shared(self, item: Pass) -> list[int]:
+        """Numbers of the nodes that change along vectors, but not from row to row."""
+        plan, last = self.plan, self.plan.rank - 1
+        nodes = needed_nodes(plan, self.roots(item), item.reads)
+        same = [n for n in nodes if last in plan.depends[n] and not plan.depends[n] & self.outer]
+        return [n for n in same if plan.stages[n] == 0]
+
+    def takes_pairs(self, item: Pass) -> bool:
+        """Whether a pass may take the even elements of two vectors and then the odd ones.
+
+        Adjacent bf16 are the halves of 32 bits: widening every second one is a shift, the others a mask, and
+        a sum does not ask for their order.
+        """
+        target, last = self.target, self.plan.rank - 1
+        if item.column_sums or item.stores or item.keeps or item.reads or not target.mask_registers:
+            return False
+        if any(dot_factors(target, self.plan, n) for n in item.row_sums):
+            return False  # they are not widened at all
+        found = False
+        for number in needed_nodes(self.plan, self.roots(item)):
+            node = self.plan.nodes[number]
+            if last not in self.plan.depends[number] or isinstance(node, Apply):
+                continue
+            if not isinstance(node, Load) or node.dtype != "bf16" or node.where >= 0 or node.index.values():
+                return False
+            if not node.index.is_linear_in(last) or node.index.factor(last) != 1:
+                return False
+            found = True
+        return found
+
+    def fetched(self, item: Pass) -> list[int]:
+        """Numbers of the loads whose next rows are asked for during a pass.
+
+        A block's first pass reads memory, the later ones L1: what the next block reads comes meanwhile.
+        """
+        walks = self.walks
+        if len(walks) < 2 or item is not walks[1]:
+            return []
+        if sum(o.bytes for o in self.plan.operands) < self.target.l2_bytes:
+            return []
+        last, found = self.plan.rank - 1, {}
+        for walk in walks:
+            for number in needed_nodes(self.plan, self.roots(walk)):
+                node = self.plan.nodes[number]
+                if not isinstance(node, Load) or not node.index.dims() & self.outer or node.index.values():
+                    continue
+                if node.index.is_linear_in(last) and node.index.factor(last) == 1:
+                    found.setdefault((node.operand, node.index), number)
+        return list(found.values())
