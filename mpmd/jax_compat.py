@@ -24,6 +24,7 @@ __all__ = [
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
+    "in_order",
     "is_key",
     "make_cpu_client",
     "mpmd_dialect",
@@ -69,14 +70,95 @@ def compiled_for(
 
 
 def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
-    """What calls a compiled function without a frame of Python in between: 0.4 µs less than the object.
+    """What calls a compiled function of arrays, one that returns a list, with the least in between.
 
-    The object itself where this JAX has no such call.
+    On one device, arrays of types that were taken before go to the executable at once: 0.9 µs less than by
+    JAX's own call, and 0.2 µs less per argument.  That they are of its device is then seen by XLA; that their
+    elements lie in order, which `in_order` sees to, by nobody.  All other arguments go through JAX, and so
+    does everything where this JAX has no such calls.
     """
     executable, parameters = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
     make = getattr(executable, "create_cpp_call", None)
     call = make(parameters) if make is not None and parameters is not None else None
-    return compiled if call is None else call
+    checked: Callable[..., Any] = compiled if call is None else call
+    launch = _launch(executable, parameters)
+    return checked if launch is None else _call_of_known_types(checked, *launch)
+
+
+def _launch(executable: Any, parameters: Any) -> tuple[Callable[..., Any], Sequence[Any]] | None:
+    """What starts an executable of one device, and what makes arrays of results; None if there is more."""
+    runner: Any = getattr(executable, "unsafe_call", None)
+    loaded: Any = getattr(executable, "xla_executable", None)
+    start = getattr(loaded, "execute_sharded", None)
+    handlers = getattr(getattr(runner, "out_handler", None), "handlers", None)
+    effects = ("ordered_effects", "has_unordered_effects", "has_host_callbacks", "mut", "pgle_profiler")
+    if start is None or not handlers or any(getattr(runner, name, True) for name in effects):
+        return None
+    count = len(executable.in_avals)
+    flat = jax.tree.structure((tuple(range(count)), {})), jax.tree.structure([0] * len(handlers))
+    if (parameters.in_tree, parameters.out_tree) != flat or parameters.const_args:
+        return None
+    if len(loaded.local_devices()) != 1 or set(runner.kept_var_idx) != set(range(count)):
+        return None
+    return start, handlers
+
+
+def _call_of_known_types(
+    checked: Callable[..., Any], start: Callable[..., Any], handlers: Sequence[Any]
+) -> Callable[..., Any]:
+    """A call that leaves to `checked` arguments of other types than those it has seen it take."""
+    accepted: list[Any] | None = None
+
+    def call(*arrays: Any) -> Any:
+        nonlocal accepted
+        try:
+            types = [array.aval for array in arrays]
+        except AttributeError:  # no arrays of JAX
+            return checked(*arrays)
+        if types != accepted:
+            made = checked(*arrays)
+            accepted = types
+            return made
+        try:
+            started = start(arrays)
+        except (TypeError, jax.errors.JaxRuntimeError) as error:
+            if isinstance(error, TypeError) or "INVALID_ARGUMENT" in str(error):  # nothing has begun
+                return checked(*arrays)  # and JAX knows why
+            raise
+        return started.consume_with_handlers(handlers)
+
+    return call
+
+
+def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
+    """A function of an array of so many dims on CPUs: itself, or a copy if its elements lie in another order.
+
+    Such arrays are made by `jax.experimental.layout` only.  Where JAX has a short way to ask for a layout the
+    function takes 0.2 µs.
+    """
+    from jax.experimental.layout import Format, Layout
+
+    if rank < 2:
+        return lambda array: array
+    order = tuple(range(rank))
+    known: Any = None
+
+    def as_ordered(array: jax.Array) -> jax.Array:
+        nonlocal known
+        if array.is_deleted():  # whoever reads it says so
+            return array
+        layout = getattr(array, "_pjrt_layout", None)
+        if layout is not None and known is not None and layout == known:
+            return array
+        form = getattr(array, "format", None)
+        if form is None or form.layout is None:  # random keys, which consist of such arrays
+            return array
+        if form.layout.major_to_minor != order:
+            return jax.device_put(array, Format(Layout(order), array.sharding))
+        known = layout
+        return array
+
+    return as_ordered
 
 
 def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:

@@ -58,7 +58,10 @@ class Executable(Protocol):
         """The fragment's name."""
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts the fragment on arrays of its mesh and returns its results, which may not be ready yet."""
+        """Starts the fragment on arrays of its mesh and returns its results, which may not be ready yet.
+
+        Elements of the arrays lie in the default order: not every executable sees it if they do not.
+        """
 
     def as_text(self, what: str = "hlo") -> str:
         """The fragment as one of `TEXTS`; a remark where it has no such text.

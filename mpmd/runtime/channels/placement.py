@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd.errors import ProgramError, SignatureError
-from mpmd.jax_compat import array_copier, default_memory_kind
+from mpmd.jax_compat import array_copier, default_memory_kind, in_order
 from mpmd.runtime.channels.local import LocalChannel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.graph import BufferType
@@ -95,12 +95,15 @@ class Placement:
         """The function behind a `Feed`: makes an array of `type_` with the content of a user's argument.
 
         Host memory is copied, so that the caller may refill it at once.  A `jax.Array` that is there
-        already is returned as it is, unless `fresh` asks for a buffer of its own.  The function raises a
+        already is returned as it is, unless `fresh` asks for a buffer of its own, or its elements lie in
+        another order than fragments on CPUs expect.  The function raises a
         SignatureError that names `path` for a value of another shape or element type.
         """
         target, shape, dtype = self.sharding(type_), type_.shape, np.dtype(type_.dtype)
         copy = array_copier(target)
         equal: list[Sharding] = [target]  # shardings seen that mean the same as the target
+        on_cpu = next(iter(target.device_set)).platform == "cpu"
+        ordered = in_order(len(shape)) if on_cpu and len(shape) > 1 else None
 
         def is_there(sharding: Sharding) -> bool:
             if any(sharding is known for known in equal):
@@ -123,6 +126,8 @@ class Placement:
                 return jax.device_put(value.astype(dtype, copy=False), target)
             if value.shape != shape or value.dtype != dtype:
                 _check_signature(value.shape, value.dtype, type_, path)
+            if ordered is not None:
+                value = ordered(value)
             if is_there(value.sharding):
                 return copy(value) if fresh else value
             moved = jax.device_put(value, target)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
@@ -28,10 +27,6 @@ def scaled(x, y):
     return x * 2 + y
 
 
-def in_another_layout(x):
-    return jax.device_put(x, Format(Layout((1, 0)), x.sharding))
-
-
 def of_another_client(x):
     return jax.device_put(np.asarray(x), make_cpu_client(1).devices()[0])
 
@@ -51,7 +46,6 @@ UNFIT = {
     "another shape of as many elements": lambda x: x.T,
     "another shape": lambda x: x[:2],
     "another element type of as many bytes": lambda x: x.view(jnp.int32),
-    "another layout": in_another_layout,
     "another device": lambda x: jax.device_put(x, jax.devices()[1]),
     "another client": of_another_client,
     "several devices": on_two_devices,

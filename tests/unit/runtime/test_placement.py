@@ -168,3 +168,28 @@ def test_moving_does_not_wait_for_the_array(source, target):
     moved = move(pending)
     assert not pending.is_ready() and not moved.is_ready()
     np.testing.assert_allclose(np.asarray(moved), np.ones(shape), rtol=1e-3)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("where", ["there", "elsewhere", "two devices"])
+def test_arrays_in_another_layout_are_laid_out_anew(where, fresh):
+    from jax.experimental.layout import Format, Layout
+
+    placement = two_meshes(2 if where == "two devices" else 1)
+    type_ = BufferType((3, 4), "float32", "a", '[{}, {"x"}]')
+    place = placement.placer(type_, "args[0]", fresh=fresh)
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    sharding = SingleDeviceSharding(jax.devices()[3]) if where == "elsewhere" else placement.sharding(type_)
+    usual = jax.device_put(host, sharding)
+    other = jax.device_put(host, Format(Layout((1, 0)), sharding))
+    assert other.format.layout.major_to_minor == (1, 0)
+    for value in (usual, other, other, usual):
+        placed = place(value)
+        assert placed.format.layout.major_to_minor == (0, 1)
+        assert placed.sharding.is_equivalent_to(placement.sharding(type_), 2)
+        np.testing.assert_array_equal(placed, host)
+    if where != "elsewhere" and not fresh:
+        assert place(usual) is usual
+    usual.delete()
+    if where != "elsewhere" and not fresh:
+        assert place(usual).is_deleted()
