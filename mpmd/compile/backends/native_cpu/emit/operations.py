@@ -17,7 +17,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
 from mpmd.compile.backends.native_cpu.math import functions
 from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
-from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
@@ -264,6 +263,8 @@ def _convert(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
             value = f.cast("uitofp" if source in UNSIGNED or source == "pred" else "sitofp", a, type_)
         return round_to(f, value, dtype)
     if source in FLOATS:
+        if bits_of(type_) < 32:  # of which there are no instructions
+            return _bounded(f, a, dtype)
         kind = "ui" if dtype in UNSIGNED else "si"
         name = f"llvm.fpto{kind}.sat.{suffix(type_)}.{suffix(a.type)}"
         return f.intrinsic(name, type_, a)
@@ -279,12 +280,15 @@ def _to_narrow(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
         if dtype == "f8e8m0fnu" and source not in FLOATS and bits_of(a.type) > 16:
             a, source = _convert(f, a, source, "f64"), "f64"
         return narrowed(f, to_odd(f, a) if source == "f64" else _convert(f, a, source, "f32"), dtype)
-    byte = "u8" if DTYPES[dtype].kind == "unsigned" else "s8"
-    whole = _convert(f, a, source, byte)
-    if source in FLOATS:
-        low, high = (constant(bound, whole.type) for bound in integer_range(dtype))
-        whole = _clamp(f, (low, whole, high), byte)
+    whole = _bounded(f, a, dtype) if source in FLOATS else _convert(f, a, source, "s8")
     return narrowed(f, whole, dtype)
+
+
+def _bounded(f: FunctionBuilder, a: Value, dtype: str) -> Value:
+    """Floats as integers of at most 16 bits: towards zero, to the bounds of `dtype`, NaN to zero."""
+    low, high = (constant(bound, with_element(a.type, "i32")) for bound in integer_range(dtype))
+    whole = _clamp(f, (low, _convert(f, a, "f32", "s32"), high), "s32")
+    return f.cast("trunc", whole, with_element(a.type, MEMORY[dtype]))
 
 
 def _reinterpret(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
