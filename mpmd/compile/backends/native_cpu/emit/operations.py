@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
 from mpmd.compile.backends.native_cpu.math import functions
 from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
+from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
@@ -263,11 +264,7 @@ def _convert(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
             value = f.cast("uitofp" if source in UNSIGNED or source == "pred" else "sitofp", a, type_)
         return round_to(f, value, dtype)
     if source in FLOATS:
-        if bits_of(type_) < 32:  # of which there are no instructions
-            return _bounded(f, a, dtype)
-        kind = "ui" if dtype in UNSIGNED else "si"
-        name = f"llvm.fpto{kind}.sat.{suffix(type_)}.{suffix(a.type)}"
-        return f.intrinsic(name, type_, a)
+        return _bounded(f, a, dtype)
     if bits_of(type_) <= bits_of(a.type):
         return f.cast("trunc", a, type_)
     return f.cast("zext" if source in UNSIGNED or source == "pred" else "sext", a, type_)
@@ -285,9 +282,22 @@ def _to_narrow(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
 
 
 def _bounded(f: FunctionBuilder, a: Value, dtype: str) -> Value:
-    """Floats as integers of at most 16 bits: towards zero, to the bounds of `dtype`, NaN to zero."""
-    low, high = (constant(bound, with_element(a.type, "i32")) for bound in integer_range(dtype))
-    whole = _clamp(f, (low, _convert(f, a, "f32", "s32"), high), "s32")
+    """Floats as integers: towards zero, what does not fit to the nearest bound of `dtype`, NaN to zero.
+
+    Bounds are taken of the floats, as LLVM's saturating conversion of vectors works lane by lane.
+    """
+    low, high = integer_range(dtype)
+    exact = (1 << (53 if bits_of(a.type) == 64 else 24)) - 1
+    top = high if high <= exact else high - high // (exact + 1)  # the last float that fits
+    number = f.select(f.compare("uno", a, a), constant(0.0, a.type), a)
+    above = f.larger_number(number, constant(float(low), a.type))
+    kept = f.smaller_number(above, constant(float(top), a.type))
+    width = max(32, DTYPES[dtype].bits)
+    unsigned = low == 0 and DTYPES[dtype].bits >= 32
+    whole = f.cast("fptoui" if unsigned else "fptosi", kept, with_element(a.type, f"i{width}"))
+    if top != high:
+        beyond = f.compare("oge", a, constant(float(high + 1), a.type))
+        whole = f.select(beyond, constant(high, whole.type), whole)
     return f.cast("trunc", whole, with_element(a.type, MEMORY[dtype]))
 
 
