@@ -123,6 +123,27 @@ def test_conversions(source):
         same(got, wanted, f"{op} of {source} to {dtype}", 1.0)
 
 
+@pytest.mark.parametrize("source", ["f32", "f64"])
+def test_floats_at_the_bounds_of_integers(source):
+    """Beside each bound, on it and far beyond."""
+    kind = NUMPY_DTYPE[source]
+    edges = [2.0**bits + step for bits in (7, 8, 15, 16, 31, 32, 63, 64) for step in (-1, -0.5, 0, 0.5, 1)]
+    values = np.array([*edges, 0.5, 0.0, np.inf, 1e30], kind)
+    values = np.concatenate([values, -values])
+    above, below = (np.nextafter(values, kind(far)) for far in (np.inf, -np.inf))
+    values = np.concatenate([values, above, below, np.array([np.nan, -np.nan], kind)])
+    b = PlanBuilder("bounds", (values.size,))
+    value = b.load_dense(b.operand("x", source, values.size))
+    arrays = [values]
+    for dtype in INTEGERS:
+        b.store_dense(b.operand(dtype, dtype, values.size), b.apply("convert", value, dtype=dtype))
+        arrays.append(np.zeros(values.size, NUMPY_DTYPE[dtype]))
+    with np.errstate(all="ignore"):
+        native, expected = run(b.finish(), arrays, host_target())
+    for dtype, got, wanted in zip(INTEGERS, native[1:], expected[1:], strict=True):
+        same(got, wanted, f"{source} to {dtype}")
+
+
 @pytest.mark.parametrize("axis", ["row", "column"])
 @pytest.mark.parametrize("dtype", sorted({*FLOATS, *INTEGERS, "pred"}))
 def test_reductions(dtype, axis):

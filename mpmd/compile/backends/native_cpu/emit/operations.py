@@ -264,9 +264,7 @@ def _convert(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
             value = f.cast("uitofp" if source in UNSIGNED or source == "pred" else "sitofp", a, type_)
         return round_to(f, value, dtype)
     if source in FLOATS:
-        kind = "ui" if dtype in UNSIGNED else "si"
-        name = f"llvm.fpto{kind}.sat.{suffix(type_)}.{suffix(a.type)}"
-        return f.intrinsic(name, type_, a)
+        return _bounded(f, a, dtype)
     if bits_of(type_) <= bits_of(a.type):
         return f.cast("trunc", a, type_)
     return f.cast("zext" if source in UNSIGNED or source == "pred" else "sext", a, type_)
@@ -279,12 +277,28 @@ def _to_narrow(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
         if dtype == "f8e8m0fnu" and source not in FLOATS and bits_of(a.type) > 16:
             a, source = _convert(f, a, source, "f64"), "f64"
         return narrowed(f, to_odd(f, a) if source == "f64" else _convert(f, a, source, "f32"), dtype)
-    byte = "u8" if DTYPES[dtype].kind == "unsigned" else "s8"
-    whole = _convert(f, a, source, byte)
-    if source in FLOATS:
-        low, high = (constant(bound, whole.type) for bound in integer_range(dtype))
-        whole = _clamp(f, (low, whole, high), byte)
+    whole = _bounded(f, a, dtype) if source in FLOATS else _convert(f, a, source, "s8")
     return narrowed(f, whole, dtype)
+
+
+def _bounded(f: FunctionBuilder, a: Value, dtype: str) -> Value:
+    """Floats as integers: towards zero, what does not fit to the nearest bound of `dtype`, NaN to zero.
+
+    Bounds are taken of the floats, as LLVM's saturating conversion of vectors works lane by lane.
+    """
+    low, high = integer_range(dtype)
+    exact = (1 << (53 if bits_of(a.type) == 64 else 24)) - 1
+    top = high if high <= exact else high - high // (exact + 1)  # the last float that fits
+    number = f.select(f.compare("uno", a, a), constant(0.0, a.type), a)
+    above = f.larger_number(number, constant(float(low), a.type))
+    kept = f.smaller_number(above, constant(float(top), a.type))
+    width = max(32, DTYPES[dtype].bits)
+    unsigned = low == 0 and DTYPES[dtype].bits >= 32
+    whole = f.cast("fptoui" if unsigned else "fptosi", kept, with_element(a.type, f"i{width}"))
+    if top != high:
+        beyond = f.compare("oge", a, constant(float(high + 1), a.type))
+        whole = f.select(beyond, constant(high, whole.type), whole)
+    return f.cast("trunc", whole, with_element(a.type, MEMORY[dtype]))
 
 
 def _reinterpret(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
