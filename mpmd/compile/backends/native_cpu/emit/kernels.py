@@ -6,16 +6,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
+from mpmd.compile.backends.native_cpu.emit.crossing import crossing_dim
 from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
 from mpmd.compile.backends.native_cpu.emit.merge_sort import MergeSortKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
+from mpmd.compile.backends.native_cpu.emit.packed import PackedKernel
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_apart
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
-from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, crossing_dim
+from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -84,6 +86,8 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     if plan.kind == "loop":
         crossing = crossing_dim(plan)
         if crossing is not None:
+            if PackedKernel.suits(plan, target, crossing):
+                return KernelSequence(plan, (PackedKernel(plan.name, plan, target, crossing, streamed),))
             return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
         if meets_itself(plan):
             apart = pieces_apart(plan, in_place)

@@ -1,4 +1,4 @@
-"""Kernels without reductions that read an array across its rows: squares are transposed in registers.
+"""Small transposes, and what is computed from them: squares are transposed in registers.
 
 Along the last dim, where results are written, such an array steps by more than one element; along another
 dim, the crossing dim, it steps by one.  A square of both dims is read along the crossing dim, transposed,
@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all, stored_nodes
+from mpmd.compile.backends.native_cpu.emit.crossing import crossing_loads
+from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
@@ -28,24 +29,6 @@ from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
 
 _LINE_BYTES = 64
 _MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
-
-
-def crossing_dim(plan: KernelPlan) -> int | None:
-    """The dim along which arrays that cross the last dim are contiguous, or None if no array crosses it."""
-    if plan.rank < 2 or meets_itself(plan):
-        return None
-    last = plan.rank - 1
-    for node in plan.nodes:
-        if isinstance(node, Load) and _crosses(node, last):
-            dims = [d for d in range(last) if node.index.factor(d) == 1 and node.index.is_linear_in(d)]
-            if dims:
-                return dims[-1]
-    return None
-
-
-def _crosses(node: Load, last: int) -> bool:
-    plain = node.where < 0 and not node.index.values() and node.index.is_linear_in(last)
-    return plain and abs(node.index.factor(last)) > 1
 
 
 @dataclass(frozen=True)
@@ -112,15 +95,7 @@ class TileKernel:
     @property
     def _tiles(self) -> list[int]:
         """Numbers of the loads that are transposed."""
-        plan, last = self.plan, self.plan.rank - 1
-        return [
-            k
-            for k, n in enumerate(plan.nodes)
-            if isinstance(n, Load)
-            and _crosses(n, last)
-            and n.index.factor(self.crossing) == 1
-            and n.index.is_linear_in(self.crossing)
-        ]
+        return crossing_loads(self.plan, self.crossing)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""

@@ -24,14 +24,14 @@ def transpose(f: Arithmetic, rows: Sequence[Value]) -> list[Value]:
     size = len(rows)
     piece = min(size, _PIECE_BITS // bits_of(rows[0].type))  # lanes of a piece
     done: dict[int, Value] = {}
-    groups = [_within_pieces(f, rows[start : start + piece], piece) for start in range(0, size, piece)]
+    groups = [within_pieces(f, rows[start : start + piece], piece) for start in range(0, size, piece)]
     for lane in range(piece):
         columns = _gather_pieces(f, [group[lane] for group in groups], piece)
         done |= {number * piece + lane: column for number, column in enumerate(columns)}
     return [done[column] for column in range(size)]
 
 
-def _within_pieces(f: Arithmetic, rows: Sequence[Value], piece: int) -> list[Value]:
+def within_pieces(f: Arithmetic, rows: Sequence[Value], piece: int) -> list[Value]:
     """`piece` rows: result `c` holds in each of its pieces lane `c` of that piece of every row."""
     values, size = list(rows), len(rows)
     step, lanes = 1, piece
