@@ -184,6 +184,8 @@ def test_which_results_go_past_the_caches():
     assert streamed_operands(plan, target, in_place=[result]) == frozenset(), "its lines were just read"
     assert streamed_operands(rows_plan(8, 65), target) == frozenset(), "rows that do not start at a vector"
     assert streamed_operands(rows_plan(8, 64, offset=1), target) == frozenset()
+    assert streamed_operands(rows_plan(8, 64, dtype="bf16"), target) == {result}
+    assert streamed_operands(rows_plan(8, 80, dtype="bf16"), target) == frozenset(), "half a line is left"
     b = PlanBuilder("update", (4096,))
     x = b.operand("x", "f32", 4096)
     b.store_dense(x, b.apply("negate", b.load_dense(x)))
@@ -194,7 +196,7 @@ def test_which_results_go_past_the_caches():
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("dtype", ["f32", "s32"])
+@pytest.mark.parametrize("dtype", ["f32", "s32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("kind", ["rows", "loop"])
 def test_streamed_results_are_right_wherever_they_start(aligned, dtype, kind):
     target = small_cache(host_target())
@@ -212,4 +214,5 @@ def test_streamed_results_are_right_wherever_they_start(aligned, dtype, kind):
     expected = [x.copy(), np.zeros_like(x)]
     evaluate(plan, expected)
     DirectSequence(sequence, target, threads=2)(x, y)
-    np.testing.assert_allclose(y, expected[1], rtol=1e-5, atol=1e-4)
+    loose = 2e-2 if dtype in ("bf16", "f16") else 1e-5
+    np.testing.assert_allclose(y.astype(float), expected[1].astype(float), rtol=loose, atol=1e-4)

@@ -92,8 +92,8 @@ def store(
 ) -> None:
     """Store register values as adjacent elements; see `load`, and `FunctionBuilder.store` for `streams`."""
     raw = narrow(f, value, dtype)
-    if streams and dtype == "bf16" and f.target.bf16_dot:
-        # LLVM stores what its instruction rounded as bf16s, and has no such store past the caches
+    if streams and dtype == "bf16":
+        # LLVM makes one instruction of rounding or shortening and storing, and has none past the caches
         raw = f.or_(raw, f.splat(f.unknown_zero(element_of(raw.type)), lanes_of(raw.type)))
     if mask is None:
         f.store(raw, pointer, index, streams=streams)
