@@ -94,40 +94,26 @@ class RowForm:
 
     @cached_property
     def at_once(self) -> int:
-        """Rows of a block.
+        """Rows of a block, on which every round of a pass works side by side.
 
-        The end of a pass over a row is a chain of operations on one number, which the next pass waits for.
-        With several rows in a block the next row's pass is under way meanwhile.  More than stay in L1 between
-        passes are no gain.
+        What all rows use is loaded and widened once for all of them, and the end of a pass over a row, a
+        chain of operations on one number that the next pass waits for, is hidden behind other rows' work.
+        More than stay in L1 between passes are no gain, nor are several where memory is what takes long: it
+        sends lines fastest one after the other.
         """
         plan, parts = self.plan, self.partials
-        if len(self.walks) < 2 or not plan.row_dims:
+        if not any(self.shared(item) for item in self.walks) or self.is_dear:
             return 1
+        if sum(o.bytes for o in plan.operands) > self.target.l3_bytes // 2:
+            return 1
+        if any(s.combine for s in plan.stores):
+            return 1  # the last block may do a row twice, which must be the same as once
         count = max(1, min(_MOST_ROWS, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
-        if not self._may_go_together:
-            return count
         if parts is None:
             count = min(count, self.units // _FEWEST_BLOCKS)
             return 4 if count >= 4 else 2 if count >= 2 else 1
         lines = (parts.rows_per_group, parts.rows)  # a row must not be added twice
         return next(n for n in (4, 2, 1) if n <= count and not any(rows % n for rows in lines))
-
-    @cached_property
-    def together(self) -> bool:
-        """Whether every round of a pass works on all rows of a block, and not on one row after the other.
-
-        Then what all rows use is loaded and widened once for all of them.  It is no gain where memory is what
-        takes long: it sends lines fastest one after the other.
-        """
-        return self.at_once > 1 and self._may_go_together
-
-    @property
-    def _may_go_together(self) -> bool:
-        plan = self.plan
-        if self.is_dear or any(s.combine for s in plan.stores):
-            return False  # long code; and a row that is done twice must be the same as one
-        used = any(self.shared(item) for item in self.walks)
-        return used and sum(o.bytes for o in plan.operands) <= self.target.l3_bytes // 2
 
     @cached_property
     def is_dear(self) -> bool:
@@ -137,7 +123,7 @@ class RowForm:
 
     def vectors_of_a_row(self, item: Pass) -> int:
         """A row's vectors in one round: enough to hide the latency of sums, few enough for the registers."""
-        rows, sums = self.at_once if self.together else 1, len(item.row_sums)
+        rows, sums = self.at_once, len(item.row_sums)
         only_sums = not (item.column_sums or item.stores or item.keeps)
         if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
             return max(1, _MOST_DOTS // max(1, sums) // rows)
