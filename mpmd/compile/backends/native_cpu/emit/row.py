@@ -288,6 +288,10 @@ class _Walk:
     def _kept_at(self, number: int, line: Position) -> Position:
         return self.f.iadd(number * self.form.scratch_size, line)
 
+    def _start_of(self, part: Lanes) -> Position:
+        """Where a vector is kept: the even ones of two, then the odd ones."""
+        return self.f.iadd(part.start, part.count) if part.half == 1 else part.start
+
     def _scratch(self, number: int) -> Value:
         """The scratch rows of a node, one for each row of a block."""
         rows = self.form.kept[number] * self.form.at_once
@@ -297,7 +301,7 @@ class _Walk:
         """What earlier passes kept for one vector of a row."""
         for number in self.item.reads:
             dtype = sum_dtype(self.plan.nodes[number].dtype)
-            place = self.f.iadd(at, part.start)
+            place = self.f.iadd(at, self._start_of(part))
             scope.define(number, load(self.f, self._scratch(number), dtype, part.count, place))
 
     def _keep(self, row: Sequence[Scope], parts: Sequence[Lanes], at: Position) -> None:
@@ -305,7 +309,7 @@ class _Walk:
         for number in self.item.keeps:
             dtype = sum_dtype(self.plan.nodes[number].dtype)
             for part, scope in zip(parts, row, strict=True):
-                place = self.f.iadd(at, part.start)
+                place = self.f.iadd(at, self._start_of(part))
                 store(self.f, scope.wide(number), self._scratch(number), dtype, place)
 
     # -- sums over the rows ----------------------------------------------------------------------------------

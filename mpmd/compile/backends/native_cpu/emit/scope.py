@@ -437,14 +437,15 @@ class Scope:
         f, lanes = self.f, self.lanes
         if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
             return None
-        if item.operand in self.streamed:
-            return None
         whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
         if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:
             return None
         at, pointer = self.first(item.index), self.pointers[item.operand]
         value = self._combined(item, self.wide(item.node), pointer, at, None)
-        return None if f.narrow_of(value) is not None and not item.combine else (value, at)
+        if f.narrow_of(value) is None:
+            return value, at
+        source = f.unrounded(value)  # without one it was loaded as it is
+        return None if source is None else (source, at)
 
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""
@@ -465,12 +466,16 @@ def store_run(scopes: Sequence[Scope], item: Store) -> None:
     Two vectors are rounded to bf16 by one instruction, and written by one.
     """
     left = list(scopes)
-    while len(left) > 1:
+    streams = bool(left) and item.operand in left[0].streamed
+    while len(left) > 1 and not (streams and len(scopes) % 2):  # by an odd number lines would be torn
         low, high = left[:2]
         first, second = low.rounded_when_stored(item), high.rounded_when_stored(item)
         if first is None or second is None:
             break
-        store_pair(low.f, first[0], second[0], low.pointers[item.operand], first[1])
+        apart = low.lanes is not None and low.lanes.half == 0
+        pointer = low.pointers[item.operand]
+        store_pair(low.f, first[0], second[0], pointer, first[1], apart=apart, streams=streams)
         left = left[2:]
     for scope in left:
+        assert scope.lanes is None or scope.lanes.half < 0, "half of the elements of a store"
         scope.store(item)

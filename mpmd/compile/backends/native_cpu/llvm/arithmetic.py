@@ -158,6 +158,10 @@ class Arithmetic(ABC):
         """The same bits as an element type of that width."""
         return self.cast("bitcast", a, with_element(a.type, element))
 
+    def sealed(self, a: Value) -> Value:
+        """The same vector (AVX-512), made LLVM does not know how: it keeps its type."""
+        return self.op(f'call {a.type} asm "", "=v,0"({a.typed})', a.type)
+
     # -- lanes --------------------------------------------------------------------------------------------
     def splat(self, scalar: Value, lanes: int) -> Value:
         """A vector with the scalar in every lane."""
