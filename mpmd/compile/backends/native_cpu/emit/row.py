@@ -151,6 +151,7 @@ class _Rows:
         needed = needed_nodes(self.plan, self.form.roots(item))
         for row in rows:
             row.hoist(needed, self.lanes)
+            row.hoist_inverses(needed, self.lanes)
         if not self.plan.row_dims:  # a row of one point
             found = [self._single_point(row, item) for row in rows]
         else:
