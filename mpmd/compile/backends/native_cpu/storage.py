@@ -93,21 +93,43 @@ def store(
     """Store register values as adjacent elements; see `load`, and `FunctionBuilder.store` for `streams`."""
     raw = narrow(f, value, dtype)
     if streams and dtype == "bf16":
-        # LLVM makes one instruction of rounding or shortening and storing, and has none past the caches
-        raw = f.or_(raw, f.splat(f.unknown_zero(element_of(raw.type)), lanes_of(raw.type)))
+        raw = f.sealed(raw)  # rounding or shortening is one instruction with a store, but none past the caches
     if mask is None:
         f.store(raw, pointer, index, streams=streams)
     else:
         f.masked_store(raw, pointer, mask, index)
 
 
-def store_pair(f: FunctionBuilder, low: Value, high: Value, pointer: Value, index: Index) -> None:
-    """Store two vectors of floats that follow each other as bf16, rounded by one instruction (AVX-512)."""
+def store_pair(
+    f: FunctionBuilder,
+    low: Value,
+    high: Value,
+    pointer: Value,
+    index: Index,
+    *,
+    apart: bool = False,
+    streams: bool = False,
+) -> None:
+    """Store two vectors of floats as bf16, rounded by one instruction (AVX-512).
+
+    Args:
+        f: where the code goes.
+        low: the first elements; or the even ones, if the vectors are `apart`.
+        high: the elements that follow them; or the odd ones.
+        pointer: start of an array.
+        index: number of the first element.
+        apart: whether the vectors are the even and the odd elements.
+        streams: see `FunctionBuilder.store`.
+    """
     lanes = lanes_of(low.type)
     both = vector("bfloat", 2 * lanes)
     name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{f.target.vector_bytes * 8}"
-    rounded = f.intrinsic(name, both, high, low)
-    f.store(f.cast("bitcast", rounded, with_element(both, "i16")), pointer, index)
+    raw = f.cast("bitcast", f.intrinsic(name, both, high, low), with_element(both, "i16"))
+    if apart:
+        raw = f.shuffle(raw, raw, [lane // 2 + lane % 2 * lanes for lane in range(2 * lanes)])
+    elif streams:
+        raw = f.sealed(raw)
+    f.store(raw, pointer, index, streams=streams)
 
 
 def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
@@ -160,7 +182,7 @@ def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
     """A register value rounded to what `dtype` can hold, still in the register type."""
     if dtype == "bf16" and f.target.bf16_dot and lanes_of(value.type) == f.target.lanes():
         raw = narrow(f, value, dtype)
-        return f.remember_narrow(_upper_halves(f, raw), raw)
+        return f.remember_unrounded(f.remember_narrow(_upper_halves(f, raw), raw), value)
     if dtype in ("bf16", "f16") and element_of(value.type) == "float":
         return widen(f, narrow(f, value, dtype), dtype)
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -128,49 +128,16 @@ class _Rows:
         """Rows `low` to `high`, a block of them at a time: each pass goes over all rows of a block."""
         f, count, extents = self.f, self.form.at_once, self.plan.extents
 
-        def row(at: Position) -> Scope:
-            return start.inside(unflatten(f, at, counted, extents))
-
         with f.loop(low, high, count) as block:
-            if count > 1 and not self.form.together:
-                self._one_by_one(start, row, block.i, high, unit)
-                return
             # the last block does its last row as often as it has too few
             last = f.isub(high, 1) if count > 1 else high
             places = [f.imin(f.iadd(block.i, k), last) if k else block.i for k in range(2 * count)]
-            rows = [row(at) for at in places[:count]]
+            places = [unflatten(f, at, counted, extents) for at in places]
+            rows = [start.inside(dims) for dims in places[:count]]
             for item in self.form.walks:
-                ahead = [row(at) for at in places[count:]] if self.form.fetched(item) else []
+                ahead = [start.inside(dims) for dims in places[count:]] if self.form.fetched(item) else []
                 self._one_pass(start, rows, ahead, item, unit)
             self._finish_rows(rows, unit)
-
-    def _one_by_one(
-        self,
-        start: Scope,
-        row: Callable[[Position], Scope],
-        low: Position,
-        high: Position,
-        unit: Value | None,
-    ) -> None:
-        """A block of rows, in each pass one after the other; their reductions are kept on the stack."""
-        f, form = self.f, self.form
-        totals = [n for item in form.walks for n in item.row_sums]
-        stacks = {n: f.stack(MEMORY[self._dtype_of_sum(n)], form.at_once) for n in totals}
-        top = f.imin(f.iadd(low, form.at_once), high)
-        for item in form.walks:
-            with f.loop(low, top) as one:
-                scope, number = row(one.i), f.isub(one.i, low)
-                ahead = [row(f.iadd(one.i, form.at_once))] if form.fetched(item) else []
-                for n in totals[: totals.index(item.row_sums[0])] if item.row_sums else totals:
-                    scope.define(n, load(f, stacks[n], self._dtype_of_sum(n), 1, number))
-                self._one_pass(start, [scope], ahead, item, unit, number)
-                for n in item.row_sums:
-                    store(f, scope.value(n), stacks[n], self._dtype_of_sum(n), number)
-                if item is form.walks[-1]:
-                    self._finish_rows([scope], unit)
-
-    def _dtype_of_sum(self, number: int) -> str:
-        return sum_dtype(reduce_node(self.plan, number).dtype)
 
     def _one_pass(
         self,
@@ -179,16 +146,16 @@ class _Rows:
         ahead: Sequence[Scope],
         item: Pass,
         unit: Value | None,
-        number: Position = 0,
     ) -> None:
-        """One walk over some rows of a block, from a number on; afterwards they know its reductions."""
+        """One walk over the rows of a block; afterwards they know its reductions."""
         needed = needed_nodes(self.plan, self.form.roots(item))
         for row in rows:
             row.hoist(needed, self.lanes)
+            row.hoist_inverses(needed, self.lanes)
         if not self.plan.row_dims:  # a row of one point
             found = [self._single_point(row, item) for row in rows]
         else:
-            found = _Walk(self, start, rows, ahead, item, unit, number).emit()
+            found = _Walk(self, start, rows, ahead, item, unit).emit()
         for row, values in zip(rows, found, strict=True):
             for reduction, value in values.items():
                 row.define(reduction, value)
@@ -243,7 +210,6 @@ class _Walk:
         ahead: the rows of the next block, if they are asked for meanwhile.
         item: the pass.
         unit: the line of partial sums, if there are any.
-        number: of the first row in the block.
     """
 
     def __init__(
@@ -254,11 +220,9 @@ class _Walk:
         ahead: Sequence[Scope],
         item: Pass,
         unit: Value | None,
-        number: Position,
     ) -> None:
         self.whole, self.form, self.f, self.plan = whole, whole.form, whole.f, whole.plan
         self.start, self.rows, self.ahead, self.item, self.unit = start, rows, ahead, item, unit
-        self.number = number
         self.lanes = whole.lanes
         self.roots = self.form.roots(item)
         self.needed = needed_nodes(self.plan, self.roots)
@@ -323,8 +287,11 @@ class _Walk:
 
     # -- what lies between passes ----------------------------------------------------------------------------
     def _kept_at(self, number: int, line: Position) -> Position:
-        row = self.f.iadd(self.number, number)
-        return self.f.iadd(self.f.imul(row, self.form.scratch_size), line)
+        return self.f.iadd(number * self.form.scratch_size, line)
+
+    def _start_of(self, part: Lanes) -> Position:
+        """Where a vector is kept: the even ones of two, then the odd ones."""
+        return self.f.iadd(part.start, part.count) if part.half == 1 else part.start
 
     def _scratch(self, number: int) -> Value:
         """The scratch rows of a node, one for each row of a block."""
@@ -335,7 +302,7 @@ class _Walk:
         """What earlier passes kept for one vector of a row."""
         for number in self.item.reads:
             dtype = sum_dtype(self.plan.nodes[number].dtype)
-            place = self.f.iadd(at, part.start)
+            place = self.f.iadd(at, self._start_of(part))
             scope.define(number, load(self.f, self._scratch(number), dtype, part.count, place))
 
     def _keep(self, row: Sequence[Scope], parts: Sequence[Lanes], at: Position) -> None:
@@ -343,7 +310,7 @@ class _Walk:
         for number in self.item.keeps:
             dtype = sum_dtype(self.plan.nodes[number].dtype)
             for part, scope in zip(parts, row, strict=True):
-                place = self.f.iadd(at, part.start)
+                place = self.f.iadd(at, self._start_of(part))
                 store(self.f, scope.wide(number), self._scratch(number), dtype, place)
 
     # -- sums over the rows ----------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_level
+from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, store_level
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
@@ -94,40 +95,26 @@ class RowForm:
 
     @cached_property
     def at_once(self) -> int:
-        """Rows of a block.
+        """Rows of a block, on which every round of a pass works side by side.
 
-        The end of a pass over a row is a chain of operations on one number, which the next pass waits for.
-        With several rows in a block the next row's pass is under way meanwhile.  More than stay in L1 between
-        passes are no gain.
+        What all rows use is loaded and widened once for all of them, and the end of a pass over a row, a
+        chain of operations on one number that the next pass waits for, is hidden behind other rows' work.
+        More than stay in L1 between passes are no gain, nor are several where memory is what takes long: it
+        sends lines fastest one after the other.
         """
         plan, parts = self.plan, self.partials
-        if len(self.walks) < 2 or not plan.row_dims:
+        if not any(self.shared(item) for item in self.walks) or self.is_dear:
             return 1
+        if sum(o.bytes for o in plan.operands) > self.target.l3_bytes // 2:
+            return 1
+        if any(s.combine for s in plan.stores):
+            return 1  # the last block may do a row twice, which must be the same as once
         count = max(1, min(_MOST_ROWS, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
-        if not self._may_go_together:
-            return count
         if parts is None:
             count = min(count, self.units // _FEWEST_BLOCKS)
             return 4 if count >= 4 else 2 if count >= 2 else 1
         lines = (parts.rows_per_group, parts.rows)  # a row must not be added twice
         return next(n for n in (4, 2, 1) if n <= count and not any(rows % n for rows in lines))
-
-    @cached_property
-    def together(self) -> bool:
-        """Whether every round of a pass works on all rows of a block, and not on one row after the other.
-
-        Then what all rows use is loaded and widened once for all of them.  It is no gain where memory is what
-        takes long: it sends lines fastest one after the other.
-        """
-        return self.at_once > 1 and self._may_go_together
-
-    @property
-    def _may_go_together(self) -> bool:
-        plan = self.plan
-        if self.is_dear or any(s.combine for s in plan.stores):
-            return False  # long code; and a row that is done twice must be the same as one
-        used = any(self.shared(item) for item in self.walks)
-        return used and sum(o.bytes for o in plan.operands) <= self.target.l3_bytes // 2
 
     @cached_property
     def is_dear(self) -> bool:
@@ -136,14 +123,22 @@ class RowForm:
         return any(isinstance(n, Apply) and OPERATIONS[n.op].is_expensive for n in nodes)
 
     def vectors_of_a_row(self, item: Pass) -> int:
-        """A row's vectors in one round: enough to hide the latency of sums, few enough for the registers."""
-        rows, sums = self.at_once if self.together else 1, len(item.row_sums)
+        """A row's vectors in one round: enough to hide the latency of sums, few enough for the registers.
+
+        Passes that read what others kept go the same way through it.
+        """
+        if item.keeps or item.reads:
+            return min(self._fitting_vectors(p) for p in self.walks if p.keeps or p.reads)
+        return self._fitting_vectors(item)
+
+    def _fitting_vectors(self, item: Pass) -> int:
+        rows, sums = self.at_once, len(item.row_sums)
         only_sums = not (item.column_sums or item.stores or item.keeps)
         if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
             return max(1, _MOST_DOTS // max(1, sums) // rows)
         each = max(1, vectors_at_once(self.plan, self.target, self.roots(item), sums) // rows)
-        if each == 1 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item) and not self.is_dear:
-            return 2  # they are converted by twos
+        if each % 2 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item):
+            return each + 1  # they are converted by twos
         return each
 
     def _has_bf16(self, item: Pass) -> bool:
@@ -165,27 +160,42 @@ class RowForm:
         return [n for n in same if plan.stages[n] == 0]
 
     def takes_pairs(self, item: Pass) -> bool:
-        """Whether a pass may take the even elements of two vectors and then the odd ones.
+        """Whether a pass takes the even elements of two vectors and then the odd ones.
 
-        Adjacent bf16 are the halves of 32 bits: widening every second one is a shift, the others a mask, and
-        a sum does not ask for their order.
+        Adjacent bf16 are the halves of 32 bits: widening every second one is a shift, the others a mask.
+        Sums do not ask for the order of elements; what is stored is put in order when two vectors become
+        one; and what is kept is read as it was kept.
         """
-        target, last = self.target, self.plan.rank - 1
-        if item.column_sums or item.stores or item.keeps or item.reads or not target.mask_registers:
+        if item.keeps or item.reads:
+            return all(self._may_take_pairs(p) for p in self.walks if p.keeps or p.reads)
+        return self._may_take_pairs(item)
+
+    def _may_take_pairs(self, item: Pass) -> bool:
+        plan, target, last = self.plan, self.target, self.plan.rank - 1
+        if item.column_sums or not target.mask_registers or not plan.row_dims:
             return False
-        if any(dot_factors(target, self.plan, n) for n in item.row_sums):
+        if any(dot_factors(target, plan, n) for n in item.row_sums):
             return False  # they are not widened at all
-        found = False
-        for number in needed_nodes(self.plan, self.roots(item)):
-            node = self.plan.nodes[number]
-            if last not in self.plan.depends[number] or isinstance(node, Apply):
+        found = bool(item.reads)
+        for number in needed_nodes(plan, self.roots(item), item.reads):
+            node = plan.nodes[number]
+            if last not in plan.depends[number] or isinstance(node, Apply):
                 continue
-            if not isinstance(node, Load) or node.dtype != "bf16" or node.where >= 0 or node.index.values():
+            if not isinstance(node, Load) or node.dtype != "bf16" or node.where >= 0:
                 return False
-            if not node.index.is_linear_in(last) or node.index.factor(last) != 1:
+            if not _is_run(node.index, last):
                 return False
             found = True
-        return found
+        return found and all(self._stores_pairs(s) for s in item.stores)
+
+    def _stores_pairs(self, item: Store) -> bool:
+        """Whether a store rounds adjacent vectors to bf16."""
+        last = self.plan.rank - 1
+        if self.plan.operands[item.operand].dtype != "bf16" or not self.target.bf16_dot:
+            return False
+        if isinstance(self.plan.nodes[item.node], Load) or last not in self.plan.depends[item.node]:
+            return False
+        return item.where < 0 and not item.combine and _is_run(item.index, last)
 
     def fetched(self, item: Pass) -> list[int]:
         """Numbers of the loads whose next rows are asked for during a pass.
@@ -201,8 +211,11 @@ class RowForm:
         for walk in walks:
             for number in needed_nodes(self.plan, self.roots(walk)):
                 node = self.plan.nodes[number]
-                if not isinstance(node, Load) or not node.index.dims() & self.outer or node.index.values():
-                    continue
-                if node.index.is_linear_in(last) and node.index.factor(last) == 1:
+                if isinstance(node, Load) and node.index.dims() & self.outer and _is_run(node.index, last):
                     found.setdefault((node.operand, node.index), number)
         return list(found.values())
+
+
+def _is_run(index: Index, dim: int) -> bool:
+    """Whether neighbours along a dim are neighbours in memory."""
+    return not index.values() and index.is_linear_in(dim) and index.factor(dim) == 1

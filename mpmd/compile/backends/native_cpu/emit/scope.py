@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
+from mpmd.compile.backends.native_cpu.emit.quotient import Inverse, divide_by, invert
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.types import (
@@ -29,6 +30,7 @@ from mpmd.compile.backends.native_cpu.storage import (
     load,
     narrow,
     register_constant,
+    round_to,
     store,
     store_pair,
     widen,
@@ -104,6 +106,7 @@ class Scope:
         self.streamed: frozenset[int] = parent.streamed if parent else streamed
         self._known: dict[int, Value] = {}
         self._splats: dict[tuple[int, int], Value] = {}
+        self._inverses: dict[int, Inverse] = {}
 
     def inside(self, dims: Mapping[int, Position] | None = None, lanes: Lanes | None = None) -> Scope:
         """A scope within this one that knows more dims."""
@@ -127,6 +130,22 @@ class Scope:
                 self.value(number)
             if lanes > 1 and number in self._known and lanes_of(self._known[number].type) == 1:
                 self._splats[number, lanes] = self.f.splat(self._known[number], lanes)
+
+    def hoist_inverses(self, nodes: Iterable[int], lanes: int) -> None:
+        """Invert here the floats by which any of the given nodes divide vectors."""
+        for number in nodes:
+            node = self.plan.nodes[number]
+            if not isinstance(node, Apply) or node.op != "divide" or lanes == 1:
+                continue
+            top, bottom = node.args
+            divisor = self.known(bottom)
+            if self.known(top) is None and divisor is not None and divisor.type == "float":
+                if self._inverse_of(bottom) is None:
+                    self._inverses[bottom] = invert(self.f, divisor, lanes)
+
+    def _inverse_of(self, number: int) -> Inverse | None:
+        found = self._inverses.get(number)
+        return found if found or not self.parent else self.parent._inverse_of(number)
 
     def _is_complete(self, number: int) -> bool:
         """Whether a node can be computed with the dims and reductions known here."""
@@ -173,6 +192,10 @@ class Scope:
         assert isinstance(node, Apply), f"%{number} is a reduction that is not finished here"
         varies = any(lanes_of(self.value(a).type) > 1 for a in node.args)
         args = [self.wide(a) if varies else self.value(a) for a in node.args]
+        if node.op == "divide" and args[0].type == vector("float", f.target.lanes()):
+            inverse = self._inverse_of(node.args[1])
+            if inverse is not None:
+                return round_to(f, divide_by(f, *args, inverse), node.dtype)
         return emit_operation(f, node.op, args, [self.plan.nodes[a].dtype for a in node.args], node.dtype)
 
     # -- positions -----------------------------------------------------------------------------------------
@@ -437,14 +460,15 @@ class Scope:
         f, lanes = self.f, self.lanes
         if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
             return None
-        if item.operand in self.streamed:
-            return None
         whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
         if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:
             return None
         at, pointer = self.first(item.index), self.pointers[item.operand]
         value = self._combined(item, self.wide(item.node), pointer, at, None)
-        return None if f.narrow_of(value) is not None and not item.combine else (value, at)
+        if f.narrow_of(value) is None:
+            return value, at
+        source = f.unrounded(value)  # without one it was loaded as it is
+        return None if source is None else (source, at)
 
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""
@@ -465,12 +489,16 @@ def store_run(scopes: Sequence[Scope], item: Store) -> None:
     Two vectors are rounded to bf16 by one instruction, and written by one.
     """
     left = list(scopes)
-    while len(left) > 1:
+    streams = bool(left) and item.operand in left[0].streamed
+    while len(left) > 1 and not (streams and len(scopes) % 2):  # by an odd number lines would be torn
         low, high = left[:2]
         first, second = low.rounded_when_stored(item), high.rounded_when_stored(item)
         if first is None or second is None:
             break
-        store_pair(low.f, first[0], second[0], low.pointers[item.operand], first[1])
+        apart = low.lanes is not None and low.lanes.half == 0
+        pointer = low.pointers[item.operand]
+        store_pair(low.f, first[0], second[0], pointer, first[1], apart=apart, streams=streams)
         left = left[2:]
     for scope in left:
+        assert scope.lanes is None or scope.lanes.half < 0, "half of the elements of a store"
         scope.store(item)

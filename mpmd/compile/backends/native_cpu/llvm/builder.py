@@ -75,6 +75,7 @@ class FunctionBuilder(Arithmetic):
         self._lines: list[str] = []
         self._entry: list[str] = []
         self._narrow: dict[str, Value] = {}
+        self._unrounded: dict[str, Value] = {}
         self._known: dict[str, Value] = {}
         self._block = ".entry"  # a name that no argument has
         self._count = 0
@@ -196,6 +197,15 @@ class FunctionBuilder(Arithmetic):
         """The value that this one was widened from, if that was noted."""
         return self._narrow.get(wide.text)
 
+    def remember_unrounded(self, rounded: Value, value: Value) -> Value:
+        """Note what a value was rounded from; returns the rounded one."""
+        self._unrounded[rounded.text] = value
+        return rounded
+
+    def unrounded(self, rounded: Value) -> Value | None:
+        """The value that this one was rounded from, if that was noted."""
+        return self._unrounded.get(rounded.text)
+
     def load(self, pointer: Value, type_: str, index: Index = 0, *, align: int = 0) -> Value:
         """Load a scalar or vector whose first element is element `index` of the array at `pointer`."""
         element = element_of(type_)
@@ -256,14 +266,10 @@ class FunctionBuilder(Arithmetic):
         self._entry.append(f"  {name} = alloca {type_}, i64 {count}, align {align}")
         return Value(name, "ptr")
 
-    def unknown_zero(self, element: str) -> Value:
-        """A zero of an integer type of which LLVM does not know that it is one, read once per call."""
-        zero = Value(f"%zero_{element}", element)
-        if not any(line.startswith(f"  {zero} = ") for line in self._entry):
-            place = self.stack(element)
-            self._entry.append(f"  store volatile {element} 0, ptr {place}")
-            self._entry.append(f"  {zero} = load volatile {element}, ptr {place}")
-        return zero
+    def sealed(self, a: Value) -> Value:
+        """The same vector, of which LLVM does not know how it was made: no code, only a border for rewrites."""
+        register = "v" if self.target.is_x86 else "w"
+        return self.op(f'call {a.type} asm "", "={register},0"({a.typed})', a.type)
 
     def prefetch(self, pointer: Value, *, write: bool = False, locality: int = 3) -> None:
         """Ask for a cache line."""

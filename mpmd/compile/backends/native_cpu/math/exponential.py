@@ -11,12 +11,13 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
-    divide_bounded,
     like,
+    nearer_to_zero,
     nearest_integer,
     polynomial,
     power_of_two,
     scale_by_power_of_two,
+    scales_at_once,
 )
 
 _LOG2_E = 1.4426950408889634
@@ -39,6 +40,11 @@ def exp(b: FunctionBuilder, x: Value) -> Value:
     """e^x: 0 below -104, infinity above 88.73, denormals between -103.97 and -87.34."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "exp", x)
+    if scales_at_once(b, x):
+        # far from zero r is of any size, and NaN at infinity; whatever it is taken for, 2^n decides
+        n_float, n, r = _reduce(b, x)
+        y = polynomial(b, nearer_to_zero(b, r, 1.0), (1.0, 1.0, *_EXP))
+        return scale_by_power_of_two(b, y, n, n_float)
     n_float, n, r = _reduce(b, clamp_keeping_nan(b, x, -104.0, 89.0))
     tail = polynomial(b, r, _EXP)
     y = b.fma(b.mul(r, r), tail, r)
@@ -62,4 +68,4 @@ def logistic(b: FunctionBuilder, x: Value) -> Value:
     e = exp(b, b.neg(b.fabs(x)))
     one = like(x, 1.0)
     top = b.select(b.compare("olt", x, like(x, 0.0)), e, one)
-    return divide_bounded(b, top, b.add(e, one))
+    return b.div(top, b.add(e, one))

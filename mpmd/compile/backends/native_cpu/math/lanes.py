@@ -52,10 +52,15 @@ def power_of_two(b: FunctionBuilder, n: Value, element: str) -> Value:
     return b.from_bits(b.shl(biased, MANTISSA_BITS[element]), element)
 
 
+def scales_at_once(b: FunctionBuilder, x: Value) -> bool:
+    """Whether one instruction multiplies x by any power of two, infinite ones too (AVX-512)."""
+    return b.target.vector_bytes == 64 and x.type == "<16 x float>"
+
+
 def scale_by_power_of_two(b: FunctionBuilder, x: Value, n: Value, n_float: Value) -> Value:
     """Times 2^n, rounded once even if the result is denormal or overflows; n_float is n as a float."""
     element = element_of(x.type)
-    if b.target.vector_bytes == 64 and x.type == "<16 x float>":
+    if scales_at_once(b, x):
         name, mask = "llvm.x86.avx512.mask.scalef.ps.512", Value("-1", "i16")
         current_rounding = Value("4", "i32")
         return b.intrinsic(name, x.type, x, n_float, x, mask, current_rounding)
@@ -76,18 +81,11 @@ def split_exponent(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
     return number, b.from_bits(b.add(kept, offset), element)
 
 
-def divide_bounded(b: FunctionBuilder, top: Value, bottom: Value) -> Value:
-    """Top / bottom within an ulp, where `bottom` and its reciprocal are normal and `top` is finite or NaN.
-
-    AVX-512 has a fast estimate of the reciprocal to 14 bits; one step of Newton's method makes it a quotient.
-    """
-    if b.target.vector_bytes != 64 or top.type != "<16 x float>":
-        return b.div(top, bottom)
-    every_lane = Value("-1", "i16")
-    inverse = b.intrinsic("llvm.x86.avx512.rcp14.ps.512", top.type, bottom, bottom, every_lane)
-    quotient = b.mul(top, inverse)
-    excess = b.fma(quotient, bottom, b.neg(top))
-    return b.fma(b.neg(excess), inverse, quotient)  # in this form the quotient of -0 is -0
+def nearer_to_zero(b: FunctionBuilder, x: Value, limit: float) -> Value:
+    """The one of x and a limit that is nearer to zero, with the sign of x; the limit for NaN (AVX-512)."""
+    name, smaller_magnitude = "llvm.x86.avx512.mask.range.ps.512", Value("2", "i32")
+    every_lane, no_exceptions = Value("-1", "i16"), Value("8", "i32")
+    return b.intrinsic(name, x.type, x, like(x, limit), smaller_magnitude, x, every_lane, no_exceptions)
 
 
 def call_each_lane(b: FunctionBuilder, name: str, *arguments: Value) -> Value:

@@ -13,7 +13,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, element_of
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
-    divide_bounded,
     polynomial,
 )
 
@@ -47,5 +46,5 @@ def _odd_fraction(
 ) -> Value:
     x = clamp_keeping_nan(b, x, -limit, limit)
     square = b.mul(x, x)
-    quotient = divide_bounded(b, b.mul(x, polynomial(b, square, p)), polynomial(b, square, q))
+    quotient = b.div(b.mul(x, polynomial(b, square, p)), polynomial(b, square, q))
     return clamp_keeping_nan(b, quotient, -1.0, 1.0)
