@@ -85,26 +85,35 @@ def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return checked if launch is None else _call_of_known_types(checked, *launch)
 
 
-def _launch(executable: Any, parameters: Any) -> tuple[Callable[..., Any], Sequence[Any]] | None:
-    """What starts an executable of one device, and what makes arrays of results; None if there is more."""
+def _launch(
+    executable: Any, parameters: Any
+) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
+    """What starts an executable of one device, what makes arrays of results, and what tells an array's type.
+
+    None if a call has more to do, or JAX has none of these.
+    """
+    from jaxlib import _jax
+
     runner: Any = getattr(executable, "unsafe_call", None)
     loaded: Any = getattr(executable, "xla_executable", None)
     start = getattr(loaded, "execute_sharded", None)
     handlers = getattr(getattr(runner, "out_handler", None), "handlers", None)
+    type_of = getattr(getattr(getattr(_jax, "ArrayImpl", None), "aval", None), "fget", None)
     effects = ("ordered_effects", "has_unordered_effects", "has_host_callbacks", "mut", "pgle_profiler")
-    if start is None or not handlers or any(getattr(runner, name, True) for name in effects):
+    if start is None or not handlers or type_of is None or any(getattr(runner, n, True) for n in effects):
         return None
-    count = len(executable.in_avals)
-    flat = jax.tree.structure((tuple(range(count)), {})), jax.tree.structure([0] * len(handlers))
-    if (parameters.in_tree, parameters.out_tree) != flat or parameters.const_args:
-        return None
-    if len(loaded.local_devices()) != 1 or set(runner.kept_var_idx) != set(range(count)):
-        return None
-    return start, handlers
+    count = len(getattr(executable, "in_avals", ()))
+    flat = [jax.tree.structure((tuple(range(count)), {})), jax.tree.structure([0] * len(handlers))]
+    is_flat = [getattr(parameters, name, None) for name in ("in_tree", "out_tree")] == flat
+    whole = not parameters.const_args and set(getattr(runner, "kept_var_idx", ())) == set(range(count))
+    return (start, handlers, type_of) if is_flat and whole and len(loaded.local_devices()) == 1 else None
 
 
 def _call_of_known_types(
-    checked: Callable[..., Any], start: Callable[..., Any], handlers: Sequence[Any]
+    checked: Callable[..., Any],
+    start: Callable[..., Any],
+    handlers: Sequence[Any],
+    type_of: Callable[[Any], Any],
 ) -> Callable[..., Any]:
     """A call that leaves to `checked` arguments of other types than those it has seen it take."""
     accepted: list[Any] | None = None
@@ -112,8 +121,8 @@ def _call_of_known_types(
     def call(*arrays: Any) -> Any:
         nonlocal accepted
         try:
-            types = [array.aval for array in arrays]
-        except AttributeError:  # no arrays of JAX
+            types = list(map(type_of, arrays))
+        except TypeError:  # one is no array, or stands for one
             return checked(*arrays)
         if types != accepted:
             made = checked(*arrays)
@@ -121,9 +130,9 @@ def _call_of_known_types(
             return made
         try:
             started = start(arrays)
-        except (TypeError, jax.errors.JaxRuntimeError) as error:
-            if isinstance(error, TypeError) or "INVALID_ARGUMENT" in str(error):  # nothing has begun
-                return checked(*arrays)  # and JAX knows why
+        except jax.errors.JaxRuntimeError as error:
+            if "INVALID_ARGUMENT" in str(error):  # nothing has begun, and JAX knows why
+                return checked(*arrays)
             raise
         return started.consume_with_handlers(handlers)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+import mpmd
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.jax_compat import make_cpu_client
 from tests.support.native_fragments import fragment_of
@@ -110,6 +114,20 @@ def test_arrays_with_equal_content_and_different_types_may_alternate():
         np.testing.assert_array_equal(executable(x, given)[0], wanted)
 
 
+def test_threads_may_call_with_different_types_at_the_same_time():
+    x, y = arrays((3, 4), (3, 4))
+    executable = loaded(scaled, x, y)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("other",))
+    named = jax.device_put(y + 1, NamedSharding(mesh, PartitionSpec("other")))
+    wanted = {id(v): np.asarray(scaled(x, v)) for v in (y, named)}
+
+    def calls(value):
+        return all(np.array_equal(executable(x, value)[0], wanted[id(value)]) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(calls, [y, named, y, named]))
+
+
 def update(step, w, g, m):
     """Four results; JAX and we may pair donated arguments with them in another order."""
     moved = 0.9 * m + g
@@ -138,3 +156,15 @@ def test_the_only_argument_and_the_only_result_may_share_memory():
     np.testing.assert_array_equal(doubled, x * 2)
     np.testing.assert_allclose(total, x.sum(), rtol=1e-5)
     assert given.is_deleted()
+
+
+def test_a_step_takes_arrays_in_any_layout():
+    product = mpmd.named_computation(lambda x, w: jnp.tanh(x @ w) + w, name="product")
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1}), {"product": "m0"})
+    x, w = arrays((5, 5), (5, 5))
+    step = mpmd.jit(lambda x, w: product(x, w), config).lower(x, w).compile()
+    w = step(x, w)  # on the device of the mesh
+    other = jax.device_put(w, Format(Layout((1, 0)), w.sharding))
+    wanted = np.tanh(np.asarray(x) @ np.asarray(w)) + np.asarray(w)
+    for given in (w, other, w, other):
+        np.testing.assert_allclose(step(x, given), wanted, rtol=1e-5, atol=1e-6)
