@@ -83,6 +83,17 @@ def along_columns(rows, width, dtype):
     return b.finish()
 
 
+def picked(rows, width, dtype, pitch=None):
+    """x[:, places]: the same elements of every row."""
+    pitch = pitch or width
+    b = PlanBuilder("pick", (rows, width))
+    at = b.load(b.operand("places", "s32", width), dim(1))
+    at = b.apply("clamp", b.constant(0, "s32"), at, b.constant(pitch - 1, "s32"))
+    x = b.load(b.operand("table", dtype, rows * pitch), dim(0) * pitch + value(at))
+    b.store_dense(b.operand("y", dtype, rows * width), x)
+    return b.finish()
+
+
 def scattered(rows, width, dtype, combine="add", guarded=True):
     """table[places] += x, places outside of it left out."""
     b = PlanBuilder("scatter", (rows, width))
@@ -138,6 +149,13 @@ def test_real_forms_of_gathers(targets, make, dtype, rows, width, shift):
 
 
 @pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s8"])
+@pytest.mark.parametrize("rows,width,pitch", [(1, 64, 64), (12, 96, 96), (9, 77, 100), (5, 700, 700)])
+def test_elements_of_rows_are_gathered(targets, dtype, rows, width, pitch):
+    agrees(picked(rows, width, dtype, pitch), targets)
+
+
+@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
 @pytest.mark.parametrize("dtype,result", [("bf16", "f32"), ("f32", "bf16"), ("s8", "f32"), ("f64", "bf16")])
 @pytest.mark.parametrize("width", [16, 64, 160, 777])
 def test_rows_are_converted_on_their_way(targets, dtype, result, width):
@@ -165,7 +183,10 @@ def test_what_is_asked_for_ahead():
     ahead = rows_ahead(normalise(embedded(50, 64, "f32")), far)
     assert [r.operand for r in ahead.runs] == [1, 2], "the hardware does not foresee the second one either"
     assert ahead.whole_lines(16) == 1 and rows_ahead(gathered(9, 64, "bf16", "f32"), far).whole_lines(16) == 2
+    (run,) = rows_ahead(picked(50, 768, "f32", pitch=1000), far).runs
+    assert str(run.index) == "d0*1000 + d1", "the row that the elements are in"
     assert rows_ahead(gathered(50, 2048, "f32"), far).shuffled
+    assert not rows_ahead(picked(50, 768, "f32"), far).shuffled
     assert not rows_ahead(gathered(50, 2049, "f32"), far).shuffled, "the hardware finds its way in long rows"
     assert not rows_ahead(gathered(50, 768, "f32"), near).shuffled
     assert rows_ahead(scattered(50, 512, "f32"), far).shuffled
@@ -179,11 +200,8 @@ def test_what_is_not_asked_for():
     b = PlanBuilder("copy", (50, 768))
     b.store_dense(b.operand("y", "f32", 50 * 768), b.load_dense(b.operand("x", "f32", 50 * 768)))
     assert rows_ahead(b.finish(), far) is None, "no place is computed"
-    b = PlanBuilder("elements", (50, 768))
-    at = b.load(b.operand("places", "s32", 768), dim(1))
-    x = b.load(b.operand("x", "f32", 50 * 768), dim(0) * 768 + value(at))
-    b.store_dense(b.operand("y", "f32", 50 * 768), x)
-    assert rows_ahead(b.finish(), far) is None, "no run of elements"
+    assert rows_ahead(picked(50, 768, "f32"), named_target("avx512")) is None, "a cache has them"
+    assert rows_ahead(picked(50, 768, "f32", pitch=3000), far) is None, "most of a row is not read"
     b = PlanBuilder("far", (50, 768))
     at = b.load(b.operand("places", "s32", 50), dim(0))
     for _ in range(20):
