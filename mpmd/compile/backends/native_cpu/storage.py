@@ -93,7 +93,7 @@ def store(
     """Store register values as adjacent elements; see `load`, and `FunctionBuilder.store` for `streams`."""
     raw = narrow(f, value, dtype)
     if streams and dtype == "bf16":
-        raw = f.sealed(raw)  # rounding or shortening is one instruction with a store, but none past the caches
+        raw = f.sealed(raw)  # LLVM joins rounding and storing, which it cannot past the caches
     if mask is None:
         f.store(raw, pointer, index, streams=streams)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
@@ -12,6 +13,7 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.plan import KernelPlan, Load
 from mpmd.errors import CompileError
@@ -57,13 +59,18 @@ class PlanEpilogue:
                 f"they are {gemm.accumulator}"
             )
 
+    @cached_property
+    def _written(self) -> KernelPlan:
+        """What code is written for."""
+        return without_cancellation(self.plan)
+
     def vectors_at_once(self, target: CpuTarget) -> int:
         """How many vectors of sums are best given to `emit` together."""
-        return vectors_at_once(self.plan, target, stored_nodes(self.plan.stores))
+        return vectors_at_once(self._written, target, stored_nodes(self._written.stores))
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
         """Write the plan's code for some vectors of sums."""
-        plan = self.plan
+        plan = self._written
         scopes: list[Scope] = []
         rows: list[int] = []  # how many vectors of each
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}

@@ -21,6 +21,7 @@ from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, Reduce, store_level
 from mpmd.compile.kernels.sorting import sorting_of
@@ -53,7 +54,7 @@ class KernelSequence:
     """Kernels that run one after the other, each finished before the next.
 
     Attributes:
-        plan: the plan, normalised unless it sorts; its operands are the pointers `p0`, `p1` ...
+        plan: the plan, rewritten unless it sorts; its operands are the pointers `p0`, `p1` ...
         kernels: one or two kernels; each takes the operands and then those temporaries that it names.
         temporaries: memory for partial sums.
     """
@@ -81,7 +82,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         return KernelSequence(plan, (SelectionKernel(plan.name, plan, sorting, target),))
     if sorting is not None and plan.row_size > _SHORTEST_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, sorting, target),))
-    plan = normalise(plan)
+    plan = without_cancellation(normalise(plan))
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
         crossing = crossing_dim(plan)

@@ -1,9 +1,10 @@
 """Vectors divided by one number: by its inverse, and corrected to the very quotient.
 
-A core divides a vector in as many cycles as it multiplies many.  With r the inverse of s, rounded, and
+A core multiplies several vectors in the time of one division.  With r the inverse of s, rounded, and
 q = a·r, the rest a - q·s is exact and q + rest·r is the correctly rounded quotient, unless something is too
-large or too small on the way (Markstein, "Computation of elementary functions on the IBM RISC System/6000
-processor", 1990).  So a vector is multiplied where the number is of ordinary size, and divided where not.
+large or too small on the way.  So a number of ordinary size is inverted once; by others is divided.
+
+Source: P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ class _Rows:
         with f.loop(low, high, count) as block:
             # the last block does its last row as often as it has too few
             last = f.isub(high, 1) if count > 1 else high
-            places = [f.imin(f.iadd(block.i, k), last) if k else block.i for k in range(2 * count)]
-            places = [unflatten(f, at, counted, extents) for at in places]
+            numbers = [f.imin(f.iadd(block.i, k), last) if k else block.i for k in range(2 * count)]
+            places = [unflatten(f, number, counted, extents) for number in numbers]
             rows = [start.inside(dims) for dims in places[:count]]
             for item in self.form.walks:
                 ahead = [start.inside(dims) for dims in places[count:]] if self.form.fetched(item) else []

@@ -207,7 +207,7 @@ class RowForm:
             return []
         if sum(o.bytes for o in self.plan.operands) < self.target.l2_bytes:
             return []
-        last, found = self.plan.rank - 1, {}
+        last, found = self.plan.rank - 1, dict[tuple[int, Index], int]()
         for walk in walks:
             for number in needed_nodes(self.plan, self.roots(walk)):
                 node = self.plan.nodes[number]

@@ -195,7 +195,7 @@ class Scope:
         if node.op == "divide" and args[0].type == vector("float", f.target.lanes()):
             inverse = self._inverse_of(node.args[1])
             if inverse is not None:
-                return round_to(f, divide_by(f, *args, inverse), node.dtype)
+                return round_to(f, divide_by(f, args[0], args[1], inverse), node.dtype)
         return emit_operation(f, node.op, args, [self.plan.nodes[a].dtype for a in node.args], node.dtype)
 
     # -- positions -----------------------------------------------------------------------------------------

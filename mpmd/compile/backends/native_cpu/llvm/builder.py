@@ -267,7 +267,7 @@ class FunctionBuilder(Arithmetic):
         return Value(name, "ptr")
 
     def sealed(self, a: Value) -> Value:
-        """The same vector, of which LLVM does not know how it was made: no code, only a border for rewrites."""
+        """The same vector, made LLVM does not know how: no code, only a border for rewrites."""
         register = "v" if self.target.is_x86 else "w"
         return self.op(f'call {a.type} asm "", "={register},0"({a.typed})', a.type)
 
