@@ -37,14 +37,15 @@ if AVX2.runs_here():
 def check(plan, arrays, *, shift=0, kind=LineKernel):
     """Run a plan on every target, with one thread and with three: both give the evaluator's numbers.
 
-    Integers, and floats that are small ones, are exact in any order.  Returns the last results.
+    Integers, and floats that are small ones, are exact in any order.  Returns the last results.  Without a
+    `kind` any kernel may come first.
     """
     wanted = [a.copy() for a in arrays]
     evaluate(plan, wanted)
     got = wanted
     for name, target in TARGETS.items():
         sequence = plan_kernels(plan, target)
-        assert type(sequence.kernels[0]) is kind
+        assert kind is None or type(sequence.kernels[0]) is kind
         for threads in (1, 3):
             got = []
             for array in arrays:
@@ -93,13 +94,23 @@ def test_any_number_of_rows(rows, dtype):
     check(plan, [x, np.zeros(size, NUMPY_DTYPE[dtype])])
 
 
-@pytest.mark.parametrize("width", [257, 288, 289, 303, 304, 319, 320, 512, 2049, 4100, 9000])
+@pytest.mark.parametrize("width", [257, 288, 303, 320, 2049, 9000])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("shift", [0, 3])
 def test_any_number_of_columns(width, dtype, shift):
     """Pairs of vectors, one vector, a part of one; panels; rows that start anywhere."""
     plan, size = columns((37, width), dtype)
     check(plan, [whole_numbers(37 * width, dtype), np.zeros(size, NUMPY_DTYPE[dtype])], shift=shift)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("width", [2, 15, 16, 33, 48, 65, 256])
+def test_rows_as_narrow_as_registers(width, dtype):
+    plan, size = columns((70, width), dtype)
+    x = whole_numbers(70 * width, dtype, most=1)
+    check(plan, [x, np.zeros(size, NUMPY_DTYPE[dtype])], kind=None)
+    plan = norm_gradients(70, width, dtype)
+    check(plan, [whole_numbers(o.size, o.dtype, seed, 2) for seed, o in enumerate(plan.operands)], kind=None)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -270,7 +281,8 @@ def test_how_many_rows_at_once():
     assert rows(columns((64, 512), "f32")[0]) == 4
     assert rows(columns((64, 512), "bf16")[0]) == 2
     assert rows(columns((64, 9000), "bf16")[0], 36_000) == 8, "sums that leave the first cache"
-    assert rows(norm_gradients(64, 512, "f32")) == 4
+    assert rows(norm_gradients(64, 512, "f32")) == 2
+    assert rows(norm_gradients(64, 9000, "f32"), 36_000) == 4
     assert rows(norm_gradients(64, 512, "f32", "element")) == 2
     b = PlanBuilder("long", (64, 512), row_dims=1)
     value = b.load_dense(b.operand("x", "f32", 64 * 512))

@@ -1,4 +1,7 @@
-"""Kernels that add up over the outer dims: a strip of columns stays in registers while the rows go by."""
+"""Kernels that add up over the outer dims: a strip of columns stays in registers while the rows go by.
+
+For rows that are no wider than a strip, and for arrays that stay in a cache; see `lines` for others.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.accumulate import identity, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
+from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials, final_inputs, finish_columns
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -94,6 +98,7 @@ class _Columns:
         self.f = f
         self.lanes = kernel.target.lanes()
         self.nodes = {n: reduce_node(self.plan, n) for n in self.parts.reductions}
+        self.leaves = leaves_apart(self.plan, [node.arg for node in self.nodes.values()])
 
     def emit(self) -> None:
         f, kernel, plan = self.f, self.kernel, self.plan
@@ -145,14 +150,18 @@ class _Columns:
         ]
         low = f.imul(group, parts.rows_per_group)
         high = f.imin(f.iadd(low, parts.rows_per_group), parts.rows)
+        pairs = (vectors - (tail > 0)) // 2 if self.leaves else 0
         neutral = [identity(node, self.lanes) for node in self.nodes.values() for _ in places]
         outer = scope.inside()
         with f.loop(low, high, carried=neutral) as row:
             at_row = outer.inside(unflatten(f, row.i, plan.outer, plan.extents))
             at_row.hoist(range(len(plan.nodes)), self.lanes)
             self._look_ahead(at_row, places)
-            row.carry(self._one_row(at_row, places, row.carried))
+            row.carry(self._one_row(at_row, places, pairs, row.carried))
         totals = list(row.carried)
+        for k in range(len(self.nodes)):
+            for low in range(k * vectors, k * vectors + 2 * pairs, 2):
+                totals[low : low + 2] = zipped(f, *totals[low : low + 2])
         for v, place in enumerate(places):
             mine = {n: totals[k * vectors + v] for k, n in enumerate(self.nodes)}
             at = f.iadd(f.imul(run, parts.run), place.start)
@@ -168,7 +177,7 @@ class _Columns:
     def _look_ahead(self, row: Scope, places: Sequence[Lanes]) -> None:
         """Ask for the lines of a row to come: cores do not expect steps of a page each."""
         f, plan, seen = self.f, self.plan, set[tuple[int, Index]]()
-        if not plan.outer:
+        if not plan.outer or sum(o.bytes for o in plan.operands) <= self.kernel.target.l2_bytes:
             return
         nearest, last = plan.outer[-1], plan.rank - 1
         for node in plan.nodes:
@@ -185,13 +194,21 @@ class _Columns:
                 at = f.iadd(first, step * _ROWS_AHEAD + line)
                 f.prefetch(f.offset(row.pointers[node.operand], at, MEMORY[node.dtype]))
 
-    def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
-        """Add one row's elements to the totals, and store what is stored at every point."""
+    def _one_row(
+        self, row: Scope, places: Sequence[Lanes], pairs: int, totals: Sequence[Value]
+    ) -> list[Value]:
+        """Add one row's elements to the totals, and store what is stored at every point.
+
+        Of the first `pairs` pairs of vectors the even and the odd columns are apart.
+        """
         f, plan, following = self.f, self.plan, list(totals)
         element_stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
-        for v, place in enumerate(places):
-            scope = row.inside(lanes=place)
-            for k, (_, node) in enumerate(self.nodes.items()):
+        scopes: list[Scope] = []
+        for place in places[: 2 * pairs : 2]:
+            scopes += scopes_apart(row, self.leaves, Lanes(place.dim, place.start, 2 * self.lanes))
+        scopes += [row.inside(lanes=place) for place in places[2 * pairs :]]
+        for v, (place, scope) in enumerate(zip(places, scopes, strict=True)):
+            for k, node in enumerate(self.nodes.values()):
                 value = scope.wide(node.arg)
                 if place.mask is not None:
                     value = f.select(place.mask, value, identity(node, self.lanes))

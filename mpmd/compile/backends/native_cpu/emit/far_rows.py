@@ -21,7 +21,8 @@ from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_le
 
 _MOST_STREAMS = 8  # that a core's prefetchers follow well
 _ROWS = 4
-_NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are
+_NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are, as long as these stay in L1
+_FEWEST_ROWS = 2
 _MOST_OPERATIONS = 64  # of one vector of every row: arithmetic as long as this hides all loads of sums
 _LINE_BYTES = 64
 _BYTES_AHEAD = 1024
@@ -42,14 +43,14 @@ def rows_at_once(plan: KernelPlan, target: CpuTarget, roots: Sequence[int], line
     needed = [plan.nodes[n] for n in needed_nodes(plan, roots)]
     loads = {(n.operand, n.index) for n in needed if isinstance(n, Load) and _moves(plan, n)}
     stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
-    rows = _ROWS
-    if all(BYTES[plan.operands[k].dtype] < 4 for k, _ in loads):
-        stays = line_bytes <= target.l1_bytes // 2
-        rows = _NARROW_ROWS if stays else _MOST_STREAMS
+    streams = max(1, len(loads) + len(stores))
+    narrow = all(BYTES[plan.operands[k].dtype] < 4 for k, _ in loads)
+    if line_bytes <= target.l1_bytes // 2:
+        rows = max(_FEWEST_ROWS, (_NARROW_ROWS if narrow else _ROWS) // streams)
+    else:
+        rows = _MOST_STREAMS if narrow else _ROWS
     operations = sum(isinstance(n, Apply) and n.op != "convert" for n in needed)
-    rows = min(
-        rows, _MOST_STREAMS // max(1, len(loads) + len(stores)), _MOST_OPERATIONS // max(1, operations)
-    )
+    rows = min(rows, _MOST_STREAMS // streams, _MOST_OPERATIONS // max(1, operations))
     return 1 << max(0, rows.bit_length() - 1)
 
 
