@@ -142,12 +142,11 @@ def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
 
 
 def _upper_halves(f: FunctionBuilder, raw: Value) -> Value:
-    """Floats whose upper halves are these bits: zeros shuffled in, by one instruction where there is one."""
-    lanes = lanes_of(raw.type)
-    if f.target.mask_registers and lanes == f.target.lanes():
-        order = [lanes + half // 2 if half % 2 else 0 for half in range(2 * lanes)]
-        pairs = f.shuffle(constant(0, raw.type), raw, order)
-        return f.cast("bitcast", pairs, with_element(raw.type, "float"))
+    """Floats whose upper halves are these bits.
+
+    Two instructions, of which the first is part of a load.  One that picks halves from two vectors needs what
+    multiplies, which is what there is least of.
+    """
     bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)
     return f.from_bits(bits, "float")
 
