@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
@@ -12,6 +13,8 @@ from mpmd.compile.backends.native_cpu.storage import REGISTER, narrow, round_to
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import REDUCTIONS
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Reduce, arguments
+
+_EXTREMES = ("maximum", "minimum")
 
 
 def sum_dtype(dtype: str) -> str:
@@ -72,7 +75,9 @@ def _add_pairs(scope: Scope, factors: Sequence[int], total: Value, mask: Value |
 class Accumulators:
     """The running values of the reductions of one pass over a row.
 
-    For each reduction `unroll` vectors, and one scalar for the tail of targets without cheap masks.
+    For each reduction `unroll` vectors, and one scalar for the tail of targets without cheap masks.  Where
+    masks have registers, a maximum or minimum of floats has one besides: the largest number so far takes one
+    instruction, and whether one of two vectors has a NaN another one.
 
     Args:
         f: the function.
@@ -89,18 +94,28 @@ class Accumulators:
         self.plan = plan
         self.reductions = list(reductions)
         self.unroll = unroll
+        self.lanes = lanes
         self.each = unroll + 1
         self.start: list[Value] = []
         for number in self.reductions:
             node = reduce_node(plan, number)
             wide = lanes // 2 if dot_factors(f.target, plan, number) else lanes
-            self.start += [identity(node, wide)] * unroll + [identity(node, 1)]
+            last = constant(0, vector("i1", lanes)) if self._marks_nan(node) else identity(node, 1)
+            self.start += [identity(node, wide)] * unroll + [last]
+
+    def _marks_nan(self, node: Reduce) -> bool:
+        """Whether NaNs are looked for apart."""
+        masks = self.f.target.mask_registers and self.lanes == self.f.target.lanes()
+        return masks and node.op in _EXTREMES and REGISTER[node.dtype] == "float"
 
     def add(self, scopes: Sequence[tuple[Lanes, Scope]], values: Sequence[Value]) -> list[Value]:
         """The values after one round of vectors."""
         f, result = self.f, list(values)
         for k, number in enumerate(self.reductions):
             node = reduce_node(self.plan, number)
+            if self._marks_nan(node):
+                self._add_extremes(node, scopes, result, k * self.each)
+                continue
             factors = dot_factors(f.target, self.plan, number)
             for u, (part, scope) in enumerate(scopes):
                 if factors:
@@ -114,6 +129,37 @@ class Accumulators:
                 result[at] = emit_combine(f, node.op, result[at], value, node.dtype)
         return result
 
+    def _add_extremes(
+        self, node: Reduce, scopes: Sequence[tuple[Lanes, Scope]], result: list[Value], first: int
+    ) -> None:
+        """Add to a maximum or minimum of numbers, and to the mask of where a NaN was."""
+        f, vectors = self.f, list[Value]()
+        for part, scope in scopes:
+            value = scope.wide(node.arg)
+            if part.mask is not None:
+                value = f.select(part.mask, value, identity(node, part.count))
+            vectors.append(value)
+        for u, value in enumerate(vectors):
+            result[first + u] = self._extreme(node, value, result[first + u])
+        mask = result[first + self.unroll]
+        for low in range(0, len(vectors), 2):
+            pair = vectors[low : low + 2]
+            mask = f.or_(mask, f.compare("uno", pair[0], pair[-1]))
+        result[first + self.unroll] = mask
+
+    def _extreme(self, node: Reduce, value: Value, most: Value) -> Value:
+        """The larger or smaller one; of a NaN and a number `most`, which never is a NaN."""
+        larger = node.op == "maximum"
+        return self.f.larger_number(value, most) if larger else self.f.smaller_number(value, most)
+
+    def _finish_extreme(self, node: Reduce, values: Sequence[Value]) -> Value:
+        f = self.f
+        *vectors, mask = values
+        while len(vectors) > 1:
+            vectors = [self._extreme(node, vectors[0], vectors[1]), *vectors[2:]]
+        most = f.lane_fold(vectors[0], lambda a, b: self._extreme(node, a, b))
+        return f.select(f.any_lane(mask), constant(math.nan, most.type), most)
+
     def finish(self, values: Sequence[Value]) -> dict[int, Value]:
         """Each reduction's result, a scalar."""
         f, results = self.f, {}
@@ -123,7 +169,11 @@ class Accumulators:
             def combine(a: Value, b: Value, node: Reduce = node) -> Value:
                 return emit_combine(f, node.op, a, b, node.dtype)
 
-            *vectors, scalar = values[k * self.each : (k + 1) * self.each]
+            own = values[k * self.each : (k + 1) * self.each]
+            if self._marks_nan(node):
+                results[number] = self._finish_extreme(node, own)
+                continue
+            *vectors, scalar = own
             while len(vectors) > 1:
                 vectors = [combine(vectors[0], vectors[1]), *vectors[2:]]
             total = f.lane_fold(vectors[0], combine) if lanes_of(vectors[0].type) > 1 else vectors[0]
