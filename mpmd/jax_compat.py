@@ -102,10 +102,11 @@ def _launch(
     effects = ("ordered_effects", "has_unordered_effects", "has_host_callbacks", "mut", "pgle_profiler")
     if start is None or not handlers or type_of is None or any(getattr(runner, n, True) for n in effects):
         return None
-    count = len(getattr(executable, "in_avals", ()))
+    nothing, count = jax.tree.structure(None), len(getattr(executable, "in_avals", ()))
     flat = [jax.tree.structure((tuple(range(count)), {})), jax.tree.structure([0] * len(handlers))]
-    is_flat = [getattr(parameters, name, None) for name in ("in_tree", "out_tree")] == flat
-    whole = not parameters.const_args and set(getattr(runner, "kept_var_idx", ())) == set(range(count))
+    is_flat = [getattr(parameters, name, nothing) for name in ("in_tree", "out_tree")] == flat
+    kept = set(getattr(runner, "kept_var_idx", ()))
+    whole = kept == set(range(count)) and not getattr(parameters, "const_args", True)
     return (start, handlers, type_of) if is_flat and whole and len(loaded.local_devices()) == 1 else None
 
 

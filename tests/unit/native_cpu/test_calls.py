@@ -168,3 +168,35 @@ def test_a_step_takes_arrays_in_any_layout():
     wanted = np.tanh(np.asarray(x) @ np.asarray(w)) + np.asarray(w)
     for given in (w, other, w, other):
         np.testing.assert_allclose(step(x, given), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_only_types_that_are_new_go_through_jax(monkeypatch):
+    x, y = arrays((3, 4), (3, 4))
+    checked = []
+
+    def create_cpp_call(self, parameters):
+        call = made(self, parameters)
+        return lambda *arrays: (checked.append(arrays), call(*arrays))[1]
+
+    kind = type(loaded(scaled, x, y).compiled._executable)
+    made = kind.create_cpp_call
+    monkeypatch.setattr(kind, "create_cpp_call", create_cpp_call)
+    executable = loaded(scaled, x, y)
+    for given, times in (((x, y), 1), ((y, x), 1), ((np.asarray(x), y), 2), ((x, y), 2)):
+        np.testing.assert_array_equal(executable(*given)[0], scaled(*given))
+        assert len(checked) == times
+    with pytest.raises(TypeError):
+        executable(x, y.T)
+    assert len(checked) == 3
+
+
+def test_without_the_short_way_calls_go_through_jax(monkeypatch):
+    from jaxlib import _jax
+
+    x, y = arrays((3, 4), (3, 4))
+    monkeypatch.delattr(_jax, "ArrayImpl")
+    executable = loaded(scaled, x, y)
+    for _ in range(2):
+        np.testing.assert_array_equal(executable(x, y)[0], scaled(x, y))
+    with pytest.raises(TypeError):
+        executable(x, y.T)
