@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
+from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support.passes import Pass
 
 _WHICH: dict[str, Callable[[ir.Func], bool]] = {
@@ -66,7 +67,8 @@ class MlirPass(Pass):
         Raises:
             IRError: it fails, or would end the process.
         """
-        problem = main_problem(module) if "sdy-" in self.pipeline and "propagat" in self.pipeline else ""
+        propagates = "sdy-" in self.pipeline and "propagat" in self.pipeline
+        problem = propagation_problem(module) if propagates else ""
         if problem:
             raise IRError(problem)
         ir.run_mlir(self.pipeline, module)
@@ -74,16 +76,6 @@ class MlirPass(Pass):
 
     def __str__(self) -> str:
         return self.pipeline
-
-
-def main_problem(module: ir.Module) -> str:
-    """Why Shardy cannot tell from which function to propagate, where it would end the process; or ""."""
-    functions = ir.funcs(module)
-    names = [f"@{f.symbol}" for f in functions]
-    if "@main" in names or (len(functions) == 1 and functions[0].is_public):
-        return ""
-    what = f"none of {', '.join(names)}" if len(names) > 1 else f"not {names[0]}" if names else "not there"
-    return f"shardings are propagated from the public function @main, which is {what}"
 
 
 def mlir_pass(name: str, options: str = "") -> MlirPass:

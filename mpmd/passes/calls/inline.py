@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.call_order import called_by, reached_from
 from mpmd.passes.calls.inlining import inline_call
 
 
@@ -30,21 +31,17 @@ class Inline(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Callees before callers, so that what is copied has no calls left."""
         symbols = ir.symbol_table(module)
-        called = {name: _callees(f) for name, f in symbols.items()}
+        called = {name: called_by(f) for name, f in symbols.items()}
         done: dict[str, bool] = {}  # whether a function can be inlined
         for name in symbols:
             for ready in _callees_first(name, called):
                 if ready in done:
                     continue
-                done[ready] = ready not in _reached(ready, called) and _has_one_block(symbols[ready])
+                done[ready] = ready not in reached_from([ready], called) and _has_one_block(symbols[ready])
                 for call in ir.walk(symbols[ready], ir.FuncCall):
                     callee = call.callee.value
                     if done.get(callee, False):
                         inline_call(call, symbols[callee])
-
-
-def _callees(f: ir.Func) -> list[str]:
-    return list(dict.fromkeys(call.callee.value for call in ir.walk(f, ir.FuncCall)))
 
 
 def _has_one_block(f: ir.Func) -> bool:
@@ -65,14 +62,3 @@ def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:
             todo.append((current, True))
             todo += [(callee, False) for callee in reversed(called[current])]
     return list(order)
-
-
-def _reached(name: str, called: dict[str, list[str]]) -> set[str]:
-    found: set[str] = set()
-    todo = list(called[name])
-    while todo:
-        current = todo.pop()
-        if current not in found and current in called:
-            found.add(current)
-            todo += called[current]
-    return found

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
-from mpmd.passes.bases import MlirPass, ModulePass, main_problem
+from mpmd.passes.bases import MlirPass, ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, numbered, put_back, share_bodies
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.fragments.bodies import body_keys
@@ -16,6 +16,7 @@ from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
 from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
+from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support import diagnostics
 
 _PIPELINE = MlirPass("sdy-propagation-pipeline")
@@ -107,7 +108,7 @@ class PropagateShardings(ModulePass):
 
 def _has_main(module: Any) -> bool:
     """Whether there is anything to propagate from; reports an error where Shardy would end the process."""
-    functions, problem = ir.funcs(module), main_problem(module)
+    functions, problem = ir.funcs(module), propagation_problem(module)
     if functions and problem:
         diagnostics.error(problem, functions[0].location)
     return bool(functions) and not problem

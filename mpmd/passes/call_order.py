@@ -1,0 +1,29 @@
+"""Which functions ordinary calls lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpmd import ir
+
+
+def called_by(where: ir.Op) -> list[str]:
+    """The functions that a function or an op calls, each once."""
+    return list(dict.fromkeys(call.callee.value for call in ir.walk(where, ir.FuncCall)))
+
+
+def reached_from(names: Iterable[str], called: dict[str, list[str]]) -> list[str]:
+    """What functions call, directly or not; themselves only if a call leads back.
+
+    Args:
+        names: the functions.
+        called: what each function of the program calls.
+    """
+    found: dict[str, None] = {}
+    todo = [callee for name in names for callee in called[name]]
+    while todo:
+        current = todo.pop()
+        if current not in found and current in called:
+            found[current] = None
+            todo += called[current]
+    return list(found)
