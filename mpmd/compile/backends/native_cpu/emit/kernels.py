@@ -24,6 +24,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, Reduce, store_level
+from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.compile.kernels.sorting import sorting_of
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
@@ -82,7 +83,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         return KernelSequence(plan, (SelectionKernel(plan.name, plan, sorting, target),))
     if sorting is not None and plan.row_size > _SHORTEST_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, sorting, target),))
-    plan = without_cancellation(normalise(plan))
+    plan = with_coarse_comparisons(without_cancellation(normalise(plan)))
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
         crossing = crossing_dim(plan)
