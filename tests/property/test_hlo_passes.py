@@ -40,6 +40,8 @@ ELSEWHERE = {
     "hlo-lapack-expander",
     "hlo-reduce-precision-expander",
     "hlo-special-function-expander",
+    "hlo-narrow-type-expander",
+    "hlo-stochastic-convert-expander",
 }
 UNROUNDED = {"hlo-simplify-fp-conversions"}
 """Passes that leave roundings to bf16 out: a value that is none of bf16 becomes another number."""
@@ -113,6 +115,8 @@ EXPANDERS = {
     "hlo-scatter-simplifier": "scatter",
     "hlo-select-and-scatter-expander": "select-and-scatter",
     "hlo-topk-decomposer": "topk",
+    "hlo-narrow-type-expander": "narrow",
+    "hlo-stochastic-convert-expander": "structure",
 }
 
 
