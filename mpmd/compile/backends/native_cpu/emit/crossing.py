@@ -6,10 +6,14 @@ dim, the crossing dim, it steps by one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpmd.compile.backends.native_cpu.emit.loop import meets_itself
-from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import KernelPlan, Load
+
+PIECE_BYTES = 16  # within which registers are interleaved at the highest rate
 
 
 def crossing_dim(plan: KernelPlan) -> int | None:
@@ -61,3 +65,37 @@ def only_moves(plan: KernelPlan, crossing: int) -> bool:
 def moved_lanes(plan: KernelPlan, target: CpuTarget) -> int:
     """Elements of the vectors in which values are stored that are only moved: registers of the widest."""
     return target.vector_bytes // max(BYTES[plan.operands[s.operand].dtype] for s in plan.stores)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A load that crosses.
+
+    Attributes:
+        number: its node.
+        node: the load.
+        step: elements from one row of the source to the next.
+        lanes: elements of a register.
+        columns: elements of a block along the crossing dim, whole registers.
+    """
+
+    number: int
+    node: Load
+    step: int
+    lanes: int
+    columns: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element."""
+        return BYTES[self.node.dtype]
+
+    @property
+    def piece(self) -> int:
+        """Elements of a piece, and rows that are interleaved."""
+        return PIECE_BYTES // self.bytes
+
+    @property
+    def element(self) -> str:
+        """LLVM type of an element in memory."""
+        return MEMORY[self.node.dtype]

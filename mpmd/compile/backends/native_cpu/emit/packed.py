@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.crossing import crossing_loads, moved_lanes, only_moves
+from mpmd.compile.backends.native_cpu.emit.crossing import (
+    PIECE_BYTES,
+    Tile,
+    crossing_loads,
+    moved_lanes,
+    only_moves,
+)
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
@@ -29,51 +35,16 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.squares import within_pieces
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
+from mpmd.compile.backends.native_cpu.storage import BYTES, widen
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import KernelPlan, Load
 
 _LINE_BYTES = 64
-_PIECE_BYTES = 16  # within which registers are interleaved at the highest rate
 _BUFFER_BYTES = 16 << 10  # half of a first cache
 # Rows of a block: runs of 256 or 512 bytes in the result.  Past the caches less is better, and whole rows of
 # the source side by side.
 _ROWS, _STREAMED_ROWS = 128, 64
-_LINES, _STREAMED_LINES = 8, 24
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """A load that crosses.
-
-    Attributes:
-        number: its node.
-        node: the load.
-        step: elements from one row of the source to the next.
-        lanes: elements of a register.
-        columns: elements of a block along the crossing dim, whole registers.
-    """
-
-    number: int
-    node: Load
-    step: int
-    lanes: int
-    columns: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of an element."""
-        return BYTES[self.node.dtype]
-
-    @property
-    def piece(self) -> int:
-        """Elements of a piece, and rows that are interleaved."""
-        return _PIECE_BYTES // self.bytes
-
-    @property
-    def element(self) -> str:
-        """LLVM type of an element in memory."""
-        return MEMORY[self.node.dtype]
+_LINES, _STREAMED_LINES = 8, 48
 
 
 @dataclass(frozen=True)
@@ -127,7 +98,7 @@ class PackedKernel:
         return [d for d in range(self.plan.rank - 1) if d != self.crossing]
 
     @cached_property
-    def _tiles(self) -> tuple[_Tile, ...]:
+    def _tiles(self) -> tuple[Tile, ...]:
         """The loads that cross; a block has a line of the narrowest of them."""
         plan, found = self.plan, []
         numbers = crossing_loads(plan, self.crossing)
@@ -136,7 +107,7 @@ class PackedKernel:
             node = plan.nodes[k]
             assert isinstance(node, Load)
             lanes = self.target.vector_bytes // BYTES[node.dtype]
-            found.append(_Tile(k, node, node.index.factor(plan.rank - 1), lanes, columns))
+            found.append(Tile(k, node, node.index.factor(plan.rank - 1), lanes, columns))
         return tuple(found)
 
     @property
@@ -195,6 +166,11 @@ class PackedKernel:
         """Whether the operands are too large to be near."""
         return sum(o.bytes for o in self.plan.operands) > self.target.l2_bytes // 2
 
+    @property
+    def _asks_while_writing(self) -> bool:
+        """Whether what comes next is asked for between writes, which take longest past the caches."""
+        return bool(self.streamed) and all(not self._rows * t.bytes % _LINE_BYTES for t in self._tiles)
+
     # -- code ----------------------------------------------------------------------------------------------
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -224,8 +200,15 @@ class PackedKernel:
                 if plan.extents[self.crossing] % self._columns:  # the last block looks back, not past the end
                     start_at = f.imin(first, plan.extents[self.crossing] - self._columns)
                 for tile in self._tiles:
-                    self._pack(scope, tile, buffers[tile.number], start_at, row, ahead, block.i)
-                with f.loop(0 if first is start_at else f.isub(first, start_at), self._columns) as column:
+                    reads = {} if self._asks_while_writing else ahead
+                    self._pack(scope, tile, buffers[tile.number], start_at, row, reads, block.i)
+                done = 0 if first is start_at else f.isub(first, start_at)
+                with f.loop(done, self._columns) as column:
+                    if self._asks_while_writing and ahead:
+                        step = f.iadd(f.imul(block.i, self._columns), column.i)
+                        for tile in self._tiles:
+                            count = self._rows * tile.bytes // _LINE_BYTES
+                            self._ask_ahead(f, tile, ahead[tile.number], step, count)
                     at_column = scope.inside({self.crossing: f.iadd(start_at, column.i)})
                     at_column.hoist(range(len(plan.nodes)), self._lanes)
                     self._one_row(at_column, buffers, column.i, row, streams)
@@ -247,7 +230,7 @@ class PackedKernel:
         first = start.f.imul(strip, self._panel * self._columns)
         return {t.number: self._address(scope, t, first, row) for t in self._tiles}
 
-    def _address(self, scope: Scope, tile: _Tile, column: Position, row: Position) -> Value:
+    def _address(self, scope: Scope, tile: Tile, column: Position, row: Position) -> Value:
         f, last = scope.f, self.plan.rank - 1
         at = scope.inside({last: row, self.crossing: column}).position(tile.node.index)
         return f.offset(scope.pointers[tile.node.operand], at, tile.element)
@@ -255,7 +238,7 @@ class PackedKernel:
     def _pack(
         self,
         scope: Scope,
-        tile: _Tile,
+        tile: Tile,
         buffer: Value,
         column: Position,
         row: Position,
@@ -282,16 +265,16 @@ class PackedKernel:
                 rows = [f.offset(top, k * tile.step, tile.element) for k in range(piece)]
             if tile.number in ahead:
                 step = f.iadd(f.imul(block, self._rows // piece), group.i)
-                self._ask_ahead(f, tile, ahead[tile.number], step)
+                lines_of_group = piece * tile.columns * tile.bytes // _LINE_BYTES
+                self._ask_ahead(f, tile, ahead[tile.number], step, lines_of_group)
             into = f.offset(buffer, f.imul(group.i, tile.columns * piece), tile.element)
             for across in range(0, tile.columns, tile.lanes):
                 loaded = [f.load(r, type_, across) for r in rows]
                 for k, value in enumerate(within_pieces(f, loaded, piece)):
                     f.store(value, into, across * piece + k * tile.lanes, align=self.target.vector_bytes)
 
-    def _ask_ahead(self, f: FunctionBuilder, tile: _Tile, panel: Value, step: Position) -> None:
-        """Ask for as many lines of the next panel as a step reads of this one, in their order in memory."""
-        count = tile.piece * tile.columns * tile.bytes // _LINE_BYTES
+    def _ask_ahead(self, f: FunctionBuilder, tile: Tile, panel: Value, step: Position, count: int) -> None:
+        """Ask for some lines of the next panel, step by step in their order in memory."""
         width = -(-self._panel * tile.columns * tile.bytes // _LINE_BYTES)  # lines of a panel's row
         row_bytes = tile.step * tile.bytes
         if width < count:
@@ -342,7 +325,7 @@ class PackedKernel:
                 mask = f.compare("slt", f.lane_numbers(lanes, "i64"), rest)
                 vectors([f.idiv(left, lanes)], mask)
 
-    def _in_buffer(self, f: FunctionBuilder, tile: _Tile, buffer: Value, column: Position) -> Value:
+    def _in_buffer(self, f: FunctionBuilder, tile: Tile, buffer: Value, column: Position) -> Value:
         """Where a column's first piece is."""
         piece, lanes = tile.piece, tile.lanes
         within = f.irem(column, piece)
@@ -350,7 +333,7 @@ class PackedKernel:
         inside = f.isub(f.irem(column, lanes), within)
         return f.offset(buffer, f.iadd(register, inside), tile.element)
 
-    def _gathered(self, f: FunctionBuilder, tile: _Tile, start: Value, number: Position) -> Value:
+    def _gathered(self, f: FunctionBuilder, tile: Tile, start: Value, number: Position) -> Value:
         """A vector along the last dim, from pieces of the groups that hold its rows; as it lies in memory."""
         piece, group = tile.piece, tile.columns * tile.piece
         if self._lanes < piece:  # a part of a piece
@@ -360,7 +343,7 @@ class PackedKernel:
         first = f.imul(number, self._lanes // piece * group)
         type_ = vector(tile.element, piece)
         parts_ = [
-            f.load(start, type_, f.iadd(first, k * group), align=_PIECE_BYTES)
+            f.load(start, type_, f.iadd(first, k * group), align=PIECE_BYTES)
             for k in range(self._lanes // piece)
         ]
         while len(parts_) > 1:
