@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
-from mpmd.compile.backends.native_cpu.storage import MEMORY
+from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of, vector
 from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_level
 
 
@@ -49,32 +48,24 @@ def _is_plain(plan: KernelPlan, node: Load) -> bool:
 
 
 def scopes_apart(scope: Scope, leaves: Sequence[int], part: Lanes) -> tuple[Scope, Scope]:
-    """Scopes of the even and of the odd lanes of twice a vector, each with the loads' values.
+    """Scopes of the even and of the odd lanes of twice a vector.
 
     Args:
         scope: where a row is known.
         leaves: what `leaves_apart` found.
         part: the lanes of both, none of them masked.
     """
-    f, plan, last, lanes = scope.f, scope.plan, scope.plan.rank - 1, part.count // 2
-    even, odd = (scope.inside(lanes=Lanes(last, part.start, lanes)) for _ in range(2))
+    f, plan, last = scope.f, scope.plan, scope.plan.rank - 1
     first = scope.inside({last: part.start})
+    even, odd = (scope.inside(lanes=h) for h in Lanes(last, part.start, part.count // 2).halves())
     for number in leaves:
         node = plan.nodes[number]
-        assert isinstance(node, Load)
-        both = vector(MEMORY[node.dtype], part.count)
-        raw = f.load(scope.pointers[node.operand], both, first.position(node.index))
-        low, high = _halves(f, raw) if node.dtype == "bf16" else unzipped(f, raw)
-        even.define(number, low)
-        odd.define(number, high)
+        if isinstance(node, Load) and node.dtype == "f32":  # the halves of bf16 are a scope's business
+            both = vector("float", part.count)
+            low, high = unzipped(f, f.load(scope.pointers[node.operand], both, first.position(node.index)))
+            even.define(number, low)
+            odd.define(number, high)
     return even, odd
-
-
-def _halves(f: FunctionBuilder, raw: Value) -> tuple[Value, Value]:
-    """The even and the odd ones of many bf16, as floats."""
-    words = f.cast("bitcast", raw, vector("i32", lanes_of(raw.type) // 2))
-    upper = f.and_(words, constant(-1 << 16, words.type))
-    return f.from_bits(f.shl(words, 16), "float"), f.from_bits(upper, "float")
 
 
 def unzipped(f: FunctionBuilder, both: Value) -> tuple[Value, Value]:
