@@ -109,8 +109,11 @@ def scattered(rows, width, dtype, combine="add", guarded=True):
     return b.finish()
 
 
-def agrees(plan, targets, threads=1, shift=0):
-    """Native code of several CPUs writes what the evaluator writes, bit by bit."""
+def agrees(plan, targets, threads=1, shift=0, rounding=False):
+    """Native code of several CPUs writes what the evaluator writes, bit by bit.
+
+    Numbers are small integers, or such that sums of them are `rounding`.
+    """
     rng = np.random.default_rng(len(plan.text()))
     arrays = []
     for operand in plan.operands:
@@ -118,7 +121,10 @@ def agrees(plan, targets, threads=1, shift=0):
         low, high = (-TABLE - 3, TABLE + 3) if operand.name == "places" else (-4, 5)
         if operand.dtype in ("u8", "pred"):
             low, high = 0, 2
-        arrays.append(rng.integers(low, high, operand.size).astype(kind))
+        numbers = rng.integers(low, high, operand.size)
+        if rounding and operand.name != "places":
+            numbers = rng.standard_normal(operand.size)
+        arrays.append(numbers.astype(kind))
     wanted = [a.copy() for a in arrays]
     evaluate(plan, wanted)
     for target in targets:
@@ -170,6 +176,14 @@ def test_rows_are_scattered(targets, dtype, combine, guarded, rows, width):
     plan = scattered(rows, width, dtype, combine, guarded)
     agrees(plan, targets)
     agrees(plan, targets[:1], threads=5)
+
+
+@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("combine", ["add", "multiply", "minimum"])
+@pytest.mark.parametrize("width,threads", [(64, 1), (95, 1), (768, 3)])
+def test_every_sum_is_rounded(targets, dtype, combine, width, threads):
+    agrees(scattered(40, width, dtype, combine), targets, threads=threads, rounding=True)
 
 
 def test_what_is_asked_for_ahead():
