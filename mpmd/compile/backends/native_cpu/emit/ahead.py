@@ -33,11 +33,10 @@ from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, arguments
 
 LINE = 64  # bytes of a cache line
 _NEAR = 2 << 10  # bytes of rows between a request and its use, where the last cache holds the arrays
-_FAR = 24 << 10  # the same beyond it
+_FAR = 12 << 10  # the same beyond it
 _FEWEST_ROWS, _MOST_ROWS = 4, 64  # far ahead
 _THRICE = 1 << 10  # bytes of a row from which on a line is asked for three times
-_LONGEST = 8 << 10  # bytes of a row up to which the order of its lines has no pattern, if it is only read
-_LONGEST_CHANGED = 2 << 10  # the same of rows that are changed
+_LONGEST = 8 << 10  # bytes of a row up to which the order of its lines has no pattern
 _MOST_OPERATIONS = 16  # that compute a place: they are done once more for each request
 
 
@@ -68,11 +67,8 @@ class Ahead:
     @property
     def shuffled(self) -> bool:
         """Whether rows are to be read in an order without a pattern."""
-        if not any(run.index.values() for run in self.runs):
-            return False
-        changed = any(s.combine or s.index.values() for s in self.plan.stores)
-        most = _LONGEST_CHANGED if changed else _LONGEST
-        return self.far and self.plan.extents[-1] * self._widest <= most
+        placed = any(run.index.values() for run in self.runs)
+        return self.far and placed and self.plan.extents[-1] * self._widest <= _LONGEST
 
     @property
     def _widest(self) -> int:

@@ -18,7 +18,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import (
 )
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
-from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
+from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -26,7 +26,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan, Load, Node, Store, store_arguments
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Node, Store, store_arguments
 
 # Enough units for load balance among many threads, each long enough that starting it costs nothing.
 _WANTED_UNITS = 64
@@ -164,6 +164,20 @@ class RowWriter:
         block = self.unroll * self.lanes
         return self.plan.extents[-1] // block * block
 
+    def _halved(self, target: CpuTarget) -> bool:
+        """Whether two vectors become their even and their odd elements: for sums of bf16 into bf16.
+
+        Adjacent bf16 are the halves of 32 bits: one is widened by a shift, the other by a mask.
+        """
+        plan, last = self.plan, self.plan.rank - 1
+        if not target.bf16_dot or not target.mask_registers or self.lanes != target.lanes():
+            return False
+        if not all(s.combine and s.where < 0 and _is_bf16_run(plan, s) for s in plan.stores):
+            return False
+        needed = [n for n in needed_nodes(plan, stored_nodes(plan.stores)) if last in plan.depends[n]]
+        loads = [plan.nodes[n] for n in needed if not isinstance(plan.nodes[n], Apply)]
+        return all(isinstance(n, Load) and n.where < 0 and _is_bf16_run(plan, n) for n in loads)
+
     def order(self, f: FunctionBuilder, low: Position, high: Position) -> Order | None:
         """The order of the rounds in `[low, high)` of every row; None if it is the natural one."""
         if not self.ahead or not self.ahead.shuffled or not self._whole:
@@ -198,6 +212,8 @@ class RowWriter:
             for first in range(0, len(parts), group):
                 if self.ahead:
                     self.ahead.ask(f, coming, parts[first : first + group])
+            if group % 2 == 0 and self._halved(f.target):
+                parts = [half for low in parts[::2] for half in low.halves()]
             store_all([scope.inside(lanes=part) for part in parts], [group] * (len(parts) // group))
 
         def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
@@ -208,6 +224,14 @@ class RowWriter:
             ordered_loop(f, last, order, self.lanes, unroll, lambda parts: put(parts, self._group))
             low, unroll = f.imax(low, self._whole), 1
         vector_loop(f, last, low, high, extent, self.lanes, unroll, (), body)
+
+
+def _is_bf16_run(plan: KernelPlan, access: Load | Store) -> bool:
+    """Whether adjacent bf16 are touched along the last dim."""
+    last, index = plan.rank - 1, access.index
+    if plan.operands[access.operand].dtype != "bf16" or any(last in plan.depends[v] for v in index.values()):
+        return False
+    return index.is_linear_in(last) and index.factor(last) == 1
 
 
 def _is_run(plan: KernelPlan, node: Node) -> bool:

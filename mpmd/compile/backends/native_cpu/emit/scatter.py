@@ -56,7 +56,7 @@ class ScatterKernel:
 
     @cached_property
     def _writer(self) -> RowWriter:
-        plan, target = self.plan, self.target
+        (_, plan), target = self._guarded, self.target
         if not self.apart:
             return RowWriter(plan, target.lanes(), 1, None)
         fitting = vectors_at_once(plan, target, stored_nodes(plan.stores))

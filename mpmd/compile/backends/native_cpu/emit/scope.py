@@ -354,7 +354,7 @@ class Scope:
             return self._load_every(node, step)
         return self._gather(node, mask)
 
-    def _load_half(self, node: Load) -> Value:
+    def _load_half(self, node: Load | Store) -> Value:
         """Every second of adjacent bf16: pairs are loaded as 32 bits, of which these are the halves."""
         assert self.lanes is not None
         f, at = self.f, self.f.offset(self.pointers[node.operand], self.first(node.index), "i16")
@@ -452,6 +452,8 @@ class Scope:
         if not item.combine:
             return value
         f, dtype = self.f, self.plan.operands[item.operand].dtype
+        if self.lanes is not None and self.lanes.half >= 0:
+            return emit_combine(f, item.combine, self._load_half(item), value, dtype)
         old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
         return emit_combine(f, item.combine, old, value, dtype)
 
