@@ -75,6 +75,9 @@ class _Rewriting:
             quotient = self._product(node)
             if quotient is not None:
                 self.quotients[number] = quotient
+            elif number not in self.quotients:
+                numbers = {k: self.value(k) for k in arguments(node)}
+                self._values[number] = self.build.node(renumbered(node, numbers))
         for store in self.old.stores:
             numbers = {k: self.value(k) for k in store_arguments(store)}
             where = numbers[store.where] if store.where >= 0 else -1
@@ -109,15 +112,9 @@ class _Rewriting:
         return 1.0, number
 
     def value(self, number: int) -> int:
-        """The new plan's node for one of the old plan's."""
+        """The new plan's node for one of the old plan's; a quotient is written where it is wanted first."""
         if number not in self._values:
-            quotient, node = self.quotients.get(number), self.old.nodes[number]
-            if quotient is not None:
-                self._values[number] = self._divided(quotient)
-            else:
-                self._values[number] = self.build.node(
-                    renumbered(node, {k: self.value(k) for k in arguments(node)})
-                )
+            self._values[number] = self._divided(self.quotients[number])
         return self._values[number]
 
     def _divided(self, quotient: _Quotient) -> int:

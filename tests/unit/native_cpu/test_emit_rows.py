@@ -1,270 +1,299 @@
-"""Rows at computed places: asked for ahead, read in any order, past the caches; against the evaluator."""
+"""Kernels over rows: blocks of rows, bf16 by twos, quotients by one number, NaNs; against the evaluator."""
 
-import dataclasses
-import itertools
+from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
-from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.nest import shuffled
-from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.index import dim, value
-from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan import Apply
 
-TABLE = 11  # rows
-
-
-def small_caches(target):
-    """A CPU whose caches hold none of the arrays here."""
-    return dataclasses.replace(target, l1_bytes=256, l2_bytes=512, l3_bytes=1024)
-
-
-NAMED = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}
-TARGETS = [t for t in NAMED.values() if t.runs_here()]
-SIZES = [TARGETS, [small_caches(t) for t in TARGETS]]
+BF16 = ml_dtypes.bfloat16
+TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]
+WITHOUT_BF16 = [t for t in (named_target("avx512"),) if t.runs_here()]  # instructions for them
+TOLERANCE = {"f32": 2e-5, "bf16": 1.6e-2}
 
 
-def place_of(b, rows, limit=TABLE):
-    """Rows of a table as JAX says them: negative ones count from the end, all are clamped."""
-    at = b.load(b.operand("places", "s32", rows), dim(0))
-    from_end = b.apply("add", at, b.constant(limit, "s32"))
-    at = b.apply("select", b.apply("compare-lt", at, b.constant(0, "s32")), from_end, at)
-    at = b.convert(at, "s64")
-    return b.apply("clamp", b.constant(0, "s64"), at, b.constant(limit - 1, "s64"))
+def run(plan, arrays, target, *, shift=0, threads=1):
+    """The plan's results on copies of arrays, each starting some elements past a line."""
+    copies = []
+    for array in arrays:
+        memory = aligned_empty((array.size + shift,), array.dtype)[shift:]
+        memory[:] = array
+        copies.append(memory)
+    DirectSequence(plan_kernels(plan, target), target, threads=threads)(*copies)
+    return copies
 
 
-def gathered(rows, width, dtype, result=None):
-    b = PlanBuilder("gather", (rows, width))
-    x = b.load(b.operand("table", dtype, TABLE * width), value(place_of(b, rows)) * width + dim(1))
-    b.store_dense(b.operand("y", result or dtype, rows * width), b.convert(x, result or dtype))
-    return b.finish()
+def inputs(plan, seed=0):
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal(o.size) * 2 + 1).astype(NUMPY_DTYPE[o.dtype]) for o in plan.operands]
 
 
-def embedded(rows, width, dtype):
-    """table[places] + positions, of two dims and a batch."""
-    b = PlanBuilder("embed", (2, rows, width))
-    at = b.load(b.operand("places", "s32", 2 * rows), dim(0) * rows + dim(1))
-    at = b.apply("clamp", b.constant(0, "s32"), at, b.constant(TABLE - 1, "s32"))
-    x = b.load(b.operand("table", dtype, TABLE * width), value(at) * width + dim(2))
-    position = b.load(b.operand("positions", dtype, rows * width), dim(1) * width + dim(2))
-    b.store_dense(b.operand("y", dtype, 2 * rows * width), b.apply("add", x, position))
-    return b.finish()
-
-
-def filled(rows, width, dtype):
-    """Rows outside of the table are not read and become ones."""
-    b = PlanBuilder("fill", (rows, width))
-    at = b.load(b.operand("places", "s32", rows), dim(0))
-    low, high = b.constant(0, "s32"), b.constant(TABLE, "s32")
-    inside = b.apply("and", b.apply("compare-ge", at, low), b.apply("compare-lt", at, high))
-    x = b.load(b.operand("table", dtype, TABLE * width), value(at) * width + dim(1), where=inside)
-    y = b.apply("select", inside, x, b.convert(b.constant(1.0, "f32"), dtype))
-    b.store_dense(b.operand("y", dtype, rows * width), y)
-    return b.finish()
-
-
-def along_columns(rows, width, dtype):
-    """x[:, places]: three dims, places of the middle one."""
-    b = PlanBuilder("take", (3, rows, width))
-    at = b.load(b.operand("places", "s32", rows), dim(1))
-    at = b.apply("clamp", b.constant(0, "s32"), at, b.constant(TABLE - 1, "s32"))
-    index = dim(0) * (TABLE * width) + value(at) * width + dim(2)
-    x = b.load(b.operand("table", dtype, 3 * TABLE * width), index)
-    b.store_dense(b.operand("y", dtype, 3 * rows * width), x)
-    return b.finish()
-
-
-def picked(rows, width, dtype, pitch=None):
-    """x[:, places]: the same elements of every row."""
-    pitch = pitch or width
-    b = PlanBuilder("pick", (rows, width))
-    at = b.load(b.operand("places", "s32", width), dim(1))
-    at = b.apply("clamp", b.constant(0, "s32"), at, b.constant(pitch - 1, "s32"))
-    x = b.load(b.operand("table", dtype, rows * pitch), dim(0) * pitch + value(at))
-    b.store_dense(b.operand("y", dtype, rows * width), x)
-    return b.finish()
-
-
-def scattered(rows, width, dtype, combine="add", guarded=True):
-    """table[places] += x, places outside of it left out."""
-    b = PlanBuilder("scatter", (rows, width))
-    at, where = b.convert(b.load(b.operand("places", "s32", rows), dim(0)), "s64"), -1
-    if guarded:
-        low, high = b.constant(0, "s64"), b.constant(TABLE, "s64")
-        where = b.apply("and", b.apply("compare-ge", at, low), b.apply("compare-lt", at, high))
-    else:
-        at = b.apply("clamp", b.constant(0, "s64"), at, b.constant(TABLE - 1, "s64"))
-    x = b.load_dense(b.operand("x", dtype, rows * width))
-    table = b.operand("table", dtype, TABLE * width)
-    b.store(table, value(at) * width + dim(1), x, combine=combine, where=where)
-    return b.finish()
-
-
-def agrees(plan, targets, threads=1, shift=0, rounding=False):
-    """Native code of several CPUs writes what the evaluator writes, bit by bit.
-
-    Numbers are small integers, or such that sums of them are `rounding`.
-    """
-    rng = np.random.default_rng(len(plan.text()))
-    arrays = []
-    for operand in plan.operands:
-        kind = NUMPY_DTYPE[operand.dtype]
-        low, high = (-TABLE - 3, TABLE + 3) if operand.name == "places" else (-4, 5)
-        if operand.dtype in ("u8", "pred"):
-            low, high = 0, 2
-        numbers = rng.integers(low, high, operand.size)
-        if rounding and operand.name != "places":
-            numbers = rng.standard_normal(operand.size)
-        arrays.append(numbers.astype(kind))
-    wanted = [a.copy() for a in arrays]
+def check(plan, dtype, *, targets=TARGETS, shift=0):
+    """All targets against the evaluator, any number of threads against one."""
+    given = inputs(plan)
+    wanted = [a.copy() for a in given]
     evaluate(plan, wanted)
     for target in targets:
-        given = []
-        for array in arrays:
-            memory = aligned_empty((array.size + shift,), array.dtype)[shift:]
-            memory[:] = array
-            given.append(memory)
-        DirectSequence(plan_kernels(plan, target), target, threads=threads)(*given)
-        for got, expected in zip(given, wanted, strict=True):
-            np.testing.assert_array_equal(got, expected)
+        one, three = (run(plan, given, target, shift=shift, threads=n) for n in (1, 3))
+        for got, again, expected in zip(one, three, wanted, strict=True):
+            np.testing.assert_array_equal(got, again)
+            scale = np.abs(expected.astype(np.float64)).max(initial=1)
+            np.testing.assert_allclose(
+                got.astype(np.float64), expected.astype(np.float64),
+                rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale * 0.1,
+            )  # fmt: skip
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "f16", "s8", "pred"])
-@pytest.mark.parametrize("rows,width", [(1, 64), (2, 16), (70, 32), (7, 100), (5, 257), (9, 768), (3, 2500)])
-def test_rows_are_gathered(targets, dtype, rows, width):
-    agrees(gathered(rows, width, dtype), targets)
+def layer_norm(rows, width, dtype, *, in_place=False):
+    b = PlanBuilder("layer_norm", (rows, width), row_dims=1)
+    op, inverse = b.apply, b.constant(1 / width, "f32")
+    source = b.operand("x", dtype, rows * width)
+    x = b.convert(b.load_dense(source), "f32")
+    gain, shift = (b.convert(b.load_dense(b.operand(n, dtype, width), (1,)), "f32") for n in "gb")
+    mean = op("multiply", b.reduce_row("add", x), inverse)
+    centred = op("subtract", x, mean)
+    variance = op("multiply", b.reduce_row("add", op("multiply", centred, centred)), inverse)
+    scale = op("rsqrt", op("add", variance, b.constant(1e-5, "f32")))
+    y = op("add", op("multiply", op("multiply", centred, scale), gain), shift)
+    b.store_dense(source if in_place else b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    b.store_dense(b.operand("mean", "f32", rows), mean, (0,))
+    return b.finish()
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
-@pytest.mark.parametrize("make", [embedded, filled, along_columns])
+def softmax(rows, width, dtype):
+    b = PlanBuilder("softmax", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    e = b.apply("exponential", b.apply("subtract", x, b.reduce_row("maximum", x)))
+    y = b.apply("divide", e, b.reduce_row("add", e))
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    return b.finish()
+
+
+# -- blocks of rows -----------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("rows,width,shift", [(1, 32, 0), (6, 96, 0), (20, 288, 3), (9, 77, 1)])
-def test_real_forms_of_gathers(targets, make, dtype, rows, width, shift):
-    agrees(make(rows, width, dtype), targets, shift=shift)
-    agrees(make(rows, width, dtype), targets[:1], threads=3)
+@pytest.mark.parametrize("rows,width", [(1, 40), (9, 33), (16, 64), (18, 1), (21, 100), (17, 770)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_that_share_a_gain_go_side_by_side(dtype, rows, width, in_place):
+    plan = layer_norm(rows, width, dtype, in_place=in_place)
+    check(plan, dtype, targets=TARGETS + (WITHOUT_BF16 if dtype == "bf16" else []), shift=rows % 4)
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "s8"])
-@pytest.mark.parametrize("rows,width,pitch", [(1, 64, 64), (12, 96, 96), (9, 77, 100), (5, 700, 700)])
-def test_elements_of_rows_are_gathered(targets, dtype, rows, width, pitch):
-    agrees(picked(rows, width, dtype, pitch), targets)
+def test_how_many_rows_are_a_block():
+    target = replace(host_target(), l1_bytes=32 << 10, l3_bytes=32 << 20)
+
+    def rows_of(plan):
+        return plan_kernels(plan, target).kernels[0].form.at_once
+
+    assert rows_of(layer_norm(64, 768, "bf16")) == 4
+    assert rows_of(layer_norm(64, 768, "f32")) == 2, "more do not stay in L1"
+    assert rows_of(layer_norm(64, 8192, "f32")) == 1
+    assert rows_of(layer_norm(7, 768, "bf16")) == 1, "some rows would be done several times"
+    assert rows_of(layer_norm(1 << 14, 768, "bf16")) == 1, "memory likes one stream"
+    assert rows_of(softmax(64, 64, "f32")) == 1, "rows have nothing in common"
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
-@pytest.mark.parametrize("dtype,result", [("bf16", "f32"), ("f32", "bf16"), ("s8", "f32"), ("f64", "bf16")])
-@pytest.mark.parametrize("width", [16, 64, 160, 777])
-def test_rows_are_converted_on_their_way(targets, dtype, result, width):
-    agrees(gathered(13, width, dtype, result), targets)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows,width", [(256, 100), (64, 33), (66, 48)])
+def test_sums_over_rows_beside_blocks_of_rows(dtype, rows, width):
+    b = PlanBuilder("gains", (rows, width), row_dims=1)
+    x, g = (b.convert(b.load_dense(b.operand(n, dtype, rows * width)), "f32") for n in "xg")
+    gain = b.convert(b.load_dense(b.operand("w", dtype, width), (1,)), "f32")
+    weighted = b.apply("multiply", g, gain)
+    along = b.reduce_row("add", b.apply("multiply", weighted, x))
+    along = b.apply("multiply", along, b.constant(1 / width, "f32"))
+    y = b.apply("subtract", weighted, b.apply("multiply", x, along))
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    b.store_dense(b.operand("dw", "f32", width), b.reduce_column("add", b.apply("multiply", g, along)), (1,))
+    b.store_dense(b.operand("most", "f32", width), b.reduce_column("maximum", weighted), (1,))
+    check(b.finish(), dtype)
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "s32"])
-@pytest.mark.parametrize("combine,guarded", [("add", True), ("add", False), ("maximum", True), ("", True)])
-@pytest.mark.parametrize("rows,width", [(1, 64), (40, 32), (30, 100), (25, 768)])
-def test_rows_are_scattered(targets, dtype, combine, guarded, rows, width):
-    plan = scattered(rows, width, dtype, combine, guarded)
-    agrees(plan, targets)
-    agrees(plan, targets[:1], threads=5)
+def test_the_next_block_is_asked_for_where_the_second_cache_is_too_small():
+    plan = layer_norm(64, 768, "bf16")
+    for bytes_, wanted in ((1 << 10, True), (1 << 30, False)):
+        target = replace(host_target(), l2_bytes=bytes_)
+        module = Module(target)
+        plan_kernels(plan, target).kernels[0].emit(module)
+        assert ("@llvm.prefetch" in module.text()) is wanted
 
 
-@pytest.mark.parametrize("targets", SIZES, ids=["near", "far"])
+# -- bf16 by twos -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 15, 31, 32, 33, 64, 100, 128, 517])
+def test_softmax_of_bf16_keeps_its_pairs(width):
+    check(softmax(5, width, "bf16"), "bf16", shift=width % 3)
+
+
+@pytest.mark.parametrize("kind", ["half", "halves and floats", "guarded", "every second"])
+def test_rows_of_bf16_with_other_loads(kind):
+    rows, width = 12, 71
+    b = PlanBuilder("mixed", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", "bf16", rows * width)), "f32")
+    other = x
+    if kind == "halves and floats":
+        other = b.load_dense(b.operand("z", "f32", rows * width))
+    elif kind == "guarded":
+        inside = b.apply("compare-lt", b.index(b.dense((1,))), b.constant(50, "s64"))
+        other = b.convert(b.load(b.operand("z", "bf16", rows * width), b.dense((0, 1)), where=inside), "f32")
+    elif kind == "every second":
+        z = b.operand("z", "bf16", 2 * rows * width)
+        other = b.convert(b.load(z, b.dense((0, 1)) * 2), "f32")
+    total = b.reduce_row("add", b.apply("multiply", b.apply("abs", x), b.constant(0.01, "f32")))
+    y = b.apply("multiply", b.apply("subtract", x, total), other)
+    b.store_dense(b.operand("y", "bf16", rows * width), b.convert(y, "bf16"))
+    b.store_dense(b.operand("s", "f32", rows), total, (0,))
+    check(b.finish(), "bf16")
+
+
+def test_bf16_that_is_stored_as_it_was_read_keeps_its_bits():
+    """Denormals and the bits of NaNs too."""
+    rows, width = 8, 96
+    b = PlanBuilder("through", (rows, width), row_dims=1)
+    x = b.load_dense(b.operand("x", "bf16", rows * width))
+    b.store_dense(b.operand("most", "bf16", rows), b.reduce_row("maximum", x), (0,))
+    b.store_dense(b.operand("y", "bf16", rows * width), x)
+    bits = np.random.default_rng(0).integers(0, 1 << 16, rows * width).astype(np.uint16)
+    for target in TARGETS:
+        zeros = [np.zeros(n, BF16) for n in (rows, rows * width)]
+        got = run(b.finish(), [bits.view(BF16), *zeros], target)
+        np.testing.assert_array_equal(got[2].view(np.uint16), bits)
+
+
+@pytest.mark.parametrize("width", [64, 128, 160])
+@pytest.mark.parametrize("shift", [0, 16, 1])
+def test_bf16_go_past_the_caches_line_by_line(width, shift):
+    rows, target = 40, replace(host_target(), l3_bytes=1 << 10)
+    for plan in (layer_norm(rows, width, "bf16"), softmax(rows, width, "bf16")):
+        sequence = plan_kernels(plan, target)
+        assert sequence.kernels[0].streamed
+        module = Module(target)
+        sequence.kernels[0].emit(module)
+        if target.bf16_dot:
+            assembly = emit_assembly(module)
+            assert "vmovnt" in assembly and "vcvtne2ps2bf16" in assembly
+        check(plan, "bf16", targets=[target], shift=shift)
+
+
+# -- extremes and quotients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["maximum", "minimum"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("combine", ["add", "multiply", "minimum"])
-@pytest.mark.parametrize("width,threads", [(64, 1), (95, 1), (768, 3)])
-def test_every_sum_is_rounded(targets, dtype, combine, width, threads):
-    agrees(scattered(40, width, dtype, combine), targets, threads=threads, rounding=True)
+@pytest.mark.parametrize("width", [1, 7, 16, 48, 85, 130])
+def test_one_nan_anywhere_in_a_row_is_its_maximum(op, dtype, width):
+    rows = width + 2  # row r has its NaN at r; the last two have none
+    b = PlanBuilder("most", (rows, width), row_dims=1)
+    x = b.load_dense(b.operand("x", dtype, rows * width))
+    b.store_dense(b.operand("y", dtype, rows), b.reduce_row(op, x), (0,))
+    x = np.random.default_rng(width).standard_normal((rows, width)).astype(NUMPY_DTYPE[dtype])
+    x[np.arange(width), np.arange(width)] = np.nan
+    x[-1] = -np.inf if op == "maximum" else np.inf
+    wanted = np.asarray(x.astype(np.float32).max(1) if op == "maximum" else x.astype(np.float32).min(1))
+    for target in TARGETS:
+        got = run(b.finish(), [x.reshape(-1), np.zeros(rows, x.dtype)], target)[1]
+        np.testing.assert_array_equal(got.astype(np.float32), wanted)
 
 
-def test_what_is_asked_for_ahead():
-    near, far = named_target("avx512"), small_caches(named_target("avx512"))
-    assert rows_ahead(gathered(50, 768, "f32"), near).distances == (1,)
-    assert rows_ahead(gathered(50, 64, "f32"), near).distances == (8,), "2 KB ahead"
-    assert rows_ahead(gathered(50, 768, "f32"), far).distances == (4, 2, 1)
-    assert rows_ahead(gathered(50, 128, "f32"), far).distances == (24, 12)
-    assert rows_ahead(gathered(50, 1 << 14, "bf16"), far).distances == (4, 2, 1)
-    assert [r.operand for r in rows_ahead(normalise(embedded(50, 64, "f32")), near).runs] == [1]
-    ahead = rows_ahead(normalise(embedded(50, 64, "f32")), far)
-    assert [r.operand for r in ahead.runs] == [1, 2], "the hardware does not foresee the second one either"
-    assert ahead.whole_lines(16) == 1 and rows_ahead(gathered(9, 64, "bf16", "f32"), far).whole_lines(16) == 2
-    (run,) = rows_ahead(picked(50, 768, "f32", pitch=1000), far).runs
-    assert str(run.index) == "d0*1000 + d1", "the row that the elements are in"
-    assert rows_ahead(gathered(50, 2048, "f32"), far).shuffled
-    assert not rows_ahead(picked(50, 768, "f32"), far).shuffled
-    assert not rows_ahead(gathered(50, 2049, "f32"), far).shuffled, "the hardware finds its way in long rows"
-    assert not rows_ahead(gathered(50, 768, "f32"), near).shuffled
-    assert rows_ahead(scattered(50, 768, "f32"), far).shuffled
+def quotients(rows, width):
+    b = PlanBuilder("quotients", (rows, width), row_dims=1)
+    x = b.load_dense(b.operand("x", "f32", rows * width))
+    b.store_dense(b.operand("y", "f32", rows * width), b.apply("divide", x, b.reduce_row("maximum", x)))
+    return b.finish()
 
 
-def test_what_is_not_asked_for():
-    far = small_caches(named_target("avx512"))
-    assert rows_ahead(gathered(1, 768, "f32"), far) is None, "no row comes"
-    assert rows_ahead(gathered(50, 8, "f32"), far) is None, "less than a line"
-    b = PlanBuilder("copy", (50, 768))
-    b.store_dense(b.operand("y", "f32", 50 * 768), b.load_dense(b.operand("x", "f32", 50 * 768)))
-    assert rows_ahead(b.finish(), far) is None, "no place is computed"
-    assert rows_ahead(picked(50, 768, "f32"), named_target("avx512")) is None, "a cache has them"
-    assert rows_ahead(picked(50, 768, "f32", pitch=3000), far) is None, "most of a row is not read"
-    b = PlanBuilder("far", (50, 768))
-    at = b.load(b.operand("places", "s32", 50), dim(0))
-    for _ in range(20):
-        at = b.apply("multiply", at, at)
-    x = b.load(b.operand("x", "f32", 50 * 768), value(at) * 768 + dim(1))
-    b.store_dense(b.operand("y", "f32", 50 * 768), x)
-    assert rows_ahead(b.finish(), far) is None, "a place that takes long to compute"
+def test_quotients_by_one_number_are_rounded_once():
+    rows, width = 600, 100
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, width)) * 10.0 ** rng.integers(-4, 25, (rows, 1))
+    x = x.astype(np.float32)
+    x[:20] *= np.float32(1e-20)  # the divisor is small: no inverse
+    x[20:40] = -np.abs(x[20:40])
+    x[40:60] = 3e38 * rng.uniform(-1, 1, (20, width))
+    x[60:70, 3], x[70:80, 3], x[80:90] = np.inf, np.nan, 0
+    x[90:100], x[100:110, 5], x[110:120] = -np.inf, -np.inf, 0
+    x[110:120, 1] = 1e-30
+    x[120:130] = -1e-3
+    x[120:130, :20] = -3e38  # a quotient beyond all floats
+    with np.errstate(all="ignore"):
+        wanted = x / x.max(1, keepdims=True)
+    for target in TARGETS:
+        got = run(quotients(rows, width), [x.reshape(-1), np.zeros(x.size, np.float32)], target)[1]
+        np.testing.assert_array_equal(got.reshape(x.shape), wanted)
 
 
-def assembly_of(plan, target):
-    module = Module(target)
-    for kernel in plan_kernels(plan, target).kernels:
-        kernel.emit(module)
-    return emit_assembly(module)
+# -- 1 + tanh -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_bf16"])
-@pytest.mark.parametrize("dtype,result", [("f32", "f32"), ("bf16", "bf16"), ("f32", "bf16")])
-def test_gathered_rows_go_past_the_caches(name, dtype, result):
-    near = named_target(name)
-    text = assembly_of(gathered(50, 768, dtype, result), small_caches(near))
-    halves = result == "bf16" and name == "avx2"  # a vector of eight bf16s is no half of a line
-    assert ("vmovnt" in text) == (not halves) and "prefetcht1" in text and "prefetcht0" not in text
-    text = assembly_of(gathered(50, 768, dtype, result), near)
-    assert "vmovnt" not in text and "prefetcht1" not in text and "prefetcht0" in text
+def gelu(size, form, dtype="f32"):
+    """As written by hand, and as JAX writes it; or with a tanh that is used a second time."""
+    b = PlanBuilder("gelu", (size,))
+    op = b.apply
+    x = b.convert(b.load_dense(b.operand("x", dtype, size)), "f32")
+    cubic = op("multiply", op("multiply", op("multiply", x, x), x), b.constant(0.044715, "f32"))
+    u = op("multiply", b.constant(np.sqrt(2 / np.pi), "f32"), op("add", x, cubic))
+    t = op("tanh", u)
+    half, one = b.constant(0.5, "f32"), b.constant(1.0, "f32")
+    if form == "half of x":
+        y = op("multiply", op("multiply", x, half), op("add", t, one))
+    elif form == "bare":
+        y = op("add", one, t)
+    else:
+        y = op("multiply", x, op("multiply", half, op("add", one, t)))
+    b.store_dense(b.operand("y", dtype, size), b.convert(y, dtype))
+    if form == "tanh twice":
+        b.store_dense(b.operand("t", dtype, size), b.convert(t, dtype))
+    return b.finish()
 
 
-def test_rounded_results_go_past_the_caches():
-    b = PlanBuilder("sum", (4096,))
-    x, y = (b.load_dense(b.operand(name, "bf16", 4096)) for name in "xy")
-    b.store_dense(b.operand("z", "bf16", 4096), b.apply("add", x, y))
-    for name in ("avx512", "avx512_bf16"):
-        assert "vmovnt" in assembly_of(b.finish(), small_caches(named_target(name)))
+@pytest.mark.parametrize("form", ["half of x", "half of the sum", "bare"])
+def test_one_plus_tanh_keeps_its_digits_far_below_zero(form):
+    x = np.concatenate([np.linspace(-12, 12, 4000), [0.0, -0.0, 1e30, -1e30, np.inf, 1e-30]]).astype(
+        np.float32
+    )
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        u = np.float64(np.float32(np.sqrt(2 / np.pi))) * (wide + np.float64(np.float32(0.044715)) * wide**3)
+        exact = 2 / (1 + np.exp(-2 * u)) * (1 if form == "bare" else 0.5 * wide)
+    for target in TARGETS:
+        y = run(gelu(x.size, form), [x, np.zeros_like(x)], target)[1].astype(np.float64)
+        near = np.abs(u) < 35  # beyond, numbers of float's exponents end
+        error = np.abs(y[near] - exact[near]) / np.maximum(np.abs(exact[near]), 1e-30)
+        bound = 4e-7 + 4e-7 * np.abs(u[near])  # u is rounded itself, and so is what it is made of
+        assert (error <= bound).all(), (x[near][(error - bound).argmax()], error.max())
+        assert y[-2] == (2 if form == "bare" else np.inf) and np.abs(y[-3]) == 0
 
 
-def test_a_part_of_a_large_table_counts_as_that_part():
-    target = dataclasses.replace(named_target("avx512"), l3_bytes=100_000)
-    b = PlanBuilder("lookup", (16, 64))
-    at = b.load(b.operand("places", "s32", 16), dim(0))
-    x = b.load(b.operand("table", "f32", 64 * 10_000), value(at) * 64 + dim(1))
-    b.store_dense(b.operand("y", "f32", 16 * 64), x)
-    plan = b.finish()
-    assert streamed_operands(plan, target) == frozenset(), "what was looked up stays in a cache"
-    assert rows_ahead(plan, target).far, "but it comes from memory"
+def test_one_plus_tanh_is_rewritten_where_nothing_else_needs_the_tanh():
+    def operations(plan):
+        return sorted(n.op for n in plan.nodes if isinstance(n, Apply) and n.op != "convert")
+
+    plan = without_cancellation(gelu(100, "half of the sum"))
+    assert (
+        operations(plan).count("multiply") == operations(gelu(100, "half of the sum")).count("multiply") - 2
+    )
+    assert (
+        "exponential" in operations(plan) and "divide" in operations(plan) and "tanh" not in operations(plan)
+    )
+    assert without_cancellation(plan) is plan
+    kept = gelu(100, "tanh twice")
+    assert without_cancellation(kept) is kept
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 24, 48, 128])
-def test_an_order_without_a_pattern(count):
-    order = shuffled(count)
-    assert sorted(order) == list(range(count)) and order == shuffled(count)
-    if count >= 24:
-        steps = [b - a for a, b in itertools.pairwise(order)]
-        assert max(map(steps.count, steps)) <= 3 + count // 16, "no step comes often"
+@pytest.mark.parametrize("form", ["half of x", "half of the sum", "bare", "tanh twice"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gelu_of_any_form(form, dtype):
+    check(gelu(1003, form, dtype), dtype)

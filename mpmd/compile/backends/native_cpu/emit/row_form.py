@@ -200,10 +200,11 @@ class RowForm:
     def fetched(self, item: Pass) -> list[int]:
         """Numbers of the loads whose next rows are asked for during a pass.
 
-        A block's first pass reads memory, the later ones L1: what the next block reads comes meanwhile.
+        A block's first pass reads memory, the later ones L1: what the next block reads comes meanwhile,
+        unless memory is busy with results.
         """
         walks = self.walks
-        if len(walks) < 2 or item is not walks[1]:
+        if len(walks) < 2 or item is not walks[1] or item.stores:
             return []
         if sum(o.bytes for o in self.plan.operands) < self.target.l2_bytes:
             return []
