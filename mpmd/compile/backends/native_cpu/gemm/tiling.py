@@ -21,6 +21,7 @@ row blocks.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ _LONGEST_CHUNK = 4096
 _LONGEST_PACKED_CHUNK = 2048
 # Beyond so many rows of A a packed copy of B, whose pages are few, is read faster than it costs to make.
 _MOST_ROWS_IN_PLACE = 1536
+# With so few rows a copy of B is not read often enough to pay, even where its strips find no room in L2.
+_FEW_ROWS = 512
 # Units of work for a fair share among many threads, and tiles that a unit has at least.
 _WANTED_UNITS, _FEWEST_TILES = 64, 8
 _LINE, _PAGE = 64, 4096
@@ -91,7 +94,7 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
     if pack_a:
         kc = _even_chunk(gemm.k, _LONGEST_PACKED_CHUNK // element)
-    return _cut(gemm, target, kc, pack_a, _packs_b(gemm.b, step, gemm.m))
+    return _cut(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
 
 
 def tilings(gemm: Gemm, target: CpuTarget) -> list[Tiling]:
@@ -179,6 +182,13 @@ def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
     return max(sets.values()) > max(1, target.l1_bytes // _PAGE - 2)
 
 
-def _packs_b(b: Matrix, step: str, m: int) -> bool:
-    """Strips of a row-major B can be used where they are: the next one is fetched meanwhile."""
-    return not _may_read_b(b, step) or m > _MOST_ROWS_IN_PLACE
+def _packs_b(gemm: Gemm, step: str, kc: int, row_bytes: int, target: CpuTarget) -> bool:
+    """Strips of a row-major B can be used where they are, the next one being fetched meanwhile, if they find
+    room in L2: rows a page apart have no more than their own lines of every page of it.
+    """
+    if not _may_read_b(gemm.b, step) or gemm.m > _MOST_ROWS_IN_PLACE:
+        return True
+    stride = gemm.b.row_stride * BYTES[gemm.b.dtype]
+    places = _PAGE // math.gcd(stride, _PAGE)  # at which rows begin within a page
+    room = target.l2_bytes // _PAGE * min(_PAGE, places * row_bytes)
+    return gemm.m > _FEW_ROWS and kc * row_bytes > room
