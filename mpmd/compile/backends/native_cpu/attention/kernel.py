@@ -15,6 +15,7 @@ from mpmd.compile.backends.native_cpu.attention.blocking import Blocking, Tile
 from mpmd.compile.backends.native_cpu.attention.rows import BlockRows, Reach
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
@@ -92,6 +93,8 @@ class _Emission:
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
         with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             self.f = f
+            self.fetch = Fetch(f)
+            self.fetch.nothing(f.arguments["workspace"])  # a block's strips are near
             rows = {k: f.arguments[f"p{k}"] for k in plan.outer}
             inner = {k: self._workspace(f"p{cut.shared.get(k, k)}") for k in sorted(plan.inner)}
             self.rows = BlockRows(f, cut, rows, inner, self._workspace("size"))
@@ -269,7 +272,7 @@ class _Emission:
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
                     d = f.offset(column, f.imul(row, cut.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
-                    strides = tile.rows * 4, strip, tile.row_bytes, steps * tile.row_bytes, steps
+                    strides = tile.rows * 4, strip, tile.row_bytes, self.fetch.place, steps
                     self._call(micro, a, *strides, d, cut.line * 4, d, cut.line * 4, 0)
 
                 self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
@@ -312,7 +315,7 @@ class _Emission:
                         cut.line * size,
                         strip,
                         stride,
-                        strip_bytes,
+                        self.fetch.place,
                         depth,
                         sums,
                         stride,
@@ -350,7 +353,8 @@ class _Emission:
                 at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
                 depth, bytes_ = f.isub(steps, skipped), tile.row_bytes
-                self._call(micro, a, stride, strip, bytes_, 0, depth, sums, bytes_, sums, bytes_, 1)
+                tile_of_sums = sums, bytes_, sums, bytes_, 1
+                self._call(micro, a, stride, strip, bytes_, self.fetch.place, depth, *tile_of_sums)
 
     def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
         """A tile of columns of a factor from row `low` on, its rows in pairs."""

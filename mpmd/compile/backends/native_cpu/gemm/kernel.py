@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_batch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
-from mpmd.compile.backends.native_cpu.gemm.packing import Pack
+from mpmd.compile.backends.native_cpu.gemm.operands import Block, Operands
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
 from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
-from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency, choose_tiling
+from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, choose_tiling
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
@@ -149,22 +149,6 @@ def stores_plainly(kernel: GemmKernel) -> bool:
     return kernel.epilogue is None and gemm.c.dtype == gemm.accumulator and gemm.c.column_stride == 1
 
 
-@dataclass
-class _Block:
-    """What the loops around a tile have fixed."""
-
-    a: Value
-    b: Value
-    c: Value
-    batch: Index
-    k: Index
-    depth: Index
-    first: Value  # i64: 1 unless this is the first chunk of K
-    last: Value  # i1
-    rows: tuple[Index, Index] = (0, 0)
-    panels: tuple[Index, Index] = (0, 0)
-
-
 class _Driver:
     """Emission of one kernel."""
 
@@ -177,7 +161,6 @@ class _Driver:
         self.plain = stores_plainly(kernel)
         self.chunks = max(1, -(-self.gemm.k // self.tiling.kc))
         self.sum_bytes = BYTES[self.gemm.accumulator]
-        self.step_bytes = 8 if self.tiling.step == "f64" else 4
         self.shared: dict[str, SharedFunction] = {}
         self.finish = FinishTile(kernel.name, self.gemm, kernel.tiling.width, kernel.epilogue)
 
@@ -191,6 +174,8 @@ class _Driver:
         arguments += [("begin", "i64"), ("end", "i64")]
         with FunctionBuilder(self.module, kernel.name, arguments, plain=True) as f:
             self.f = f
+            places = self.space.a, self.space.b
+            self.operands = Operands(f, self.gemm, t, places, self.shared)
             if kernel.units_per_batch:
                 with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):
                     self._product(batch, units)
@@ -253,15 +238,13 @@ class _Driver:
                 else:
                     later = f.cast("zext", f.compare("ne", chunk, constant(0, "i64")), "i64")
                     is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
-                block = _Block(a, b, c, batch, chunk, depth, later, is_last, rows, (group, group_end))
-                self._pack_b(block)
+                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, (group, group_end))
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
 
-    def _row_block(self, block: _Block, start: Index, end: Index) -> None:
+    def _row_block(self, block: Block, start: Index, end: Index) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
-        if t.pack_a:
-            self._pack_a(block, start, end)
+        self.operands.begin_rows(block, start, end)
         whole_panels = gemm.n // t.width
         whole_rows = f.imin(end, gemm.m // t.rows * t.rows)
 
@@ -275,90 +258,26 @@ class _Driver:
 
         if whole_panels:
             with self._each(block.panels[0], f.imin(block.panels[1], whole_panels), 1) as panel:
+                self.operands.begin_strip(block, start, panel, packed=t.pack_b)
                 tiles(panel, False)
         if gemm.n % t.width:
             with self._each(f.imax(block.panels[0], whole_panels), block.panels[1], 1) as panel:
+                self.operands.begin_strip(block, start, panel, packed=True)
                 tiles(panel, True)
-
-    # -- operands ----------------------------------------------------------------------------------------
-    def _steps(self, depth: Index) -> Index:
-        """Steps of K that so many elements take."""
-        f = self.f
-        return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
     def _workspace(self, offset: int) -> Value:
         return self.f.offset(self.f.arguments["workspace"], offset)
 
-    def _packed_b(self, block: _Block, panel: Index) -> Value:
-        f, t = self.f, self.tiling
-        first = block.panels[0] if t.pack_b else self.gemm.n // t.width  # only the strip at the edge is
-        before = f.imul(f.isub(panel, first), self._steps(block.depth))
-        return f.offset(self._workspace(self.space.b), f.imul(before, t.width * self.step_bytes))
-
-    def _packed_a(self, block: _Block, start: Index, row: Index) -> Value:
-        f = self.f
-        before = f.imul(f.isub(row, start), self._steps(block.depth))
-        return f.offset(self._workspace(self.space.a), f.imul(before, self.step_bytes))
-
-    def _call_pack(self, pack: Pack, *arguments: Index | Value) -> None:
-        self.shared[pack.name] = pack
-        values = [self.f.index(a) if isinstance(a, int) else a for a in arguments]
-        self.f.call(pack.name, *values)
-
-    def _pack_b(self, block: _Block) -> None:
-        f, t, b = self.f, self.tiling, self.gemm.b
-        if not t.pack_b and self.gemm.n % t.width == 0:
-            return
-        size = BYTES[b.dtype]
-        pack = Pack(b.dtype, t.step, t.width, adjacency(b.column_stride, b.row_stride))
-        first = block.panels[0] if t.pack_b else f.imax(block.panels[0], self.gemm.n // t.width)
-        with self._each(first, block.panels[1], 1) as panel:
-            column = f.imul(panel, t.width)
-            source = f.iadd(f.imul(block.k, b.row_stride), f.imul(column, b.column_stride))
-            self._call_pack(
-                pack,
-                f.offset(block.b, f.imul(source, size)),
-                b.column_stride * size,
-                b.row_stride * size,
-                block.depth,
-                f.imin(f.isub(self.gemm.n, column), t.width),
-                self._packed_b(block, panel),
-            )
-
-    def _pack_a(self, block: _Block, start: Index, end: Index) -> None:
-        f, t, a = self.f, self.tiling, self.gemm.a
-        size = BYTES[a.dtype]
-        pack = Pack(a.dtype, t.step, t.rows, adjacency(a.row_stride, a.column_stride))
-        with self._each(start, end, t.rows) as tile:
-            source = f.iadd(f.imul(tile, a.row_stride), f.imul(block.k, a.column_stride))
-            self._call_pack(
-                pack,
-                f.offset(block.a, f.imul(source, size)),
-                a.row_stride * size,
-                a.column_stride * size,
-                block.depth,
-                f.imin(f.isub(end, tile), t.rows),
-                self._packed_a(block, start, tile),
-            )
-
     # -- one tile ----------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, start: Index, row: Index, rows: int, panel: Index, edge: bool) -> None:
+    def _tile(self, block: Block, start: Index, row: Index, rows: int, panel: Index, edge: bool) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
-        a_adjacent, a, a_stride = self._a_tile(block, start, row)
-        if t.pack_b or edge:
-            b, b_stride = self._packed_b(block, panel), t.width * self.step_bytes
-            b_next = f.imul(self._steps(block.depth), b_stride)
-        else:
-            at = f.iadd(f.imul(block.k, gemm.b.row_stride), f.imul(panel, t.width))
-            b, b_stride = (
-                f.offset(block.b, f.imul(at, BYTES[gemm.b.dtype])),
-                gemm.b.row_stride * self.step_bytes,
-            )
-            b_next = t.width * self.step_bytes
+        operands = self.operands
+        a_adjacent, a, a_stride = operands.tile(block, start, row)
+        b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        operands = [a, f.index(a_stride), b, f.index(b_stride), f.index(b_next)]
-        operands.append(f.index(self._steps(block.depth)))
+        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row)]
+        factors.append(f.index(operands.steps(block.depth)))
 
         if self.plain and not edge:
             at = f.iadd(f.imul(row, gemm.c.row_stride), f.imul(panel, t.width))
@@ -366,13 +285,13 @@ class _Driver:
                 f.offset(block.c, f.imul(at, self.sum_bytes)),
                 f.index(gemm.c.row_stride * self.sum_bytes),
             )
-            f.call(micro.name, *operands, c, c_stride, c, c_stride, block.first)
+            f.call(micro.name, *factors, c, c_stride, c, c_stride, block.first)
             return
         tile, tile_stride = self._workspace(self.space.tile), f.index(t.width * self.sum_bytes)
         finish = [tile, f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
         pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
         if self.chunks == 1:
-            f.call(micro.name, *operands, tile, tile_stride, tile, tile_stride, f.index(0))
+            f.call(micro.name, *factors, tile, tile_stride, tile, tile_stride, f.index(0))
             f.call(self.finish.name(edge=edge), *finish, *pointers)
             return
         column = 0 if self.plain else f.imul(f.isub(panel, block.panels[0]), t.width)
@@ -381,17 +300,6 @@ class _Driver:
         rest_stride = f.index(self.space.rest_width * self.sum_bytes)
         d = f.select(block.last, tile, rest)
         d_stride = f.select(block.last, tile_stride, rest_stride)
-        f.call(micro.name, *operands, rest, rest_stride, d, d_stride, block.first)
+        f.call(micro.name, *factors, rest, rest_stride, d, d_stride, block.first)
         with f.when(block.last):
             f.call(self.finish.name(edge=edge), *finish, *pointers)
-
-    def _a_tile(self, block: _Block, start: Index, row: Index) -> tuple[str, Value, int]:
-        """(what is adjacent, address, stride in bytes) of A's part of a tile."""
-        f, t, a = self.f, self.tiling, self.gemm.a
-        if t.pack_a:
-            return "rows", self._packed_a(block, start, row), t.rows * self.step_bytes
-        at = f.iadd(f.imul(row, a.row_stride), f.imul(block.k, a.column_stride))
-        address = f.offset(block.a, f.imul(at, BYTES[a.dtype]))
-        if a.column_stride == 1:
-            return "steps", address, a.row_stride * BYTES[a.dtype]
-        return "rows", address, a.column_stride * BYTES[a.dtype]

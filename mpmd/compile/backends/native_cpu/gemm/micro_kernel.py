@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Loop
+from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
+_AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
 
 
@@ -71,7 +73,7 @@ ARGUMENTS = (
     ("a_stride", "i64"),  # bytes
     ("b", "ptr"),
     ("b_stride", "i64"),  # bytes between steps of K
-    ("b_next", "i64"),  # bytes from B to what will be read after it, which is fetched in advance
+    ("fetch", "ptr"),  # what to bring nearer meanwhile, see `fetch.py`
     ("depth", "i64"),  # steps of K
     ("s", "ptr"),
     ("s_stride", "i64"),  # bytes between rows
@@ -93,28 +95,33 @@ class _Tile:
 
     def emit(self) -> None:
         f, k = self.f, self.kernel
-        arguments = f.arguments
-        self._prefetch()
-        zero = constant(0.0, self.vector)
-        a_bases = self._a_bases(arguments["a"])
-        start = [*a_bases, arguments["b"], *([zero] * (k.rows * k.vectors))]
-        unroll, done = _UNROLL[k.adjacent], f.index(0)
-        if unroll > 1:
-            done = f.index(f.floor_to(arguments["depth"], unroll))
-            with f.loop(0, done, unroll, carried=start) as loop:
-                loop.carry(self._steps(loop, unroll, len(a_bases)))
-            start = loop.carried
-        with f.loop(done, arguments["depth"], 1, carried=start) as rest:
-            rest.carry(self._steps(rest, 1, len(a_bases)))
-        self._finish(rest.carried[len(a_bases) + 1 :])
-
-    def _prefetch(self) -> None:
-        """Fetch the result's lines while the K loop runs."""
-        f, k = self.f, self.kernel
-        for row in range(k.rows):
-            at = f.offset(f.arguments["d"], f.imul(row, f.arguments["d_stride"]))
+        depth, unroll = f.arguments["depth"], _UNROLL[k.adjacent]
+        self.fetching = Fetching(f, f.arguments["fetch"])
+        bases = self._a_bases(f.arguments["a"])
+        self.bases, zero = len(bases), constant(0.0, self.vector)
+        state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
+        # the result's lines are fetched one row at a time, and so late that they stay in L1
+        whole = f.index(f.floor_to(depth, unroll))
+        before = f.index(f.floor_to(f.imax(f.isub(depth, _AHEAD), 0), unroll))
+        after = f.index(f.imin(f.iadd(before, k.rows * unroll), whole))
+        state = self._run(0, before, unroll, state)
+        with f.loop(before, after, unroll, carried=[f.arguments["d"], *state]) as loop:
+            row = loop.carried[0]
             for line in range(0, k.vectors * self.vector_bytes, 64):
-                f.prefetch(f.offset(at, line), write=True)
+                f.prefetch(f.offset(row, line), write=True)
+            loop.carry([f.offset(row, f.arguments["d_stride"]), *self._steps(loop.carried[1:], unroll)])
+        state = self._run(after, whole, unroll, loop.carried[1:])
+        if unroll > 1:
+            state = self._run(whole, depth, 1, state)
+        rest = state[self.bases + 1 :]
+        self.fetching.leave(rest[: Fetching.STATE])
+        self._finish(rest[Fetching.STATE :])
+
+    def _run(self, lo: Index, hi: Index, unroll: int, state: list[Value]) -> list[Value]:
+        """Steps from one to another."""
+        with self.f.loop(lo, hi, unroll, carried=state) as loop:
+            loop.carry(self._steps(loop.carried, unroll))
+        return loop.carried
 
     def _a_bases(self, a: Value) -> list[Value]:
         if self.kernel.adjacent == "rows":
@@ -122,16 +129,14 @@ class _Tile:
         f, stride = self.f, self.f.arguments["a_stride"]
         return [f.offset(a, f.imul(row, stride)) for row in range(0, self.kernel.rows, _ROWS_PER_BASE)]
 
-    def _steps(self, loop: Loop, count: int, bases: int) -> list[Value]:
-        """`count` steps along K; returns the advanced pointers and the accumulators."""
-        f, k = self.f, self.kernel
-        pointers, b, accumulators = loop.carried[:bases], loop.carried[bases], loop.carried[bases + 1 :]
+    def _steps(self, state: list[Value], count: int) -> list[Value]:
+        """`count` steps along K: A's and B's addresses, the fetch and the accumulators after them."""
+        f, k, at_b = self.f, self.kernel, self.bases
+        pointers, b, rest = state[:at_b], state[at_b], state[at_b + 1 :]
+        fetch, accumulators = self.fetching.line(rest[: Fetching.STATE]), rest[Fetching.STATE :]
         b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
         for step in range(count):
             b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]
-            following = f.offset(b, f.arguments["b_next"])
-            for line in range(0, k.vectors * self.vector_bytes, 64):
-                f.prefetch(f.offset(following, line), locality=2)
             for row in range(k.rows):
                 scalar = self._a_element(pointers, row, step)
                 for v in range(k.vectors):
@@ -142,7 +147,7 @@ class _Tile:
                 pointers = [f.offset(pointers[0], a_stride)]
         if k.adjacent == "steps":
             pointers = [f.offset(p, count * k.step_bytes) for p in pointers]
-        return [*pointers, b, *accumulators]
+        return [*pointers, b, *fetch, *accumulators]
 
     def _a_element(self, pointers: list[Value], row: int, step: int) -> Value:
         """A's element of a row and step in every lane."""

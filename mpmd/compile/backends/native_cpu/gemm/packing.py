@@ -9,6 +9,7 @@ way, or pair up along K.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,14 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
+from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 ARGUMENTS = (
     ("source", "ptr"),
     ("lane_stride", "i64"),  # bytes between lanes
     ("step_stride", "i64"),  # bytes between elements along K
     ("depth", "i64"),  # elements along K
-    ("valid", "i64"),  # lanes that exist
+    ("valid", "i64"),  # lanes that exist; beyond the width, those of the next strips (`Pack.many_strips`)
     ("destination", "ptr"),
 )
 
@@ -54,6 +56,16 @@ class Pack:
         """Whether a step takes two elements along K."""
         return self.step == "bf16x2"
 
+    def many_strips(self, target: CpuTarget) -> bool:
+        """Whether one call copies several strips, one after the other in the destination.
+
+        Lanes of a strip that does not fill a register share their lines with those of its neighbours; and the
+        lanes of two steps, one step's after the other's, fill one.
+        """
+        lanes = target.lanes("double" if self.step == "f64" else "float")
+        fills = self.width < lanes <= self.width + math.gcd(self.width, lanes)
+        return self.adjacent == "lanes" and fills
+
     def emit(self, module: Module) -> None:
         """Add the function `name` with `ARGUMENTS` to a module."""
         with FunctionBuilder(module, self.name, ARGUMENTS) as f:
@@ -64,6 +76,9 @@ class Pack:
             whole = f.compare("eq", f.arguments["valid"], constant(self.width, "i64"))
             if self.adjacent == "steps":
                 strip.transpose(whole)
+                return
+            if self.many_strips(module.target):
+                strip.copy_strips()
                 return
             with f.when(whole, returns=True):
                 strip.copy_lanes(edge=False)
@@ -145,6 +160,69 @@ class _Strip:
             order = [lane // 2 + (self.lanes if lane % 2 else 0) for lane in range(2 * self.lanes)]
             both = f.shuffle(low, high, order)
             self._put(f.cast("bitcast", both, vector("float", self.lanes)), pair, group)
+
+    # -- lanes adjacent, strips narrower than registers: several strips ----------------------------------
+    def copy_strips(self) -> None:
+        """So many steps at a time that each strip's part is whole registers, strip after strip."""
+        f, args, width = self.f, self.args, self.pack.width
+        per_step = 2 if self.pack.pairs else 1
+        together = self.lanes // math.gcd(width, self.lanes)
+        steps = f.index(f.idiv(f.iadd(args["depth"], per_step - 1), per_step))
+        strip_bytes = f.imul(steps, width * self.bytes)
+        full = f.index(f.floor_to(f.idiv(args["depth"], per_step), together))
+        strips = f.index(f.idiv(args["valid"], width))
+        partial = f.compare("ne", f.index(f.irem(args["valid"], width)), constant(0, "i64"))
+        usual, edge = self._below(width, self.lanes), self._below(f.irem(args["valid"], width), self.lanes)
+        with f.loop(0, full, together) as group:
+            with f.loop(0, strips) as strip:
+                self._strip_part(group.i, strip.i, strip_bytes, usual, together)
+            with f.when(partial):
+                self._strip_part(group.i, strips, strip_bytes, edge, together)
+        odd = f.irem(args["depth"], per_step)
+        with f.loop(full, steps) as rest:
+            both = None if per_step == 1 else f.compare("slt", f.index(f.iadd(rest.i, odd)), steps)
+            with f.loop(0, f.iadd(strips, f.cast("zext", partial, "i64"))) as strip:
+                mask = self._below(f.isub(args["valid"], f.imul(strip.i, width)), self.lanes)
+                mask = f.and_(mask, usual)
+                value = self._lanes_of_step(rest.i, strip.i, mask, both)
+                place = f.offset(args["destination"], f.imul(strip.i, strip_bytes))
+                f.masked_store(value, f.offset(place, f.imul(rest.i, width * self.bytes)), usual)
+
+    def _strip_part(self, step: Value, strip: Value, strip_bytes: Index, mask: Value, count: int) -> None:
+        """Some steps of one strip: their lanes, one step's after the other's, fill registers."""
+        f, width, lanes = self.f, self.pack.width, self.lanes
+        steps = [f.index(f.iadd(step, k)) for k in range(count)]
+        parts = [self._lanes_of_step(at, strip, mask, None, count) for at in steps]
+        place = f.offset(self.args["destination"], f.imul(strip, strip_bytes))
+        place = f.offset(place, f.imul(step, width * self.bytes))
+        for register in range(width * count // lanes):
+            first = register * lanes // width
+            order = [divmod(register * lanes + lane, width) for lane in range(lanes)]
+            low, high = parts[first], parts[min(first + 1, count - 1)]
+            value = f.shuffle(low, high, [(k - first) * lanes + lane for k, lane in order])
+            f.store(value, place, register * lanes)
+
+    def _lanes_of_step(
+        self, step: Value, strip: Value, mask: Value, both: Value | None, ahead: int = 0
+    ) -> Value:
+        """A register of one step of one strip; `both` tells whether the second row of a pair exists."""
+        f, args, pack = self.f, self.args, self.pack
+        rows = []
+        type_ = vector(MEMORY[pack.dtype], self.lanes)
+        for part in range(2 if pack.pairs else 1):
+            k = f.iadd(f.imul(step, 2), part) if pack.pairs else step
+            row = f.offset(args["source"], f.imul(k, args["step_stride"]))
+            row = f.offset(row, f.imul(strip, pack.width * BYTES[pack.dtype]))
+            if ahead:
+                distance = f.imul(args["step_stride"], ahead * (2 if pack.pairs else 1))
+                f.prefetch(f.offset(row, distance))
+            if part and both is not None:
+                mask = f.select(both, mask, constant(0, mask.type))
+            rows.append(f.masked_load(row, type_, mask))
+        if not pack.pairs:
+            return self._widen(rows[0])
+        order = [lane // 2 + (self.lanes if lane % 2 else 0) for lane in range(2 * self.lanes)]
+        return f.cast("bitcast", f.shuffle(rows[0], rows[1], order), vector("float", self.lanes))
 
     # -- steps adjacent: squares are transposed ----------------------------------------------------------
     def transpose(self, whole: Value) -> None:

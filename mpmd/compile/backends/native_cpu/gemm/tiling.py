@@ -4,18 +4,24 @@ From the outside in:
 
 for columns by nc:
   for k by kc:
-    pack B[kc, nc]
     for rows by mc:                    A[mc, kc] stays in L2
       pack A[mc, kc]
-      for each strip of B, for each tile of A: micro-kernel
+      for each strip of B:
+        pack B[kc, strip], if these are the first rows
+        for each tile of A: micro-kernel
+
+While they multiply, micro-kernels fetch the strip of B and the rows of A that come next (`fetch.py`).
 
 An operand is packed only if its elements do not lie as micro-kernels read them, or if it is read so often
 that a copy in order pays.  Where A is packed, nc is as large as the last cache level allows, so that A is
-packed once; where it is not, B is packed a strip at a time, right before it is used.
+packed once, and a row block takes a quarter of L2, as the rows do that come next.  Where A is not but B is,
+nothing is lost if A is read again: then the strips of B stay in L2, in half of it, and A passes by in small
+row blocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -26,8 +32,12 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 # Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
 # then larger than L1 costs nothing that was measurable, as its lines come in order.
 _LONGEST_CHUNK = 4096
+# The same where A is packed: a row block and the next one, as it lies, share L2.
+_LONGEST_PACKED_CHUNK = 2048
 # Beyond so many rows of A a packed copy of B, whose pages are few, is read faster than it costs to make.
 _MOST_ROWS_IN_PLACE = 1536
+# With so few rows a copy of B is not read often enough to pay, even where its strips find no room in L2.
+_FEW_ROWS = 512
 # Units of work for a fair share among many threads, and tiles that a unit has at least.
 _WANTED_UNITS, _FEWEST_TILES = 64, 8
 _LINE, _PAGE = 64, 4096
@@ -82,7 +92,9 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     columns = -(-gemm.n // width) * width
     kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
     pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
-    return _cut(gemm, target, kc, pack_a, _packs_b(gemm.b, step, gemm.m))
+    if pack_a:
+        kc = _even_chunk(gemm.k, _LONGEST_PACKED_CHUNK // element)
+    return _cut(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
 
 
 def tilings(gemm: Gemm, target: CpuTarget) -> list[Tiling]:
@@ -113,9 +125,12 @@ def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> 
     """The loop nest with chunks of K of a length, and such operands packed."""
     step, rows, width, element = _steps(gemm, target)
     vectors = width // target.lanes("double" if step == "f64" else "float")
-    mc = max(rows, min(40, target.l2_bytes // 2 // (kc * element) // rows) * rows)
     columns = -(-gemm.n // width)
-    room = target.l3_bytes // 4 if pack_a or not pack_b else target.l2_bytes // 8
+    if pack_b and not pack_a:
+        room, rows_room = target.l2_bytes // 2, target.l2_bytes // 8
+    else:
+        room, rows_room = target.l3_bytes // 4, target.l2_bytes // 4
+    mc = max(rows, min(40, rows_room // (kc * element) // rows) * rows)
     panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
     part_rows = 0
@@ -167,6 +182,13 @@ def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
     return max(sets.values()) > max(1, target.l1_bytes // _PAGE - 2)
 
 
-def _packs_b(b: Matrix, step: str, m: int) -> bool:
-    """Strips of a row-major B can be used where they are: the next one is fetched meanwhile."""
-    return not _may_read_b(b, step) or m > _MOST_ROWS_IN_PLACE
+def _packs_b(gemm: Gemm, step: str, kc: int, row_bytes: int, target: CpuTarget) -> bool:
+    """Strips of a row-major B can be used where they are, the next one being fetched meanwhile, if they find
+    room in L2: rows a page apart have no more than their own lines of every page of it.
+    """
+    if not _may_read_b(gemm.b, step) or gemm.m > _MOST_ROWS_IN_PLACE:
+        return True
+    stride = gemm.b.row_stride * BYTES[gemm.b.dtype]
+    places = _PAGE // math.gcd(stride, _PAGE)  # at which rows begin within a page
+    room = target.l2_bytes // _PAGE * min(_PAGE, places * row_bytes)
+    return gemm.m > _FEW_ROWS and kc * row_bytes > room

@@ -1,0 +1,91 @@
+"""Fetching in advance: lines that a micro-kernel brings into L2 while it multiplies, for what comes after it.
+
+A tile takes thousands of cycles and reads what is near; the memory behind L2 has nothing to do meanwhile.
+So whoever calls micro-kernels leaves a *fetch* where they find it: runs of adjacent lines, at a distance from
+each other, such as the rows of the strip that is packed next.  Every few steps of K a micro-kernel asks for a
+line, and leaves the fetch where the next tile goes on.  Lines past the end are asked for as the last one,
+which is near by then.
+"""
+
+from __future__ import annotations
+
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+
+_LINE = 64
+_POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
+
+
+class Fetch:
+    """A fetch in memory, as its owner sees it.
+
+    Args:
+        f: the function that calls micro-kernels.
+    """
+
+    def __init__(self, f: FunctionBuilder) -> None:
+        self.f = f
+        self.place = f.stack("i64", 8)
+
+    def runs(self, start: Value, count: Index, distance: Index, size: Index) -> None:
+        """Ask for runs of bytes.
+
+        Args:
+            start: the first byte.
+            count: how many runs, at least one.
+            distance: bytes from a run to the next.
+            size: bytes of a run, at least one.
+        """
+        f = self.f
+        # a run of so many bytes may begin within a line
+        lines = f.idiv(f.iadd(size, 2 * _LINE - 2), _LINE)
+        if isinstance(size, int) and isinstance(distance, int) and size % _LINE == distance % _LINE == 0:
+            lines = size // _LINE
+        reach = f.isub(f.iadd(f.imul(f.isub(count, 1), distance), size), 1)
+        jump = f.isub(distance, f.imul(f.isub(lines, 1), _LINE))
+        self._set(f.isub(0, reach), lines, jump, f.offset(start, reach))
+
+    def nothing(self, near: Value) -> None:
+        """Ask for nothing but a line that is near."""
+        self._set(0, 1, 0, near)
+
+    def _set(self, position: Index, run: Index, jump: Index, end: Value) -> None:
+        f = self.f
+        for field, value in ((_POSITION, position), (_LEFT, run), (_RUN, run), (_JUMP, jump)):
+            f.store(f.index(value), self.place, field)
+        f.store(end, self.place, _END)
+
+
+class Fetching:
+    """A fetch as the micro-kernel that continues it sees it.
+
+    What goes round its loops is a list of `STATE` values: bytes from the fetch's end to its next line, and
+    the lines that are left of the run.
+
+    Args:
+        f: the micro-kernel.
+        place: the fetch.
+    """
+
+    STATE = 2
+
+    def __init__(self, f: FunctionBuilder, place: Value) -> None:
+        self.f = f
+        self.place = place
+        self.start = [f.load(place, "i64", _POSITION), f.load(place, "i64", _LEFT)]
+        self._run, self._jump = f.load(place, "i64", _RUN), f.load(place, "i64", _JUMP)
+        self._end = f.load(place, "ptr", _END)
+
+    def line(self, state: list[Value]) -> list[Value]:
+        """Ask for a line; returns the state after it."""
+        f, (position, left) = self.f, state
+        f.prefetch(f.offset(self._end, f.imin(position, 0)), locality=2)
+        fewer = f.index(f.isub(left, 1))
+        done = f.compare("eq", fewer, constant(0, "i64"))
+        position = f.index(f.iadd(position, f.select(done, self._jump, constant(_LINE, "i64"))))
+        return [position, f.select(done, self._run, fewer)]
+
+    def leave(self, state: list[Value]) -> None:
+        """Keep the state for the next tile."""
+        for field, value in zip((_POSITION, _LEFT), state, strict=True):
+            self.f.store(value, self.place, field)

@@ -1,0 +1,222 @@
+"""A and B on their way to micro-kernels: copies in the order in which they are read, and early fetches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
+from mpmd.compile.backends.native_cpu.gemm.packing import Pack
+from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
+from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.storage import BYTES
+
+_FETCHES = 4  # tiles of which one fetches what comes next of A, and the others of B: there is more time for A
+
+
+@dataclass
+class Block:
+    """What the loops around a tile have fixed.
+
+    Attributes:
+        a, b, c: the matrices of a batch index.
+        batch: the batch index.
+        k, depth: where the chunk of K begins, and its length.
+        first: i64, 1 unless this is the first chunk of K.
+        last: i1, whether it is the last one.
+        rows, panels: rows and strips that are done, from and to.
+    """
+
+    a: Value
+    b: Value
+    c: Value
+    batch: Index
+    k: Index
+    depth: Index
+    first: Value
+    last: Value
+    rows: tuple[Index, Index]
+    panels: tuple[Index, Index]
+
+
+class Operands:
+    """The operands of one kernel under construction.
+
+    Args:
+        f: the kernel.
+        gemm: what it computes.
+        tiling: how.
+        places: bytes of the workspace before A's copy and before B's.
+        shared: functions that the kernel calls, by name.
+    """
+
+    def __init__(
+        self,
+        f: FunctionBuilder,
+        gemm: Gemm,
+        tiling: Tiling,
+        places: tuple[int, int],
+        shared: dict[str, SharedFunction],
+    ) -> None:
+        self.f = f
+        self.gemm = gemm
+        self.tiling = tiling
+        self.shared = shared
+        self.step_bytes = 8 if tiling.step == "f64" else 4
+        self._place_a, self._place_b = (f.offset(f.arguments["workspace"], place) for place in places)
+        self._next_a, self._next_b = Fetch(f), Fetch(f)
+
+    def steps(self, depth: Index) -> Index:
+        """Steps of K that so many elements take."""
+        f = self.f
+        return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
+
+    def fetch(self, start: Index, row: Index) -> Value:
+        """What a tile of a row block fetches."""
+        f = self.f
+        number = f.irem(f.idiv(f.isub(row, start), self.tiling.rows), _FETCHES)
+        for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
+        return f.select(for_a, self._next_a.place, self._next_b.place)
+
+    # -- A ---------------------------------------------------------------------------------------------------
+    def begin_rows(self, block: Block, start: Index, end: Index) -> None:
+        """What comes before the tiles of a row block: its copy, and the fetch of the rows after it."""
+        if self.tiling.pack_a:
+            self._pack_rows(block, start, end)
+        self._next_a.nothing(block.a)
+        if 1 in (self.gemm.a.row_stride, self.gemm.a.column_stride):
+            self._fetch_rows(block, end)
+
+    def tile(self, block: Block, start: Index, row: Index) -> tuple[str, Value, int]:
+        """(what is adjacent, address, stride in bytes) of A's part of a tile."""
+        t, a = self.tiling, self.gemm.a
+        if t.pack_a:
+            return "rows", self._packed_rows(block, start, row), t.rows * self.step_bytes
+        address = self._element(block.a, a, row, block.k)
+        if a.column_stride == 1:
+            return "steps", address, a.row_stride * BYTES[a.dtype]
+        return "rows", address, a.column_stride * BYTES[a.dtype]
+
+    def _packed_rows(self, block: Block, start: Index, row: Index) -> Value:
+        f = self.f
+        before = f.imul(f.isub(row, start), self.steps(block.depth))
+        return f.offset(self._place_a, f.imul(before, self.step_bytes))
+
+    def _pack_rows(self, block: Block, start: Index, end: Index) -> None:
+        f, t, a = self.f, self.tiling, self.gemm.a
+        pack = Pack(a.dtype, t.step, t.rows, adjacency(a.row_stride, a.column_stride))
+        together = t.mc if pack.many_strips(f.target) else t.rows
+        with f.loop(start, end, together) as strip:
+            self._call_pack(
+                pack,
+                self._element(block.a, a, strip.i, block.k),
+                (a.row_stride, a.column_stride),
+                block.depth,
+                f.imin(f.isub(end, strip.i), together),
+                self._packed_rows(block, start, strip.i),
+            )
+
+    def _fetch_rows(self, block: Block, end: Index) -> None:
+        """Fetch the rows that come after a block: the next ones, or the first ones of the next chunk."""
+        f, t, gemm, a = self.f, self.tiling, self.gemm, self.gemm.a
+        size = BYTES[a.dtype]
+        after = f.compare("slt", f.index(end), f.index(block.rows[1]))
+        row = f.select(after, f.index(end), f.index(block.rows[0]))
+        k = f.select(after, f.index(block.k), f.index(f.iadd(block.k, t.kc)))
+        with f.when(f.compare("slt", k, constant(gemm.k, "i64"))):
+            rows, depth = f.imin(f.isub(block.rows[1], row), t.mc), f.imin(f.isub(gemm.k, k), t.kc)
+            source = self._element(block.a, a, row, k)
+            if a.column_stride == 1:
+                self._next_a.runs(source, rows, a.row_stride * size, f.imul(depth, size))
+            else:
+                self._next_a.runs(source, depth, a.column_stride * size, f.imul(rows, size))
+
+    # -- B ---------------------------------------------------------------------------------------------------
+    def begin_strip(self, block: Block, start: Index, panel: Index, *, packed: bool) -> None:
+        """What comes before the tiles of a strip: its copy, and the fetch of the strip after it.
+
+        The first row block makes the copies, and fetches what they are made of; the others fetch the copies.
+        """
+        f = self.f
+        following = f.iadd(panel, 1)
+        if packed:
+            with self._first_rows(block, start):
+                self._pack_strip(block, panel)
+        self._next_b.nothing(block.b)
+        with f.when(f.compare("slt", f.index(following), f.index(block.panels[1]))):
+            if packed:
+                size = f.imul(self.steps(block.depth), self.tiling.width * self.step_bytes)
+                self._next_b.runs(self._packed_strip(block, following), 1, size, size)
+                with self._first_rows(block, start):
+                    self._fetch_strip(block, following)
+            else:
+                self._fetch_strip(block, following)
+
+    def strip(self, block: Block, panel: Index, *, packed: bool) -> tuple[Value, int]:
+        """(address, stride in bytes) of B's strip."""
+        t, b = self.tiling, self.gemm.b
+        if packed:
+            return self._packed_strip(block, panel), t.width * self.step_bytes
+        source = self._element(block.b, b, block.k, self.f.imul(panel, t.width))
+        return source, b.row_stride * self.step_bytes
+
+    @contextlib.contextmanager
+    def _first_rows(self, block: Block, start: Index) -> Iterator[None]:
+        """A block that runs only in the first row block."""
+        f = self.f
+        with f.when(f.compare("eq", f.index(start), f.index(block.rows[0]))):
+            yield
+
+    def _packed_strip(self, block: Block, panel: Index) -> Value:
+        f, t = self.f, self.tiling
+        first = block.panels[0] if t.pack_b else self.gemm.n // t.width  # only the strip at the edge is
+        before = f.imul(f.isub(panel, first), self.steps(block.depth))
+        return f.offset(self._place_b, f.imul(before, t.width * self.step_bytes))
+
+    def _pack_strip(self, block: Block, panel: Index) -> None:
+        f, t, b = self.f, self.tiling, self.gemm.b
+        pack = Pack(b.dtype, t.step, t.width, adjacency(b.column_stride, b.row_stride))
+        column = f.imul(panel, t.width)
+        self._call_pack(
+            pack,
+            self._element(block.b, b, block.k, column),
+            (b.column_stride, b.row_stride),
+            block.depth,
+            f.imin(f.isub(self.gemm.n, column), t.width),
+            self._packed_strip(block, panel),
+        )
+
+    def _fetch_strip(self, block: Block, panel: Index) -> None:
+        """Fetch the elements of a strip."""
+        f, t, b = self.f, self.tiling, self.gemm.b
+        size, column = BYTES[b.dtype], f.imul(panel, t.width)
+        source = self._element(block.b, b, block.k, column)
+        columns = f.imin(f.isub(self.gemm.n, column), t.width)
+        if b.column_stride == 1:
+            self._next_b.runs(source, block.depth, b.row_stride * size, f.imul(columns, size))
+        elif b.row_stride == 1:
+            self._next_b.runs(source, columns, b.column_stride * size, f.imul(block.depth, size))
+
+    # -- both ------------------------------------------------------------------------------------------------
+    def _element(self, start: Value, matrix: Matrix, row: Index, column: Index) -> Value:
+        f = self.f
+        at = f.iadd(f.imul(row, matrix.row_stride), f.imul(column, matrix.column_stride))
+        return f.offset(start, f.imul(at, BYTES[matrix.dtype]))
+
+    def _call_pack(
+        self,
+        pack: Pack,
+        source: Value,
+        strides: tuple[int, int],
+        depth: Index,
+        valid: Index,
+        destination: Value,
+    ) -> None:
+        f, size = self.f, BYTES[pack.dtype]
+        self.shared[pack.name] = pack
+        sizes = [f.index(x) for x in (strides[0] * size, strides[1] * size, depth, valid)]
+        f.call(pack.name, source, *sizes, destination)
