@@ -45,6 +45,7 @@ _BUFFER_BYTES = 16 << 10  # half of a first cache
 # the source side by side.
 _ROWS, _STREAMED_ROWS = 128, 64
 _LINES, _STREAMED_LINES = 8, 48
+_FEWEST_ROWS = 32  # below, squares are done sooner
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class PackedKernel:
 
     @staticmethod
     def suits(plan: KernelPlan, target: CpuTarget, crossing: int) -> bool:
-        """Whether a plan's dims are long enough, and few enough things cross."""
-        kernel = PackedKernel(plan.name, plan, target, crossing)
-        long = plan.extents[-1] >= kernel._lanes and plan.extents[crossing] >= kernel._columns
-        return long and kernel._most_rows > 0
+        """Whether a plan's dims are long enough, whole blocks fill them well, and few enough things cross."""
+        kernel, extent = PackedKernel(plan.name, plan, target, crossing), plan.extents[crossing]
+        whole = kernel._blocks * kernel._columns
+        long = plan.extents[-1] >= max(kernel._lanes, _FEWEST_ROWS) and extent >= kernel._columns
+        return long and 2 * whole <= 3 * extent and kernel._most_rows > 0
 
     @property
     def pointers(self) -> tuple[str, ...]:
