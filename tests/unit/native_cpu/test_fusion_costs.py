@@ -98,3 +98,21 @@ def test_measured_costs_are_asked_where_they_are_given(tmp_path):
 def test_no_such_model(tmp_path):
     with pytest.raises(ConfigError, match="option costs of hlo-fusion is 'fast'"):
         Fusion(costs="fast")
+
+
+def after_a_product(operations):
+    def function(x, w, v):
+        d = x @ w
+        r = d
+        for _ in range(operations):
+            r = r * d + 1
+        return [((d * n) @ v) @ v.T * r + d for n in (2, 3)]
+
+    return before_fusion(function, floats(64, 32), floats(32, 64), floats(64, 32))
+
+
+def test_what_takes_longer_to_compute_again_is_kept():
+    """Fewer bytes move if the last two products compute what they read of the first one again."""
+    assert not [m for m in fused(after_a_product(1))[1] if "is kept" in m]
+    found = [m for m in fused(after_a_product(11))[1] if "is kept" in m]
+    assert len(found) == 1 and "computing it again" in found[0]

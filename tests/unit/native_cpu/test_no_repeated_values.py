@@ -24,7 +24,7 @@ def repeated_in(name, known=CASES, **options):
 
 @pytest.mark.parametrize("name", CASES)
 def test_fusion_computes_nothing_twice(name, monkeypatch):
-    monkeypatch.setattr(merging, "repeat_cheap_results", lambda grouping: None)
+    monkeypatch.setattr(merging, "repeat_cheap_results", lambda grouping, prices: None)
     assert repeated_in(name, attention_stitching="off") == {}
 
 

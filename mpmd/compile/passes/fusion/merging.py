@@ -11,14 +11,11 @@ from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import Group, Grouping
 from mpmd.compile.passes.fusion.patterns import join_patterns
-from mpmd.compile.passes.fusion.prices import Prices
+from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 from mpmd.support import diagnostics
 
 GREEDY, BEAM = "greedy", "beam"
-
-_CLEARLY = 1.05
-"""What is slower by less than the model is wrong joins: one kernel less waits for all threads."""
 
 
 def merge_groups(
@@ -41,7 +38,7 @@ def merge_groups(
     if multi_output:
         merging.neighbours()
         merging.along_arrays()
-        repeat_cheap_results(grouping)
+        repeat_cheap_results(grouping, prices)
 
 
 class _Merging:
@@ -183,7 +180,7 @@ class _Merging:
         if isinstance(planned, str):
             return planned
         together, apart = self.prices.of(members, lambda: planned), self._apart(a, b)
-        if together is not None and apart is not None and together > _CLEARLY * apart:
+        if together is not None and apart is not None and together > CLEARLY * apart:
             return f"together they take {together * 1e6:.1f} us, apart {apart * 1e6:.1f} us"
         return ""
 

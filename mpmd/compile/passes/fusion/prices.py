@@ -7,13 +7,17 @@ from pathlib import Path
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import HOST, Device
-from mpmd.compile.kernels.cost.models import projected, speed_of_light
+from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
+from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts, measurer
 from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.errors import ConfigError
 
+CLEARLY = 1.05
+"""What is slower by less than the model is wrong is worth it: fewer kernels, or fewer values in memory."""
 PROJECTED, SPEED_OF_LIGHT, MEASURED = "projected", "speed-of-light", "measured"
 
 
@@ -68,6 +72,23 @@ class Prices:
             return self._measured.price(self.device, planned.plan.text(), work)
         model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
         return model(work, self.device).seconds
+
+    def whole(self, planned: Sequence[PlannedKernel | str]) -> float | None:
+        """Seconds of several kernels, products with their epilogues among them; None if one is not priced.
+
+        Products are priced by the models alone: what is measured is priced without them.
+        """
+        total = 0.0
+        for kernel in planned:
+            seconds = self._price(kernel)
+            if isinstance(kernel, DotPlan):
+                model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
+                parts = [model(work, self.device) for work in product_workloads(kernel.plan)]
+                seconds = combined(parts).seconds
+            if seconds is None:
+                return None
+            total += seconds
+        return total
 
     def saved(self, value: HloInstruction, joining: int, others: int) -> float:
         """Seconds that are saved if everything that can join a value's producer does.

@@ -8,6 +8,8 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
+from mpmd.support import diagnostics
 
 _MOST_OPERATIONS = 24
 """Operations of one repeated value: more would not be free beside the memory that they save."""
@@ -15,18 +17,23 @@ _SMALLEST = 1024
 """Bytes: smaller values stay in the cache anyway."""
 
 
-def repeat_cheap_results(grouping: Grouping) -> None:
-    """Let groups compute cheap results of other groups again, where that moves fewer bytes."""
+def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
+    """Let groups compute cheap results of other groups again, where that moves less and takes no longer.
+
+    Args:
+        grouping: the groups, changed in place.
+        prices: what says how long kernels take.
+    """
     for group in grouping.groups():
         for result in reversed(grouping.results(group.members)):
             if len(grouping.results(group.members)) < 2:
                 break
             if result.shape.byte_size >= _SMALLEST and _saves(grouping, group, [result]):
-                _try(grouping, group, [result])
-        _hand_out_dear_values(grouping, group)
+                _try(grouping, prices, group, [result])
+        _hand_out_dear_values(grouping, prices, group)
 
 
-def _hand_out_dear_values(grouping: Grouping, group: Group) -> None:
+def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: Group) -> None:
     """Hand out one value that is dear instead of several results that are cheaply made of it.
 
     (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
@@ -43,7 +50,7 @@ def _hand_out_dear_values(grouping: Grouping, group: Group) -> None:
             if cone is not None and value in cone and not factor:
                 made.append(result)
         if len(made) > 1 and value.shape.byte_size >= _SMALLEST and _saves(grouping, group, made, value):
-            _try(grouping, group, made, value)
+            _try(grouping, prices, group, made, value)
 
 
 def _is_dear(member: HloInstruction) -> bool:
@@ -122,15 +129,31 @@ def _cone(
 
 
 def _try(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None = None
+    grouping: Grouping,
+    prices: Prices,
+    group: Group,
+    made: Sequence[HloInstruction],
+    value: HloInstruction | None = None,
 ) -> None:
-    """Repeat results, unless some group is then no longer one kernel."""
+    """Repeat results, unless some group is then no longer one kernel, or all together take longer."""
     readers = dict.fromkeys(r for result in made for r in _reading_groups(grouping, group, result))
     cone = _members_between(grouping, group, made, _kept(grouping, group, made, value))
+    concerned = (group, *readers)
+    before = prices.whole([grouping.plan(g.members) for g in concerned])
     added = cone - grouping.repeated
     grouping.repeat(added)
-    if any(isinstance(grouping.plan(g.members), str) for g in (group, *readers)):
+    planned = [grouping.plan(g.members) for g in concerned]
+    if any(isinstance(plan, str) for plan in planned):
         grouping.keep(added)
+        return
+    after = prices.whole(planned)
+    if before is not None and after is not None and after > CLEARLY * before:
+        grouping.keep(added)
+        names = " and ".join(m.name for m in made)
+        diagnostics.notice(
+            f"hlo-fusion: {names} is kept: with it kernels take {before * 1e6:.1f} us, "
+            f"computing it again {after * 1e6:.1f} us"
+        )
 
 
 def _members_between(
