@@ -33,19 +33,22 @@ class LapackExpander(ComputationPass):
     custom-call(a), custom_call_target="lapack_spotrf_ffi" -> cholesky(a), beside the other half of a
 
     LU is a loop over columns that changes all of the matrix each time: larger matrices than `most` are left
-    to the library, which does blocks of columns.
+    to the library, which does blocks of columns.  So are those larger than `most_cholesky`, whose blocks on
+    the diagonal, a loop over columns each, take longer than the library's.
 
     Requires: no schedule; cholesky and triangular-solve are expanded afterwards.
-    Ensures: no such call is left, but of LU of large matrices.
+    Ensures: no such call is left, but of LU and Cholesky of large matrices.
     Cost: linear.
     Source: what LAPACK's potrf, trsm and getrf are documented to give.
 
     Attributes:
         most: rows or columns of a matrix up to which LU is expanded.
+        most_cholesky: rows up to which Cholesky is.
     """
 
     name = "hlo-lapack-expander"
     most: int = 64
+    most_cholesky: int = 320
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
@@ -56,7 +59,8 @@ class LapackExpander(ComputationPass):
         function = FUNCTIONS.get(found[1]) if found else None
         if function is None or 0 in site.operands[0].shape.dims:
             return None
-        if found is not None and found[1] == "getrf" and max(site.operands[0].shape.dims[-2:]) > self.most:
+        most = {"getrf": self.most, "potrf": self.most_cholesky}.get(found[1]) if found else None
+        if most is not None and max(site.operands[0].shape.dims[-2:]) > most:
             return None
         return function(site)
 

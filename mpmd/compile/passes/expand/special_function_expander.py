@@ -17,7 +17,7 @@ from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
 class SpecialFunctionExpander(ComputationPass):
     """Computes inverse and hyperbolic functions from exponentials, logarithms and angles.
 
-    asinh(x) -> sign(x) * log1p(|x| + |x|^2 / (1 + sqrt(|x|^2 + 1))), of large x log(|x|) + log(2)
+    asinh(x) -> sign(x) * log1p(|x| + |x|^2 / (1 + sqrt(|x|^2 + 1))), of large x log1p(|x|) + log(2)
 
     Types narrower than f32 are computed in f32.
 
@@ -67,25 +67,30 @@ def cosh(x: Number) -> Number:
 
 
 def _is_large(x: Number) -> Number:
-    """Whether one does not count beside the square."""
-    return x.is_("GT", 1e8 if x.dtype == "f64" else 1e4)
+    """Whether one does not count beside it; up to there its square is finite."""
+    return x.is_("GT", 1e18 if x.dtype == "f64" else 1e9)
+
+
+def _twice_if_large(x: Number, near: Number, far: Number) -> Number:
+    """The logarithm of 1 + near, of large x that of twice 1 + far: one logarithm for both."""
+    large = _is_large(x)
+    made = large.choose(far, near).of("log-plus-one")
+    return large.choose(made + math.log(2), made)
 
 
 def asinh(x: Number) -> Number:
     """The inverse of the hyperbolic sine."""
     size = x.abs()
     square = size * size
-    near = (size + square / (1.0 + (square + 1.0).sqrt())).of("log-plus-one")
-    far = size.of("log") + math.log(2)
-    return _is_large(size).choose(far, near).with_sign_of(x)
+    near = size + square / (1.0 + (square + 1.0).sqrt())
+    return _twice_if_large(size, near, size).with_sign_of(x)
 
 
 def acosh(x: Number) -> Number:
     """The inverse of the hyperbolic cosine; NaN below one."""
     more = x - 1.0
-    near = (more + (more * (more + 2.0)).sqrt()).of("log-plus-one")
-    made = _is_large(x).choose(x.of("log") + math.log(2), near)
-    return x.is_("LT", 1.0).choose(x.full(math.nan), made)
+    near = more + (more * (more + 2.0)).sqrt()
+    return x.is_("LT", 1.0).choose(x.full(math.nan), _twice_if_large(x, near, more))
 
 
 def atanh(x: Number) -> Number:
