@@ -23,6 +23,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
 _AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
+_STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
 
 
@@ -101,18 +102,17 @@ class _Tile:
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
         # the result's lines are fetched one row at a time, and so late that they stay in L1
-        whole = f.index(f.floor_to(depth, unroll))
         before = f.index(f.floor_to(f.imax(f.isub(depth, _AHEAD), 0), unroll))
-        after = f.index(f.imin(f.iadd(before, k.rows * unroll), whole))
         state = self._run(0, before, unroll, state)
-        with f.loop(before, after, unroll, carried=[f.arguments["d"], *state]) as loop:
+        spread = min(unroll, _STEPS_PER_ROW)
+        rows = f.imin(f.idiv(f.isub(depth, before), spread), k.rows)
+        after = f.index(f.iadd(before, f.imul(rows, spread)))
+        with f.loop(before, after, spread, carried=[f.arguments["d"], *state]) as loop:
             row = loop.carried[0]
             for line in range(0, k.vectors * self.vector_bytes, 64):
                 f.prefetch(f.offset(row, line), write=True)
-            loop.carry([f.offset(row, f.arguments["d_stride"]), *self._steps(loop.carried[1:], unroll)])
-        state = self._run(after, whole, unroll, loop.carried[1:])
-        if unroll > 1:
-            state = self._run(whole, depth, 1, state)
+            loop.carry([f.offset(row, f.arguments["d_stride"]), *self._steps(loop.carried[1:], spread)])
+        state = self._run(after, depth, 1, loop.carried[1:])
         rest = state[self.bases + 1 :]
         self.fetching.leave(rest[: Fetching.STATE])
         self._finish(rest[Fetching.STATE :])
