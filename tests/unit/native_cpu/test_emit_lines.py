@@ -307,3 +307,13 @@ def test_what_is_asked_for_ahead():
     x = b.load(b.operand("x", "f32", 64 * 600), dim(0) * 600 + dim(1))
     b.store_dense(b.operand("y", "f32", 512), b.reduce_column("add", x), (1,))
     assert ahead(b.finish(), 0) == []
+
+
+def test_which_sums_take_two_rows_at_once():
+    def summed(plan, name="avx512_bf16"):
+        return len(plan_kernels(plan, without_caches(named_target(name))).kernels[0].summed)
+
+    assert summed(columns((64, 512), "bf16")[0]) == 1
+    assert summed(columns((64, 512), "bf16")[0], "avx512") == 0, "the instruction is missing"
+    assert summed(columns((64, 512), "bf16", "maximum")[0]) == summed(columns((64, 512), "f32")[0]) == 0
+    assert summed(norm_gradients(64, 512, "bf16")) == 0, "one of the sums is of products"

@@ -18,6 +18,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
+from mpmd.compile.backends.native_cpu.emit.row_pairs import add_pairs, in_order, summed_loads
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
@@ -28,7 +29,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_level
 
 _MOST_VECTORS = 2  # of each row, where there are several
 _MOST_ROWS = 4  # with more than one vector
@@ -89,6 +90,11 @@ class LineKernel:
     def leaves(self) -> tuple[int, ...]:
         """Numbers of the loads whose even and odd lanes are taken apart."""
         return leaves_apart(self.plan, self.roots)
+
+    @cached_property
+    def summed(self) -> tuple[int, ...]:
+        """For each reduction of elements the load of bf16 that it adds up, if all do that and no more."""
+        return summed_loads(self.plan, self.target, self.leaves, self.wide_sums)
 
     @cached_property
     def rows(self) -> int:
@@ -219,7 +225,10 @@ class _Lines:
         last, paired = self.plan.rank - 1, self._paired
 
         def pairs(parts: list[Lanes], values: list[Value]) -> list[Value]:
-            self._add(rows, parts, line, apart=True)
+            if kernel.summed:
+                self._add_row_pairs(rows, parts, line)
+            else:
+                self._add(rows, parts, line, apart=True)
             return values
 
         def vectors(parts: list[Lanes], values: list[Value]) -> list[Value]:
@@ -270,8 +279,20 @@ class _Lines:
             for item in self.element_stores:
                 store_run(own_scopes, item)
 
+    def _add_row_pairs(self, rows: Sequence[Scope], parts: Sequence[Lanes], line: Position) -> None:
+        """Add pairs of vectors of every row to the sums, two rows at once."""
+        f, plan = self.f, self.plan
+        for number, source in zip(self.nodes, self.kernel.summed, strict=True):
+            pointer, loaded = f.arguments[self.parts.name(number)], plan.nodes[source]
+            assert isinstance(loaded, Load)
+            for part in parts:
+                places = [f.iadd(line, f.iadd(part.start, k * self.lanes)) for k in range(2)]
+                low, high = (load(f, pointer, "f32", self.lanes, at) for at in places)
+                for at, total in zip(places, add_pairs(rows, loaded, part, low, high), strict=True):
+                    store(f, total, pointer, "f32", at)
+
     def _put_in_order(self, line: Position, first: Position, end: Position) -> None:
-        """Bring sums of even and odd columns into the order of the columns."""
+        """Bring sums of pairs of vectors into the order of the columns."""
         f, parts, lanes = self.f, self.parts, self.lanes
         if not self._paired:
             return
@@ -283,5 +304,6 @@ class _Lines:
                     pointer, dtype = f.arguments[parts.name(number)], sum_dtype(node.dtype)
                     even = load(f, pointer, dtype, lanes, at)
                     odd = load(f, pointer, dtype, lanes, f.iadd(at, lanes))
-                    for half, value in enumerate(zipped(f, even, odd)):
+                    ordered = in_order(f, even, odd) if self.kernel.summed else zipped(f, even, odd)
+                    for half, value in enumerate(ordered):
                         store(f, value, pointer, dtype, f.iadd(at, half * lanes))
