@@ -12,11 +12,12 @@ from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
-from tests.support.random_hlo.draft import EIGHT_BIT_FLOATS, TINY, Case, Draft, values
+from tests.support.random_hlo.draft import EIGHT_BIT_FLOATS, Case, Draft, values
 
 FLOATS = tuple(t for t in EIGHT_BIT_FLOATS if t != "f8e8m0fnu")
 """Without the type of scales, which has no zero and no sign, and the one of 4 bits, which has no NaN."""
-INTEGERS = tuple(t for t in TINY if DTYPES[t].is_integral)
+INTEGERS = ("s4", "u4")
+"""Without those of 2 bits, with which XLA:CPU spoils memory."""
 DIRECTIONS = ("EQ", "NE", "GE", "GT", "LE", "LT")
 
 
@@ -32,7 +33,7 @@ def _value(draft: Draft, dtype: str, dims: tuple[int, ...], special: bool = True
 
 
 def _small(draft: Draft, dtype: str, dims: tuple[int, ...]) -> HloInstruction:
-    """From -1 to 1: sums of a few are exact in every type but those of two bits, where they wrap."""
+    """From -1 to 1: sums of a few are exact in every type."""
     low = 0 if DTYPES[dtype].kind == "unsigned" else -1
     made = draft.rng.integers(low, 2, dims).astype(np.int32).astype(DTYPES[dtype].numpy)
     return draft.parameter(made, dtype)

@@ -11,7 +11,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
+from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS, NARROW_INTEGERS
 from mpmd.compile.kernels.operations import FLOATS, INTEGERS
 from tests.support.native_fragments import fragment_of
 from tests.support.native_hlo import run_module
@@ -119,6 +119,40 @@ ENTRY e {{
     np.testing.assert_array_equal(got.view(np.uint8), want)
 
 
+INTEGER_OPERATIONS = (
+    *(
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "remainder",
+        "maximum",
+        "minimum",
+        "power",
+        "and",
+        "or",
+        "xor",
+    ),
+    *("shift-left", "shift-right-arithmetic", "shift-right-logical"),
+    *("not", "popcnt", "count-leading-zeros", "negate", "sign", "abs"),
+)
+
+
+@pytest.mark.parametrize("dtype", NARROW_INTEGERS)
+def test_arithmetic_of_every_pair_of_integers(dtype):
+    pairs = [v.ravel().copy() for v in np.meshgrid(every(dtype), every(dtype))]
+    n, lines = pairs[0].size, []
+    found = [o for o in INTEGER_OPERATIONS if not (dtype[0] == "u" and o in ("negate", "sign", "abs"))]
+    for k, opcode in enumerate(found):
+        operands = "a, b" if INTEGER_OPERATIONS.index(opcode) < 14 else "a"
+        lines.append(f"  r{k} = {dtype}[{n}] {opcode}({operands})")
+    results, shapes = ", ".join(f"r{k}" for k in range(len(lines))), ", ".join([f"{dtype}[{n}]"] * len(lines))
+    text = f"HloModule m\nENTRY e {{\n  a = {dtype}[{n}] parameter(0)\n  b = {dtype}[{n}] parameter(1)\n"
+    module = parse_module(text + "\n".join(lines) + f"\n  ROOT r = ({shapes}) tuple({results})\n}}")
+    for opcode, got, want in zip(found, run_module(module, pairs), evaluate(module, pairs), strict=True):
+        np.testing.assert_array_equal(got.astype(np.int32), want.astype(np.int32), err_msg=opcode)
+
+
 def test_bits_of_other_types():
     text = """HloModule m
 ENTRY e {
@@ -160,7 +194,7 @@ def native(function, *arguments, donated=()):
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_arrays_of_jax_enter_and_leave(dtype):
-    """XLA packs what is less than a byte; native code does not."""
+    """XLA packs what is less than a byte; native code does not.  (XLA:CPU spoils memory with int2 itself.)"""
 
     def function(x):
         turned = x.T
@@ -168,20 +202,21 @@ def test_arrays_of_jax_enter_and_leave(dtype):
         return turned, product, jnp.where(turned == turned[:1], turned, turned[::-1])
 
     ones = np.resize(np.array([0, 1, 1, 0, 1, 1, 1, 0, 1]), (8, 7)).astype(np.int32)
-    x = jnp.array(ones.astype(DTYPES[dtype].numpy))
-    for got, want in zip(native(function, x)(x), jax.jit(function)(x), strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_allclose(
-            np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32), rtol=1e-5
-        )
+    held = ones.astype(DTYPES[dtype].numpy)
+    got = native(function, held)(jnp.array(held))
+    assert [g.dtype for g in got] == [held.dtype, np.float32, held.dtype]
+    x = held.astype(np.float32)
+    want = (x.T, np.tanh(x) @ np.ones((7, 9)), np.where(x.T[:1] == x.T, x.T, x.T[::-1]))
+    for mine, its in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(mine).astype(np.float32), its, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["int4", "float8_e5m2"])
 def test_a_donated_array_becomes_the_result(dtype):
-    x = jnp.arange(-4, 4).astype(dtype).reshape(2, 4)
-    want = np.asarray(x[::-1]).astype(np.float32)
-    (got,) = native(lambda x: (x[::-1],), x, donated=(0,))(x)
-    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), want)
+    held = np.arange(-4, 4, dtype=np.int32).reshape(2, 4).astype(dtype)
+    x = jnp.array(held)
+    (got,) = native(lambda x: (x[::-1],), held, donated=(0,))(x)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), held[::-1].astype(np.float32))
     assert x.is_deleted()
 
 
