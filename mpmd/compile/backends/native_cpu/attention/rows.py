@@ -9,7 +9,8 @@ from mpmd.compile.backends.native_cpu.attention.blocking import Blocking
 from mpmd.compile.backends.native_cpu.emit.accumulate import Accumulators, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.emit.nest import vector_loop
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, REGISTER, load, store

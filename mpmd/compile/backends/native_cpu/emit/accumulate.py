@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
 from mpmd.compile.backends.native_cpu.storage import REGISTER, narrow, round_to

@@ -13,7 +13,8 @@ from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials, final_inputs, finish_columns
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder

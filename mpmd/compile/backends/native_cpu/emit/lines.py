@@ -18,8 +18,9 @@ from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.row_pairs import add_pairs, in_order, summed_loads
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder

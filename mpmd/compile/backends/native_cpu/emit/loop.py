@@ -16,7 +16,8 @@ from mpmd.compile.backends.native_cpu.emit.nest import (
     unflatten,
     vector_loop,
 )
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder

@@ -16,8 +16,9 @@ from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.row_form import SCRATCH_BYTES, RowForm
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder

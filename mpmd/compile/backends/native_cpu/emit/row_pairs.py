@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import reduce_node
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
 from mpmd.compile.backends.native_cpu.target import CpuTarget

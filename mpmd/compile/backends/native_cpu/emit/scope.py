@@ -8,16 +8,15 @@ a scope knows is computed in that scope, once, and splat into vectors there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
+from mpmd.compile.backends.native_cpu.emit.places import Lanes, Places
 from mpmd.compile.backends.native_cpu.emit.quotient import Inverse, divide_by, invert
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.types import (
     Value,
     constant,
-    element_of,
     lanes_of,
     suffix,
     vector,
@@ -26,7 +25,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
 from mpmd.compile.backends.native_cpu.storage import (
     BYTES,
     MEMORY,
-    REGISTER,
     load,
     narrow,
     register_constant,
@@ -35,7 +33,7 @@ from mpmd.compile.backends.native_cpu.storage import (
     store_pair,
     widen,
 )
-from mpmd.compile.kernels.index import Atom, Index
+from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.plan import (
     Apply,
     Constant,
@@ -50,30 +48,7 @@ from mpmd.compile.kernels.plan import (
 _WIDEST_STEP = 4  # elements from lane to lane up to which whole vectors are loaded, and not each lane alone
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """The dim that runs along the lanes of vectors.
-
-    Attributes:
-        dim: its number.
-        start: index of the first lane.
-        count: lanes; 1 makes everything scalar.
-        mask: lanes inside of the iteration space, or None if all are.
-        half: 0 or 1 if these are the even or the odd ones of twice as many lanes, -1 if they are adjacent.
-    """
-
-    dim: int
-    start: Position
-    count: int
-    mask: Value | None = None
-    half: int = -1
-
-    def halves(self) -> tuple[Lanes, Lanes]:
-        """The even and the odd lanes of these and of as many that follow them."""
-        return replace(self, half=0), replace(self, half=1)
-
-
-class Scope:
+class Scope(Places):
     """Where code is being written, and what is known there.
 
     Args:
@@ -100,7 +75,7 @@ class Scope:
         self.f = f
         self.plan = plan
         self.pointers = pointers
-        self.dims: dict[int, Position] = {**(parent.dims if parent else {}), **(dims or {})}
+        self.dims = {**(parent.dims if parent else {}), **(dims or {})}
         self.lanes = lanes
         self.parent = parent
         self.streamed: frozenset[int] = parent.streamed if parent else streamed
@@ -186,7 +161,7 @@ class Scope:
         if isinstance(node, Constant):
             return register_constant(node.value, node.dtype)
         if isinstance(node, IndexValue):
-            return self._index_value(node)
+            return self.index_value(node)
         if isinstance(node, Load):
             return self._load(node)
         assert isinstance(node, Apply), f"%{number} is a reduction that is not finished here"
@@ -198,147 +173,18 @@ class Scope:
                 return round_to(f, divide_by(f, args[0], args[1], inverse), node.dtype)
         return emit_operation(f, node.op, args, [self.plan.nodes[a].dtype for a in node.args], node.dtype)
 
-    # -- positions -----------------------------------------------------------------------------------------
-    def position(self, index: Index) -> Position:
-        """An index that does not change along the lanes, as one number."""
-        f = self.f
-        total: Position = index.constant
-        for atom, factor in index.terms:
-            total = f.iadd(total, f.imul(self._atom(atom), factor))
-        return total
-
-    def _atom(self, atom: Atom) -> Position:
-        f = self.f
-        if atom.kind == "dim":
-            return self.dims[atom.number]
-        if atom.kind == "value":
-            return self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
-        assert atom.inner is not None
-        inner = self.position(atom.inner)
-        if self._may_be_negative(atom.inner):
-            return self._floor(atom, f.index(inner))
-        return f.idiv(inner, atom.number) if atom.kind == "div" else f.irem(inner, atom.number)
-
-    def _may_be_negative(self, index: Index) -> bool:
-        """Whether an index is not known to be above zero: what the program computes may count down in it."""
-        return bool(index.values()) or index.bounds(self.plan.extents)[0] < 0
-
-    def _floor(self, atom: Atom, inner: Value) -> Value:
-        """The floor quotient, or the remainder that is never negative."""
-        f, divisor, zero = self.f, constant(atom.number, inner.type), constant(0, inner.type)
-        rest = f.binary("srem", inner, divisor)
-        below = f.compare("slt", rest, zero)
-        if atom.kind == "mod":
-            return f.select(below, f.add(rest, divisor), rest)
-        quotient = f.binary("sdiv", inner, divisor)
-        return f.select(below, f.sub(quotient, constant(1, inner.type)), quotient)
-
-    def _integer(self, value: Value, dtype: str) -> Value:
-        wide = vector("i64", lanes_of(value.type))
-        return self.f.cast("zext" if dtype.startswith("u") else "sext", value, wide)
-
-    def _varies(self, index: Index) -> bool:
-        """Whether an index changes along the lanes."""
-        if self.lanes is None:
-            return False
-        if self.lanes.dim in index.dims():
-            return True
-        return any(lanes_of(self.value(n).type) > 1 for n in index.values())
-
-    def _steps_by(self, index: Index) -> int | None:
-        """By how much an index grows from lane to lane, or None if that is not the same everywhere."""
-        assert self.lanes is not None
-        if not index.is_linear_in(self.lanes.dim):
-            return None
-        if any(lanes_of(self.value(n).type) > 1 for n in index.values()):
-            return None
-        return index.factor(self.lanes.dim)
-
-    def first(self, index: Index) -> Position:
-        """An index at the first lane."""
-        assert self.lanes is not None
-        at_lane = Scope(self.f, self.plan, self.pointers, parent=self)
-        at_lane.dims[self.lanes.dim] = self.lanes.start
-        return at_lane.position(index)
-
-    def _all_lanes(self, index: Index, element: str = "i64") -> Value:
-        """An index at every lane, as a vector; what is the same for all lanes is computed once."""
-        assert self.lanes is not None
-        f, count = self.f, self.lanes.count
-        varying = [term for term in index.terms if self._varies(Index((term,)))]
-        fixed = self.position(Index(tuple(t for t in index.terms if t not in varying), index.constant))
-        total = None if fixed == 0 else f.splat(f.cast("trunc", f.index(fixed), element), count)
-        for atom, factor in varying:
-            part = self._atom_lanes(atom, element)
-            part = f.mul(part, constant(factor, part.type)) if factor != 1 else part
-            total = part if total is None else f.add(total, part)
-        return constant(0, vector(element, count)) if total is None else total
-
-    def _atom_lanes(self, atom: Atom, element: str) -> Value:
-        """An atom that changes along the lanes, at every lane."""
-        assert self.lanes is not None
-        f, count = self.f, self.lanes.count
-        if atom.kind == "dim":
-            start = f.cast("trunc", f.index(self.lanes.start), element)
-            return f.add(f.splat(start, count), f.lane_numbers(count, element))
-        if atom.kind == "value":
-            return self._integer(self.value(atom.number), self.plan.nodes[atom.number].dtype)
-        assert atom.inner is not None
-        # vectors are divided by constants through products of twice their width: cheap up to 32 bits
-        narrow = "i32" if self._is_small(atom.inner) else element
-        inner = self._all_lanes(atom.inner, narrow)
-        if self._may_be_negative(atom.inner):
-            return self._floor(atom, inner)
-        operation = "udiv" if atom.kind == "div" else "urem"
-        return f.cast(
-            "zext", f.binary(operation, inner, constant(atom.number, inner.type)), vector(element, count)
-        )
-
-    def _is_small(self, index: Index) -> bool:
-        """Whether an index fits into 32 bits, also at lanes a vector beyond its end."""
-        if index.values():
-            return False
-        low, high = index.bounds(self.plan.extents)
-        return low >= 0 and high < 1 << 30
-
-    def _index_value(self, node: IndexValue) -> Value:
-        f, element = self.f, REGISTER[node.dtype]
-        if self._varies(node.index):
-            assert self.lanes is not None
-            position = self._lane_positions(node.index)
-        else:
-            position = f.index(self.position(node.index))
-        type_ = vector(element, lanes_of(position.type))
-        if element in ("float", "double"):
-            return f.cast("sitofp", position, type_)
-        same = element_of(position.type) == element
-        narrower = BYTES[node.dtype] < (8 if element_of(position.type) == "i64" else 4)
-        return position if same else f.cast("trunc" if narrower else "sext", position, type_)
-
-    def _lane_positions(self, index: Index) -> Value:
-        """An index at every lane, in 32 bits if it fits and grows evenly: iotas are compared often."""
-        assert self.lanes is not None
-        f, step = self.f, self._steps_by(index)
-        small = not index.values() and max(map(abs, index.bounds(self.plan.extents))) < 1 << 31
-        if step is None or not small:
-            return self._all_lanes(index)
-        count = self.lanes.count
-        first = f.cast("trunc", f.index(self.first(index)), "i32")
-        numbers = [lane * step for lane in range(count)]
-        return f.add(f.splat(first, count), vector_constant(numbers, "i32"))
-
     # -- memory --------------------------------------------------------------------------------------------
     def _load(self, node: Load) -> Value:
         f, pointer = self.f, self.pointers[node.operand]
         guard = self.value(node.where) if node.where >= 0 else None
-        varies = self._varies(node.index) or (guard is not None and lanes_of(guard.type) > 1)
+        varies = self.varies(node.index) or (guard is not None and lanes_of(guard.type) > 1)
         if not varies:
             return self._load_scalar(node, guard)
         assert self.lanes is not None
         if self.lanes.half >= 0:
             return self._load_half(node)
         count, mask = self.lanes.count, self._mask(guard)
-        step = self._steps_by(node.index)
+        step = self.steps_by(node.index)
         if count == 1:
             at = self.first(node.index)
             return load(f, pointer, node.dtype, 1, at, mask)
@@ -400,7 +246,7 @@ class Scope:
     def _addresses(self, pointer: Value, index: Index, element: str) -> Value:
         assert self.lanes is not None
         count = self.lanes.count
-        at = self._all_lanes(index)
+        at = self.all_lanes(index)
         return self.f.op(f"getelementptr inbounds {element}, ptr {pointer}, {at.typed}", f"<{count} x ptr>")
 
     def _gather(self, node: Load, mask: Value | None) -> Value:
@@ -426,10 +272,10 @@ class Scope:
             self._put(item, self.value(item.node), pointer, at, mask)
             return
         mask, value = self._mask(guard), self.wide(item.node)
-        if self._varies(item.index) and self._steps_by(item.index) == 1:
+        if self.varies(item.index) and self.steps_by(item.index) == 1:
             self._put(item, value, pointer, self.first(item.index), mask)
             return
-        if item.combine or not self._varies(item.index):
+        if item.combine or not self.varies(item.index):
             self._put_lane_by_lane(item, value, pointer, mask)
             return
         element, count = MEMORY[operand.dtype], self.lanes.count
@@ -463,7 +309,7 @@ class Scope:
         if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
             return None
         whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
-        if not whole or not self._varies(item.index) or self._steps_by(item.index) != 1:
+        if not whole or not self.varies(item.index) or self.steps_by(item.index) != 1:
             return None
         at, pointer = self.first(item.index), self.pointers[item.operand]
         value = self._combined(item, self.wide(item.node), pointer, at, None)
@@ -475,7 +321,7 @@ class Scope:
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""
         f = self.f
-        places = self._all_lanes(item.index)
+        places = self.all_lanes(item.index)
         for lane in range(lanes_of(value.type)):
             at, one = f.extract(places, lane), f.extract(value, lane)
             if mask is None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.crossing import crossing_loads
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
-from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
+from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
