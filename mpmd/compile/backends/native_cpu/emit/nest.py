@@ -66,9 +66,8 @@ def vector_loop(
         return values
     # at most one round, and only for whoever has the end of the dim
     with f.loop(f.imax(low, full), high, lanes, carried=values) as loop:
-        # LLVM stores a single lane, known to be the only one, as wide as it was before it was truncated
-        left = f.isub(extent, loop.i) if extent - full == 1 else extent - full
-        mask = f.compare("slt", f.lane_numbers(lanes, "i64"), f.splat(f.index(left), lanes))
+        left = f.splat(f.index(extent - full), lanes)
+        mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
         loop.carry(body([Lanes(dim, loop.i, lanes, mask)], loop.carried))
     return loop.carried
 

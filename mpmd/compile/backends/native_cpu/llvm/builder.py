@@ -11,12 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
 from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element_of, lanes_of, suffix, vector
+from mpmd.compile.backends.native_cpu.llvm.types import (
+    Value,
+    bits_of,
+    constant,
+    element_of,
+    is_float,
+    lanes_of,
+    suffix,
+    vector,
+)
 from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES
 
 Index = Value | int
 
 
+_SMALLEST_REGISTER_BITS, _WIDEST_ELEMENT_BITS = 128, 64
 _PURE = frozenset(
     ("add", "sub", "mul", "udiv", "urem", "and", "or", "xor", "icmp", "getelementptr")
     + ("insertelement", "shufflevector", "zext", "sext", "trunc", "select")
@@ -247,12 +257,18 @@ class FunctionBuilder(Arithmetic):
         return self.op(f"call {type_} @{name}({arguments})", type_)
 
     def masked_store(self, value: Value, pointer: Value, mask: Value, index: Index = 0) -> None:
-        """Store the lanes where `mask` is set; memory of the others is not touched."""
+        """Store the lanes where `mask` is set; memory of the others is not touched.
+
+        LLVM joins what narrows lanes with the store, and where it knows that one lane alone is stored forgets
+        to narrow it: 4 bytes of one are written.  So it is not told how the value was made.
+        """
         if lanes_of(value.type) == 1:
             with self.when(mask):
                 self.store(value, pointer, index)
             return
         type_ = value.type
+        if bits_of(type_) < _WIDEST_ELEMENT_BITS:
+            value = self.sealed(value)
         name, mask_type = f"llvm.masked.store.{suffix(type_)}.p0", vector("i1", lanes_of(type_))
         self.module.declare(name, "void", (type_, "ptr", "i32", mask_type))
         element = element_of(type_)
@@ -268,6 +284,13 @@ class FunctionBuilder(Arithmetic):
 
     def sealed(self, a: Value) -> Value:
         """The same vector, made LLVM does not know how: no code, only a border for rewrites."""
+        lanes = lanes_of(a.type)
+        if bits_of(a.type) == 16 and is_float(a.type):  # no registers of their own
+            return self.cast("bitcast", self.sealed(self.cast("bitcast", a, vector("i16", lanes))), a.type)
+        whole = lanes * max(1, _SMALLEST_REGISTER_BITS // (lanes * bits_of(a.type)))
+        if whole > lanes:
+            wide = self.shuffle(a, a, [lane % lanes for lane in range(whole)])
+            return self.shuffle(self.sealed(wide), wide, range(lanes))
         register = "v" if self.target.is_x86 else "w"
         return self.op(f'call {a.type} asm "", "={register},0"({a.typed})', a.type)
 
