@@ -1,7 +1,8 @@
 """How fast whole fragments are: our native code against XLA:CPU on the same StableHLO, threads and arrays.
 
 `fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
-other in every round, and the best round of each counts: CPU time on one thread, wall time on several.
+other in every round, and the best round of each counts: CPU time on one thread, wall time on several.  Rounds
+of fragments of some microseconds are short, and there are more of them.
 glibc is told to keep its heap, so that fresh pages are nobody's cost.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
