@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.backends.native_cpu.emit.sorted_rows import element, emit_rows, write
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, narrow, widen
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.sorting import Sorting
 
 _RUN = 8
@@ -77,12 +78,7 @@ class MergeSortKernel:
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
-                    dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
-                    _Row(self, f, dims).sort()
+        emit_rows(self, module, self.plan, self.sorting, lambda f, row: _Row(self, f, row).sort())
         return ()
 
 
@@ -92,16 +88,15 @@ class _Row:
     Args:
         kernel: the kernel.
         f: its function.
-        dims: where the row lies.
+        scope: where the row lies.
     """
 
-    def __init__(self, kernel: MergeSortKernel, f: FunctionBuilder, dims: dict[int, Position]) -> None:
+    def __init__(self, kernel: MergeSortKernel, f: FunctionBuilder, scope: Scope) -> None:
         self.f = f
         self.plan = kernel.plan
         self.sorting = kernel.sorting
         self.length = kernel._length
-        self.dims = dims
-        self.pointers = {k: f.arguments[p] for k, p in enumerate(kernel.pointers)}
+        self.scope = scope
         self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
         workspace, count = f.arguments["workspace"], len(self.types)
         rows = [f.offset(workspace, at) for at in kernel._places[:-1]]
@@ -131,31 +126,22 @@ class _Row:
 
     def _before(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
         """Whether element a comes before element b."""
-        scope = Scope(self.f, self.plan, self.pointers)
+        scope = self.scope.inside()
         for array, first, second in zip(self.sorting.arrays, a, b):
             scope.define(array.element, widen(self.f, second, array.dtype))
             if array.other >= 0:
                 scope.define(array.other, widen(self.f, first, array.dtype))
         return scope.value(self.sorting.before)
 
-    def _element(self, number: int, at: Position) -> Value:
-        """An array's element of the row, as it lies in memory."""
-        array = self.sorting.arrays[number]
-        scope = Scope(self.f, self.plan, self.pointers, dims={**self.dims, self.sorting.along: at})
-        node = self.plan.nodes[array.element]
-        if isinstance(node, Load):
-            return self.f.load(self.pointers[array.source], self.types[number], scope.position(node.index))
-        return narrow(self.f, scope.value(array.element), array.dtype)
-
     # -- the steps
     def _insert(self, row: Sequence[Value]) -> None:
         """Read the operands, and put runs in order: each element moves forward past those that follow it."""
         f = self.f
         place = f.stack("i64")
-        with f.loop(0, self.length) as element:
-            values = [self._element(k, element.i) for k in range(len(self.types))]
-            start = f.floor_to(element.i, _RUN)
-            f.store(element.i, place)
+        with f.loop(0, self.length) as each:
+            values = [element(self.scope, self.sorting, array, each.i) for array in self.sorting.arrays]
+            start = f.floor_to(each.i, _RUN)
+            f.store(each.i, place)
             with f.repeat() as leave_if:
                 here = f.load(place, "i64")
                 leave_if(f.compare("eq", here, f.index(start)))
@@ -193,8 +179,5 @@ class _Row:
     def _finish(self, row: Sequence[Value]) -> None:
         """Write the results."""
         f = self.f
-        with f.loop(0, self.sorting.kept) as element:
-            scope = Scope(f, self.plan, self.pointers, dims=self.dims)
-            scope.define(self.sorting.count, f.cast("trunc", element.i, "i32"))
-            for array, value in zip(self.sorting.arrays, self._load(row, element.i)):
-                f.store(value, self.pointers[array.target], scope.position(array.place))
+        with f.loop(0, self.sorting.kept) as each:
+            write(self.scope, self.sorting, each.i, self._load(row, each.i))

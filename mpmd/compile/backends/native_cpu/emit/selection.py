@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.backends.native_cpu.emit.sorted_rows import element, emit_rows, write
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, narrow, widen
+from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.sorting import Sorting
 
 _BITS = 64
@@ -84,12 +85,7 @@ class SelectionKernel:
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
-                    dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
-                    _Row(self, f, dims).select()
+        emit_rows(self, module, self.plan, self.sorting, lambda f, row: _Row(self, f, row).select())
         return ()
 
 
@@ -99,18 +95,16 @@ class _Row:
     Args:
         kernel: the kernel.
         f: its function.
-        dims: where the row lies.
+        scope: where the row lies.
     """
 
-    def __init__(self, kernel: SelectionKernel, f: FunctionBuilder, dims: dict[int, Position]) -> None:
+    def __init__(self, kernel: SelectionKernel, f: FunctionBuilder, scope: Scope) -> None:
         self.f = f
         self.plan = kernel.plan
         self.sorting = kernel.sorting
         self.length = kernel.plan.extents[kernel.sorting.along]
         self.vectors, self.lanes = kernel.vectors, kernel.target.lanes()
-        self.scope = Scope(
-            f, self.plan, {k: f.arguments[p] for k, p in enumerate(kernel.pointers)}, dims=dims
-        )
+        self.scope = scope
         self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
         self.best = [f.offset(f.arguments["workspace"], at) for at in kernel.places[:-1]]
 
@@ -119,18 +113,15 @@ class _Row:
         f, kept = self.f, self.sorting.kept
         at_once = min(_BITS, (self.length - kept) // self.lanes * self.lanes)
         first = kept if at_once else self.length
-        with f.loop(0, first) as element:
-            self._insert(element.i, element.i)
+        with f.loop(0, first) as each:
+            self._insert(each.i, each.i)
         if at_once:
             early = min(self.length, first + _FIRST_BLOCKS * at_once) if kept <= _FEW else first
             self._scan(first, early, at_once, again=True)
             self._scan(early, self.length, at_once)
-        with f.loop(0, kept) as element:
-            scope = self.scope.inside()
-            scope.define(self.sorting.count, f.cast("trunc", element.i, "i32"))
-            for array, type_, row in zip(self.sorting.arrays, self.types, self.best):
-                value, target = f.load(row, type_, element.i), self.scope.pointers[array.target]
-                f.store(value, target, scope.position(array.place))
+        with f.loop(0, kept) as each:
+            best = [f.load(row, type_, each.i) for row, type_ in zip(self.best, self.types)]
+            write(self.scope, self.sorting, each.i, best)
 
     def _scan(self, first: int, end: int, at_once: int, *, again: bool = False) -> None:
         """Insert what comes before the last of the best, in blocks of which the last overlaps the one before.
@@ -180,46 +171,38 @@ class _Row:
     def _insert(self, at: Position, count: Position | None = None) -> None:
         """Put an element in its place among the best, of which there are so many; all if none is given."""
         f, zeros = self.f, constant(0, vector("i1", self.lanes))
-        element = [self._element(k, at) for k in range(len(self.types))]
+        new = [element(self.scope, self.sorting, array, at) for array in self.sorting.arrays]
         nothing = [constant(0, vector(t, self.lanes)) for t in self.types]
         if self.vectors <= _MOST_UNROLLED:
             state = [zeros, *nothing]
             for number in range(self.vectors):
-                state = self._insert_vector(element, number * self.lanes, count, state)
+                state = self._insert_vector(new, number * self.lanes, count, state)
             return
         with f.loop(0, self.vectors * self.lanes, self.lanes, carried=[zeros, *nothing]) as part:
-            part.carry(self._insert_vector(element, part.i, count, part.carried))
+            part.carry(self._insert_vector(new, part.i, count, part.carried))
 
     def _insert_vector(
-        self, element: Sequence[Value], at: Position, count: Position | None, state: Sequence[Value]
+        self, new: Sequence[Value], at: Position, count: Position | None, state: Sequence[Value]
     ) -> list[Value]:
-        """Insert into one vector, given the one before it and which of its lanes the element passes."""
+        """Insert into one vector, given the one before it and which of its lanes the new element passes."""
         f, lanes = self.f, self.lanes
         current = [f.load(row, vector(t, lanes), at) for row, t in zip(self.best, self.types)]
-        passes = self._before(element, current)
+        passes = self._before(new, current)
         if count is not None:
             numbers = f.add(f.splat(f.index(at), lanes), f.lane_numbers(lanes, "i64"))
             passes = f.or_(passes, f.compare("sge", numbers, f.splat(f.index(count), lanes)))
         one_on = range(lanes - 1, 2 * lanes - 1)
         moves = f.shuffle(state[0], passes, one_on)
-        for row, value, before, here in zip(self.best, element, state[1:], current):
+        for row, value, before, here in zip(self.best, new, state[1:], current):
             moved = f.select(moves, f.shuffle(before, here, one_on), f.splat(value, lanes))
             f.store(f.select(passes, moved, here), row, at)
         return [passes, *current]
 
-    def _before(self, element: Sequence[Value], others: Sequence[Value]) -> Value:
+    def _before(self, new: Sequence[Value], others: Sequence[Value]) -> Value:
         """Whether an element comes before each of some others."""
         scope = self.scope.inside(lanes=Lanes(self.sorting.along + 1, 0, self.lanes))
-        for array, one, many in zip(self.sorting.arrays, element, others):
+        for array, one, many in zip(self.sorting.arrays, new, others):
             scope.define(array.element, widen(self.f, many, array.dtype))
             if array.other >= 0:
                 scope.define(array.other, widen(self.f, one, array.dtype))
         return scope.wide(self.sorting.before)
-
-    def _element(self, number: int, at: Position) -> Value:
-        """An array's element of the row, as it lies in memory."""
-        array, scope = self.sorting.arrays[number], self.scope.inside({self.sorting.along: at})
-        node = self.plan.nodes[array.element]
-        if isinstance(node, Load):
-            return self.f.load(scope.pointers[array.source], self.types[number], scope.position(node.index))
-        return narrow(self.f, scope.value(array.element), array.dtype)
