@@ -4,7 +4,7 @@ One thread, pinned to one core.  Every round runs the limit, ours and XLA's one 
 CPU time of all rounds counts, so a busy machine disturbs all alike.  glibc is told to keep its heap: XLA
 allocates its results in every call, and fresh pages would be charged to its kernels.
 
-Fused kernels are timed in several sweeps over all of them, and the best time of all sweeps counts.  What
+All kernels are timed in several sweeps, and the best time of all sweeps counts.  For fused kernels, what
 starts a call from Python takes as long as small kernels do, and is left out on both sides: ours is called
 with everything prepared, and from XLA's time that of a program with the same arguments and one number as its
 result is taken off.  Rounds are short (a millisecond) and many: another process that uses the same cache
@@ -71,6 +71,7 @@ PRODUCTS = [
     ("128^3", 128, 128, 128, False, False, 1),
     ("router", 1024, 4, 768, False, False, 1),
 ]
+SWEEPS = 5
 LARGE = 512  # from so many rows, columns and terms on a product is measured against the peak
 
 
@@ -92,57 +93,116 @@ def best_of(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) 
     return best
 
 
+def best_of_sweeps(
+    cases: list[dict[str, Callable[[], object]]], rounds: int, seconds: float
+) -> list[dict[str, float]]:
+    """The best times of each case in several sweeps over all.
+
+    A neighbour that uses the last cache or the memory does so for seconds, and spoils one sweep of a case.
+    """
+    best: list[dict[str, float]] = [{} for _ in cases]
+    for _ in range(SWEEPS):
+        for runs, known in zip(cases, best, strict=True):
+            found = best_of(runs, rounds, seconds)
+            known.update({k: min(v, known.get(k, v)) for k, v in found.items()})
+    return best
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductCase:
+    """A product with everything prepared.
+
+    Attributes:
+        label: what it is called.
+        dtype: of its arrays.
+        large: whether it is measured against the peak.
+        flops: that it takes.
+        error: the largest difference between ours and XLA's, relative to the largest element.
+        runs: what is timed: the loop of multiply-adds that gives the peak, ours, and XLA's.
+        peaks: what that loop has measured so far, in FLOP/s.
+    """
+
+    label: str
+    dtype: str
+    large: bool
+    flops: float
+    error: float
+    runs: dict[str, Callable[[], object]]
+    peaks: list[float]
+
+
 def products(dtypes: list[str], rounds: int) -> list[dict]:
     """Every product: ours and XLA's GFLOP/s, and ours as a fraction of the measured peak."""
-    import jax
-
-    target, rng, found = host_target(), np.random.default_rng(0), []
+    found = []
     for dtype in dtypes:
         # products of bf16 are measured against the instruction for them, or f32 where there is none
-        peak = fma_peak(target, dtype, steps=100_000)
-        for label, m, n, k, ta, tb, batch in PRODUCTS:
-            kind = NUMPY_DTYPE[dtype]
-            a, b = (
-                aligned_empty((batch, *((k, m) if ta else (m, k))), kind),
-                aligned_empty((batch, *((n, k) if tb else (k, n))), kind),
-            )
-            c = aligned_empty((batch, m, n), kind)
-            a[...], b[...] = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
-            gemm = row_major(m, n, k, dtype, transpose_a=ta, transpose_b=tb, batch=(batch,))
-            kernel = DirectKernel(gemm_kernel("product", gemm, target), target)
-            dims = (((1 if ta else 2,), (2 if tb else 1,)), ((0,), (0,)))
-            x, y = jax.numpy.asarray(a), jax.numpy.asarray(b)
-            xla = jax.jit(lambda x, y, dims=dims: jax.lax.dot_general(x, y, dims)).lower(x, y).compile()
-            kernel(a, b, c)
-            expected = np.asarray(xla(x, y), np.float32)
-            error = float(np.abs(c.astype(np.float32) - expected).max() / np.abs(expected).max())
-            peaks, addresses = [], [x.ctypes.data for x in (a, b, c)]
-            runs = {
-                "peak": lambda peak=peak, peaks=peaks: peaks.append(peak()),
-                "own": lambda run=kernel.run, addresses=addresses, units=kernel.kernel.units: run(
-                    addresses, 0, (0, units)
-                ),
-                "xla": lambda xla=xla, x=x, y=y: xla(x, y).block_until_ready(),
-            }
-            best = best_of(runs, rounds, 0.01)
-            own, other = gemm.flops / best["own"] / 1e9, gemm.flops / best["xla"] / 1e9
-            row = {
-                "kernel": label,
-                "dtype": dtype,
-                "large": min(m, n, k) >= LARGE,
-                "gflops": round(own, 1),
-                "xla_gflops": round(other, 1),
-                "of_peak": round(own * 1e9 / max(peaks), 3),
-                "ratio": round(own / other, 2),
-                "error": float(f"{error:.0e}"),
-            }
-            print(
-                f"{label:10s} {dtype:5s} own {own:6.1f} GFLOP/s ({row['of_peak']:.0%} of peak)  "
-                f"xla {other:6.1f}  ratio {row['ratio']:.2f}  error {error:.0e}",
-                flush=True,
-            )
-            found.append(row)
+        peak = fma_peak(host_target(), dtype, steps=100_000)
+        cases = [product_case(*product, dtype, peak) for product in PRODUCTS]
+        best = best_of_sweeps([case.runs for case in cases], rounds, 0.01)
+        for case, known in zip(cases, best, strict=True):
+            found.append(product_row(case, known))
+            print_product(found[-1])
     return found
+
+
+def product_case(
+    label: str, m: int, n: int, k: int, ta: bool, tb: bool, batch: int, dtype: str, peak: Callable[[], float]
+) -> ProductCase:
+    """A product, its arrays filled and its result compared with XLA's."""
+    import jax
+
+    target, rng, kind = host_target(), np.random.default_rng(0), NUMPY_DTYPE[dtype]
+    a, b = (
+        aligned_empty((batch, *((k, m) if ta else (m, k))), kind),
+        aligned_empty((batch, *((n, k) if tb else (k, n))), kind),
+    )
+    c = aligned_empty((batch, m, n), kind)
+    a[...], b[...] = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
+    gemm = row_major(m, n, k, dtype, transpose_a=ta, transpose_b=tb, batch=(batch,))
+    kernel = DirectKernel(gemm_kernel("product", gemm, target), target)
+    dims = (((1 if ta else 2,), (2 if tb else 1,)), ((0,), (0,)))
+    x, y = jax.numpy.asarray(a), jax.numpy.asarray(b)
+    xla = jax.jit(lambda x, y: jax.lax.dot_general(x, y, dims)).lower(x, y).compile()
+    kernel(a, b, c)
+    expected = np.asarray(xla(x, y), np.float32)
+    error = float(np.abs(c.astype(np.float32) - expected).max() / np.abs(expected).max())
+    peaks: list[float] = []
+    addresses, units = [array.ctypes.data for array in (a, b, c)], (0, kernel.kernel.units)
+
+    def own(_arrays: object = (a, b, c)) -> None:  # the arrays live as long as their addresses are used
+        kernel.run(addresses, 0, units)
+
+    runs = {
+        "peak": lambda: peaks.append(peak()),
+        "own": own,
+        "xla": lambda: xla(x, y).block_until_ready(),
+    }
+    return ProductCase(label, dtype, min(m, n, k) >= LARGE, gemm.flops, error, runs, peaks)
+
+
+def product_row(case: ProductCase, best: dict[str, float]) -> dict:
+    """What is said of a product, from the best time of each of its runs."""
+    own, other = case.flops / best["own"], case.flops / best["xla"]
+    return {
+        "kernel": case.label,
+        "dtype": case.dtype,
+        "large": case.large,
+        "gflops": round(own / 1e9, 1),
+        "xla_gflops": round(other / 1e9, 1),
+        "of_peak": round(own / max(case.peaks), 3),
+        "ratio": round(own / other, 2),
+        "error": float(f"{case.error:.0e}"),
+    }
+
+
+def print_product(row: dict) -> None:
+    """One line for a product."""
+    print(
+        f"{row['kernel']:10s} {row['dtype']:5s} own {row['gflops']:6.1f} GFLOP/s "
+        f"({row['of_peak']:.0%} of peak)  xla {row['xla_gflops']:6.1f}  "
+        f"ratio {row['ratio']:.2f}  error {row['error']:.0e}",
+        flush=True,
+    )
 
 
 # -- fused kernels -------------------------------------------------------------------------------------------
@@ -331,7 +391,6 @@ FUSED = {
     "scatter": (scatter, (1024, 768)),
 }
 BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
-SWEEPS = 5
 
 
 def traffic_of(plan: KernelPlan) -> int:
@@ -376,18 +435,12 @@ class FusedCase:
 
 
 def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) -> list[dict]:
-    """Every fused kernel, in every size: ours, XLA's, and our traffic as a fraction of copy bandwidth.
-
-    All kernels are timed several times over: who else uses the last cache and the memory does so for seconds.
-    """
+    """Every fused kernel, in every size: ours, XLA's, and our traffic as a fraction of copy bandwidth."""
     rows = []
     for size in sizes:
         cases = [fused_case(name, dtype, size) for name in names for dtype in dtypes]
-        best: list[dict[str, float]] = [{} for _ in cases]
-        for _ in range(SWEEPS):
-            for case, known in zip(cases, best, strict=True):
-                found = best_of(case.runs, (2 if size == "model" else 1) * rounds, 0.001)
-                known.update({k: min(v, known.get(k, v)) for k, v in found.items()})
+        times = (2 if size == "model" else 1) * rounds
+        best = best_of_sweeps([case.runs for case in cases], times, 0.001)
         for case, known in zip(cases, best, strict=True):
             rows.append(fused_row(case, known))
             print_fused(rows[-1])

@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="part of the names of the fragments")
     parser.add_argument("--repeats", type=int, default=3, help="processes that find a full cache")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--renamed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--renamed", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -43,9 +43,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cold = in_a_process(folder)
         warm = [in_a_process(folder) for _ in range(options.repeats)]
-        program = in_a_process(folder, "--renamed")
+        renamed = [in_a_process(folder, f"--renamed=given{k}") for k in range(options.repeats)]
         held = sum(path.stat().st_size for path in Path(folder).iterdir())
     best = {name: min(run[name] for run in warm) for name in cold}
+    program = {name: min(run[name] for run in renamed) for name in cold}
     for name in cold:
         print(
             f"{name:44} compiled {cold[name] * 1e3:8.1f} ms  kept {best[name] * 1e3:6.1f} ms  "
@@ -97,7 +98,7 @@ def compile_all(options: argparse.Namespace) -> None:
                     continue
                 fragment: Any = as_fragment(jax.jit(function).lower(*arrays), arrays)
                 if options.renamed:  # another text, the same program
-                    text = fragment.text.replace("%arg", "%given")
+                    text = fragment.text.replace("%arg", f"%{options.renamed}")
                     fragment = type(fragment)(**{**vars(fragment), "text": text})
                 start = time.perf_counter()
                 backend.compile(fragment, mesh)
