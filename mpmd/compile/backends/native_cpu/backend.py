@@ -22,6 +22,7 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
+from mpmd.support.garbage import garbage_kept
 
 
 class DirectCall:
@@ -90,6 +91,7 @@ class NativeCpuBackend:
     options: CompileOptions = DEFAULTS
     name: str = "native"
 
+    @garbage_kept()
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
         """Compiles for the devices of `mesh`; see `Backend`.
 
