@@ -1,8 +1,7 @@
 """Which values must share memory: buffers, as sets of values.
 
 Union-find over the values of `Dataflow`: phis with the values they join, results of in-place operations
-with their
-operands, results of the program with the parameters they alias.
+with their operands, results of the program with the parameters they alias.
 """
 
 from __future__ import annotations

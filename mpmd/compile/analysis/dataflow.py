@@ -1,8 +1,8 @@
 """Which values a result may hold: each defined once, forwarded through tuples, calls and loops.
 
 A value is one array (or token) that some instruction defines, at one position of its result.  Tuples
-themselves are
-no values: they hold positions, not memory.  Where a loop or branch joins different values, a phi is defined.
+themselves are no values: they hold positions, not memory.  Where a loop or branch joins different values, a
+phi is defined.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class Dataflow:
     """Values of all instructions that run as part of the program.
 
     Requires that each computation has one caller (see `CallGraph.is_flat`) for exact answers; values that
-    reach a
-    computation from several callers are joined by a phi.
+    reach a computation from several callers are joined by a phi.
     """
 
     def __init__(self, module: HloModule) -> None:

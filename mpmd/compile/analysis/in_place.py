@@ -16,8 +16,7 @@ def in_place_pairs(instruction: HloInstruction) -> list[InPlacePair]:
     """Operands whose memory the result must take.
 
     dynamic-update-slice and scatter change their operand in place; a fusion does so where its root is one
-    of these
-    fed by a parameter; custom calls and fusions may say so themselves.
+    of these fed by a parameter; custom calls and fusions may say so themselves.
     """
     opcode = instruction.opcode
     stated = cast("tuple[OutputAlias, ...]", instruction.attributes.get("output_to_operand_aliasing") or ())

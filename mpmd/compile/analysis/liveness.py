@@ -1,15 +1,13 @@
 """When each value is alive, on one time axis for the whole program.
 
 The order of instructions in each computation is the schedule.  Callees run before their caller's own
-instant: a call's
-body, a conditional's branches one after the other, a loop's condition and then its body.
+instant: a call's body, a conditional's branches one after the other, a loop's condition and then its body.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.analysis.aliases import Aliases, HloBuffer
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -142,44 +140,3 @@ class Liveness:
         return taken or any(
             d.parameter == number and d.parameter_index == value.index for d in module.buffer_donor
         )
-
-    def buffer_ranges(self, buffer: HloBuffer) -> list[tuple[HloValue, LiveRange]]:
-        """Ranges of a buffer's values in time order, each cut where the next begins."""
-        listed = sorted(((v, self.ranges[v]) for v in buffer.values), key=lambda p: (p[1].start, p[0].number))
-        latest = max(r.end for _, r in listed)
-        out = []
-        for i, (value, live) in enumerate(listed):
-            following = listed[i + 1][1].start if i + 1 < len(listed) else latest
-            out.append(
-                (value, LiveRange(live.start, min(live.end, following) if i + 1 < len(listed) else latest))
-            )
-        return out
-
-    def peak(self, aliases: Aliases) -> tuple[int, int]:
-        """(bytes, instant) of the largest sum of live buffers, parameters and results included."""
-        change = [0] * (self.timeline.length + 2)
-        for buffer in aliases.buffers:
-            for first, last in _merged([r for _, r in self.buffer_ranges(buffer)]):
-                change[first] += buffer.byte_size
-                change[last + 1] -= buffer.byte_size
-        best, at, now = 0, 0, 0
-        for instant, step in enumerate(change):
-            now += step
-            if now > best:
-                best, at = now, instant
-        return best, at
-
-    def text(self) -> str:
-        """One line per value, `name{index}:start-end`, in order of start."""
-        lines = sorted((r.start, v.number, f"{v}:{r.start}-{r.end}") for v, r in self.ranges.items())
-        return "\n".join(line for _, _, line in lines)
-
-
-def _merged(ranges: list[LiveRange]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for live in ranges:
-        if out and live.start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], live.end))
-        else:
-            out.append((live.start, live.end))
-    return out

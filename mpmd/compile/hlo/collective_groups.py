@@ -27,8 +27,7 @@ def collective_groups(instruction: HloInstruction, replicas: int, partitions: in
 
     Without channel the listed ids are replicas, and each partition communicates by itself.  With a channel,
     all-to-all and broadcasts list partitions, and reductions and gathers list replicas and join all
-    partitions,
-    unless `use_global_device_ids` says that the ids are devices.
+    partitions, unless `use_global_device_ids` says that the ids are devices.
 
     Raises:
         HloError: a group names a device that does not exist, or twice.

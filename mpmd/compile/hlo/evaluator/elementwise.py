@@ -1,8 +1,7 @@
 """What elementwise operations mean.
 
 Narrow types are computed in f32 or 32-bit integers and rounded or wrapped once; transcendental functions
-of f32 are
-computed in f64, so that the result is the nearest f32 but for rare ties.
+of f32 are computed in f64, so that the result is the nearest f32 but for rare ties.
 """
 
 from __future__ import annotations
