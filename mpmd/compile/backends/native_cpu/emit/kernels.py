@@ -80,9 +80,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         check_dtype(operand.dtype)
     sorting = sorting_of(plan)
     if sorting is not None and sorting.kept < plan.row_size and plan.row_size > _SHORTEST_SELECTED:
-        return KernelSequence(plan, (SelectionKernel(plan.name, plan, sorting, target),))
+        return KernelSequence(plan, (SelectionKernel(plan.name, plan, target, sorting),))
     if sorting is not None and plan.row_size > _SHORTEST_MERGED:
-        return KernelSequence(plan, (MergeSortKernel(plan.name, plan, sorting, target),))
+        return KernelSequence(plan, (MergeSortKernel(plan.name, plan, target, sorting),))
     plan = with_coarse_comparisons(without_cancellation(normalise(plan)))
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":

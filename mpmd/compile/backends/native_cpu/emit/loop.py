@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import (
     vector_loop,
 )
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
@@ -35,32 +36,16 @@ _SHORTEST_UNIT = 2048
 
 
 @dataclass(frozen=True)
-class LoopKernel:
+class LoopKernel(PlanKernel):
     """A kernel over a plan of kind `loop` that never writes a place twice.
 
     A unit is one index of all dims but the last, or a piece of the last one.
 
     Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: the CPU.
         streamed: numbers of the results that go past the caches.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     streamed: frozenset[int] = frozenset()
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
 
     @property
     def _outer(self) -> int:

@@ -10,18 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.emit.sorted_rows import element, emit_rows, write
+from mpmd.compile.backends.native_cpu.emit.sorted_rows import SortingKernel, element, write
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
-from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.sorting import Sorting
 
 _RUN = 8
 """Elements that are put in order by insertion: a few, as each may pass all others of its run."""
@@ -29,36 +23,15 @@ _LINE = 64
 
 
 @dataclass(frozen=True)
-class MergeSortKernel:
+class MergeSortKernel(SortingKernel):
     """A kernel over a plan that sorts.
 
     A unit is a row.  The workspace holds two rows of each array.
-
-    Attributes:
-        name: its symbol.
-        plan: what it computes, not normalised.
-        sorting: what is sorted.
-        target: the CPU.
     """
-
-    name: str
-    plan: KernelPlan
-    sorting: Sorting
-    target: CpuTarget
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
 
     @property
     def _length(self) -> int:
         return self.plan.extents[self.sorting.along]
-
-    @property
-    def units(self) -> int:
-        """Rows."""
-        return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
 
     @cached_property
     def _places(self) -> list[int]:
@@ -76,10 +49,9 @@ class MergeSortKernel:
         """Two rows of each array."""
         return self._places[-1]
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
-        emit_rows(self, module, self.plan, self.sorting, lambda f, row: _Row(self, f, row).sort())
-        return ()
+    def emit_row(self, f: FunctionBuilder, row: Scope) -> None:
+        """The code of one row."""
+        _Row(self, f, row).sort()
 
 
 class _Row:

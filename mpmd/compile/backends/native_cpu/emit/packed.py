@@ -27,6 +27,7 @@ from mpmd.compile.backends.native_cpu.emit.crossing import (
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
@@ -50,23 +51,17 @@ _FEWEST_ROWS = 32  # below, squares are done sooner
 
 
 @dataclass(frozen=True)
-class PackedKernel:
+class PackedKernel(PlanKernel):
     """A kernel over a plan of kind `loop` with a crossing dim, both it and the last dim long enough.
 
     A unit is a panel: blocks side by side along the crossing dim, of one index of the other dims.  Panels
     follow each other along the last dim, so that rows of the result are continued.
 
     Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: the CPU.
         crossing: the crossing dim.
         streamed: numbers of the results that go past the caches.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     crossing: int
     streamed: frozenset[int] = frozenset()
 
@@ -77,16 +72,6 @@ class PackedKernel:
         whole = kernel._blocks * kernel._columns
         long = plan.extents[-1] >= max(kernel._lanes, _FEWEST_ROWS) and extent >= kernel._columns
         return long and 2 * whole <= 3 * extent and kernel._most_rows > 0
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
 
     @property
     def units(self) -> int:

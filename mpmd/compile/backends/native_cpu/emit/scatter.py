@@ -14,45 +14,29 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
 from mpmd.compile.backends.native_cpu.emit.loop import RowWriter, store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import KernelPlan, Load
 
 _WANTED_UNITS = 16
 
 
 @dataclass(frozen=True)
-class ScatterKernel:
+class ScatterKernel(PlanKernel):
     """A kernel over a plan of kind `loop` that meets itself.
 
     A unit is a piece of the last dim, for all indices of the others; or everything.
 
     Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: the CPU.
         apart: whether pieces of the last dim never meet.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     apart: bool
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
 
     @cached_property
     def _writer(self) -> RowWriter:

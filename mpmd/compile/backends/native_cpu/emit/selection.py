@@ -11,19 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.emit.sorted_rows import element, emit_rows, write
+from mpmd.compile.backends.native_cpu.emit.sorted_rows import SortingKernel, element, write
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
-from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.sorting import Sorting
 
 _BITS = 64
 """Elements that are compared at once, at most: one bit of a word for each."""
@@ -37,32 +31,11 @@ _MOST_UNROLLED = 4
 
 
 @dataclass(frozen=True)
-class SelectionKernel:
+class SelectionKernel(SortingKernel):
     """A kernel over a plan that sorts and keeps the first elements of each row.
 
     A unit is a row.  The workspace holds the best elements of each array.
-
-    Attributes:
-        name: its symbol.
-        plan: what it computes, not normalised.
-        sorting: what is sorted, and how much of it is kept.
-        target: the CPU.
     """
-
-    name: str
-    plan: KernelPlan
-    sorting: Sorting
-    target: CpuTarget
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
-
-    @property
-    def units(self) -> int:
-        """Rows."""
-        return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
 
     @property
     def vectors(self) -> int:
@@ -83,10 +56,9 @@ class SelectionKernel:
         """The best elements of each array."""
         return self.places[-1]
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
-        emit_rows(self, module, self.plan, self.sorting, lambda f, row: _Row(self, f, row).select())
-        return ()
+    def emit_row(self, f: FunctionBuilder, row: Scope) -> None:
+        """The code of one row."""
+        _Row(self, f, row).select()
 
 
 class _Row:

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.emit.nest import unflatten
+from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import MEMORY, narrow
-from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.kernels.plan import Load
 from mpmd.compile.kernels.sorting import SortedArray, Sorting
 
 
-def emit_rows(
-    kernel: CpuKernel,
-    module: Module,
-    plan: KernelPlan,
-    sorting: Sorting,
-    row: Callable[[FunctionBuilder, Scope], None],
-) -> None:
-    """Add a kernel to a module, of which every unit is a row that is sorted.
+@dataclass(frozen=True)
+class SortingKernel(PlanKernel, ABC):
+    """A kernel over a plan that sorts, not normalised.  A unit is a row.
 
-    Args:
-        kernel: the kernel; its pointers are the plan's operands.
-        module: where it goes.
-        plan: what it computes.
-        sorting: what is sorted.
-        row: writes the code for one row, in a scope that knows where it lies.
+    Attributes:
+        sorting: what is sorted, and how much of it is kept.
     """
-    arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-    with FunctionBuilder(module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-        if kernel.units:
-            pointers = {k: f.arguments[p] for k, p in enumerate(kernel.pointers)}
-            with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
-                dims = unflatten(f, unit.i, range(sorting.along), plan.extents)
-                row(f, Scope(f, plan, pointers, dims=dims))
+
+    sorting: Sorting
+
+    @property
+    def units(self) -> int:
+        """Rows."""
+        return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        """Add the kernel to a module."""
+        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
+        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            if self.units:
+                pointers = {k: f.arguments[p] for k, p in enumerate(self.pointers)}
+                with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+                    dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
+                    self.emit_row(f, Scope(f, self.plan, pointers, dims=dims))
+        return ()
+
+    @abstractmethod
+    def emit_row(self, f: FunctionBuilder, row: Scope) -> None:
+        """The code of one row, in a scope that knows where it lies."""
 
 
 def element(row: Scope, sorting: Sorting, array: SortedArray, at: Position) -> Value:

@@ -16,6 +16,7 @@ from mpmd.compile.backends.native_cpu.emit.crossing import crossing_loads
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -25,34 +26,23 @@ from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
-from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
+from mpmd.compile.kernels.plan import Apply, Load
 
 _LINE_BYTES = 64
 _MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 
 
 @dataclass(frozen=True)
-class TileKernel:
+class TileKernel(PlanKernel):
     """A kernel over a plan of kind `loop` with a crossing dim.
 
     A unit is a band of the crossing dim, as wide as a line, of one index of the dims but it and the last.
+
+    Attributes:
+        crossing: the crossing dim.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     crossing: int
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
 
     @property
     def _outer(self) -> list[int]:

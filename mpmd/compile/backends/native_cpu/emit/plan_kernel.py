@@ -1,0 +1,33 @@
+"""What kernels made from plans have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.plan import KernelPlan
+
+
+@dataclass(frozen=True)
+class PlanKernel:
+    """A kernel that computes a plan: one pointer per operand, and nothing kept in a workspace.
+
+    Attributes:
+        name: its symbol.
+        plan: what it computes.
+        target: the CPU.
+    """
+
+    name: str
+    plan: KernelPlan
+    target: CpuTarget
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """One pointer per operand."""
+        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Nothing is kept."""
+        return 0
