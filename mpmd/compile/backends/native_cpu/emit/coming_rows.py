@@ -2,8 +2,8 @@
 
 The first pass over a row reads memory, the others caches.  Without requests memory rests during those.
 
-* In between, where a cache holds the arrays, or arithmetic takes longest: the second pass asks for what the next
-  block of rows reads.
+* In between, where a cache holds the arrays, or arithmetic takes longest: the second pass asks for what the
+  next block of rows reads.
 * Evenly, where memory takes longest: every pass asks for as large a part of the next row.  Stores past the
   caches drain slowly, but a core lets some sixty lines of them wait, a short row's, and goes on with the next
   row meanwhile; so memory is written to all the time, and has to be read all the time as well.  Requests are
@@ -70,6 +70,11 @@ class ComingRows:
         if longest > _PAGE:
             return None
         return ComingRows(plan, tuple(runs), tuple(Part(k, passes) for k in range(passes)), _SECOND_CACHE)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every pass asks for a part."""
+        return bool(self.runs) and None not in self.parts
 
     def during(self, number: int) -> bool:
         """Whether a pass asks for anything."""

@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
-from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
+from mpmd.compile.backends.native_cpu.emit.together import MOST_VECTORS, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cost.workload import plan_workload
@@ -26,6 +26,7 @@ _MOST_FAR_ROWS = 2  # the same where no cache holds the arrays
 _MOST_WORK = 8  # bytes in vector instructions for each byte of memory, in whose time they are done
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
+_STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -147,7 +148,10 @@ class RowForm:
         only_sums = not (item.column_sums or item.stores or item.keeps)
         if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
             return max(1, _MOST_DOTS // max(1, sums) // rows)
-        each = max(1, vectors_at_once(self.plan, self.target, self.roots(item), sums) // rows)
+        fitting = vectors_at_once(self.plan, self.target, self.roots(item), sums)
+        each = max(1, fitting // rows)
+        if self.coming.is_even and item.stores and fitting == MOST_VECTORS:
+            return _STORED_VECTORS
         if each % 2 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item):
             return each + 1  # they are converted by twos
         return each
