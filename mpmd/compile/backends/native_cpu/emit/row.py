@@ -26,11 +26,9 @@ from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, store
+from mpmd.compile.backends.native_cpu.storage import load, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_arguments, store_level
-
-_LINE = 64  # bytes
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, store_arguments, store_level
 
 
 @dataclass(frozen=True)
@@ -135,20 +133,17 @@ class _Rows:
             numbers = [f.imin(f.iadd(block.i, k), last) if k else block.i for k in range(2 * count)]
             places = [unflatten(f, number, counted, extents) for number in numbers]
             rows = [start.inside(dims) for dims in places[:count]]
-            for item in self.form.walks:
-                ahead = [start.inside(dims) for dims in places[count:]] if self.form.fetched(item) else []
-                self._one_pass(start, rows, ahead, item, unit)
+            for number in range(len(self.form.walks)):
+                coming = places[count:] if self.form.coming.during(number) else []
+                ahead = [start.inside(dims) for dims in coming]
+                self._one_pass(start, rows, ahead, number, unit)
             self._finish_rows(rows, unit)
 
     def _one_pass(
-        self,
-        start: Scope,
-        rows: Sequence[Scope],
-        ahead: Sequence[Scope],
-        item: Pass,
-        unit: Value | None,
+        self, start: Scope, rows: Sequence[Scope], ahead: Sequence[Scope], number: int, unit: Value | None
     ) -> None:
         """One walk over the rows of a block; afterwards they know its reductions."""
+        item = self.form.walks[number]
         needed = needed_nodes(self.plan, self.form.roots(item))
         for row in rows:
             row.hoist(needed, self.lanes)
@@ -156,7 +151,7 @@ class _Rows:
         if not self.plan.row_dims:  # a row of one point
             found = [self._single_point(row, item) for row in rows]
         else:
-            found = _Walk(self, start, rows, ahead, item, unit).emit()
+            found = _Walk(self, start, rows, ahead, number, unit).emit()
         for row, values in zip(rows, found, strict=True):
             for reduction, value in values.items():
                 row.define(reduction, value)
@@ -209,7 +204,7 @@ class _Walk:
         start: where no row is known.
         rows: where one row of the block is known each.
         ahead: the rows of the next block, if they are asked for meanwhile.
-        item: the pass.
+        number: which pass it is.
         unit: the line of partial sums, if there are any.
     """
 
@@ -219,17 +214,18 @@ class _Walk:
         start: Scope,
         rows: Sequence[Scope],
         ahead: Sequence[Scope],
-        item: Pass,
+        number: int,
         unit: Value | None,
     ) -> None:
         self.whole, self.form, self.f, self.plan = whole, whole.form, whole.f, whole.plan
-        self.start, self.rows, self.ahead, self.item, self.unit = start, rows, ahead, item, unit
+        self.start, self.rows, self.ahead, self.unit = start, rows, ahead, unit
+        self.number, self.item = number, self.form.walks[number]
         self.lanes = whole.lanes
-        self.roots = self.form.roots(item)
+        self.roots = self.form.roots(self.item)
         self.needed = needed_nodes(self.plan, self.roots)
-        self.shared = self.form.shared(item)
-        self.unroll = max(1, min(self.form.vectors_of_a_row(item), self.plan.extents[-1] // self.lanes))
-        self.sums = Accumulators(self.f, self.plan, item.row_sums, self.lanes, self.unroll)
+        self.shared = self.form.shared(self.item)
+        self.unroll = max(1, min(self.form.vectors_of_a_row(self.item), self.plan.extents[-1] // self.lanes))
+        self.sums = Accumulators(self.f, self.plan, self.item.row_sums, self.lanes, self.unroll)
 
     def emit(self) -> list[dict[int, Value]]:
         """Write the loops; returns the row reductions that each row completes."""
@@ -278,7 +274,7 @@ class _Walk:
             for store_ in self.item.stores:
                 store_run(row, store_)
         self._add_columns(scopes, parts, line)
-        self._fetch(parts)
+        self.form.coming.ask(self.number, self.ahead, parts)
         count = len(self.sums.start)
         sums = [
             self.sums.add(list(zip(parts, row, strict=True)), carried[k * count : (k + 1) * count])
@@ -331,24 +327,3 @@ class _Walk:
                     value = f.select(part.mask, value, identity(node, part.count))
                 place = f.iadd(lines.place(f, self.unit), f.iadd(line, part.start))
                 self.whole.combine(number, place, value)
-
-    # -- the next block --------------------------------------------------------------------------------------
-    def _fetch(self, parts: Sequence[Lanes]) -> None:
-        """Ask for the lines of the next block that lie where this round's lie in this one."""
-        f = self.f
-        far = 2 * self.form.at_once * self.form.row_bytes > f.target.l1_bytes
-        for number in self.form.fetched(self.item) if self.ahead else ():
-            node = self.plan.nodes[number]
-            assert isinstance(node, Load)
-            size, pointer = BYTES[node.dtype], self.pointers[node.operand]
-            for k, part in enumerate(parts):
-                if k * self.lanes * size % _LINE:
-                    continue  # in the line of the vector before
-                for row in self.ahead:
-                    at = row.inside(lanes=part).first(node.index)
-                    f.prefetch(f.offset(pointer, at, MEMORY[node.dtype]), locality=2 if far else 3)
-
-    @property
-    def pointers(self) -> Mapping[int, Value]:
-        """Address of each operand."""
-        return self.whole.pointers

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import dot_factors, reduce_node
+from mpmd.compile.backends.native_cpu.emit.ahead import Run
+from mpmd.compile.backends.native_cpu.emit.coming_rows import ComingRows
 from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
-from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
+from mpmd.compile.backends.native_cpu.emit.together import MOST_VECTORS, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, store_level
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
+_MOST_FAR_ROWS = 2  # the same where no cache holds the arrays
+_MOST_WORK = 8  # bytes in vector instructions for each byte of memory, in whose time they are done
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
+_STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -100,21 +106,27 @@ class RowForm:
         What all rows use is loaded and widened once for all of them, and the end of a pass over a row, a
         chain of operations on one number that the next pass waits for, is hidden behind other rows' work.
         More than stay in L1 between passes are no gain, nor are several where memory is what takes long: it
-        sends lines fastest one after the other.
+        sends lines fastest one after the other, and takes two at once in the time of much arithmetic.
         """
-        plan, parts = self.plan, self.partials
+        plan, parts, most = self.plan, self.partials, _MOST_ROWS
         if not any(self.shared(item) for item in self.walks) or self.is_dear:
             return 1
-        if sum(o.bytes for o in plan.operands) > self.target.l3_bytes // 2:
-            return 1
+        if self._bytes > self.target.l3_bytes // 2:
+            most = _MOST_FAR_ROWS if self.computes_long else 1
         if any(s.combine for s in plan.stores):
             return 1  # the last block may do a row twice, which must be the same as once
-        count = max(1, min(_MOST_ROWS, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
+        count = max(1, min(most, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
         if parts is None:
             count = min(count, self.units // _FEWEST_BLOCKS)
             return 4 if count >= 4 else 2 if count >= 2 else 1
         lines = (parts.rows_per_group, parts.rows)  # a row must not be added twice
         return next(n for n in (4, 2, 1) if n <= count and not any(rows % n for rows in lines))
+
+    @cached_property
+    def computes_long(self) -> bool:
+        """Whether arithmetic takes longer than memory beyond the caches does."""
+        work = plan_workload(self.plan)
+        return work.vector_bytes > _MOST_WORK * work.memory_bytes
 
     @cached_property
     def is_dear(self) -> bool:
@@ -136,7 +148,10 @@ class RowForm:
         only_sums = not (item.column_sums or item.stores or item.keeps)
         if only_sums and all(dot_factors(self.target, self.plan, n) for n in item.row_sums):
             return max(1, _MOST_DOTS // max(1, sums) // rows)
-        each = max(1, vectors_at_once(self.plan, self.target, self.roots(item), sums) // rows)
+        fitting = vectors_at_once(self.plan, self.target, self.roots(item), sums)
+        each = max(1, fitting // rows)
+        if self.coming.is_even and item.stores and fitting == MOST_VECTORS:
+            return _STORED_VECTORS
         if each % 2 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item):
             return each + 1  # they are converted by twos
         return each
@@ -197,24 +212,36 @@ class RowForm:
             return False
         return item.where < 0 and not item.combine and _is_run(item.index, last)
 
-    def fetched(self, item: Pass) -> list[int]:
-        """Numbers of the loads whose next rows are asked for during a pass.
+    @cached_property
+    def coming(self) -> ComingRows:
+        """What the passes ask for of the next rows; nothing where one pass is all, or a cache holds them."""
+        plan, walks = self.plan, self.walks
+        if len(walks) < 2 or not plan.row_dims or self._bytes < self.target.l2_bytes:
+            return ComingRows(plan)
+        if self._bytes >= self.target.l3_bytes and not self.computes_long:
+            even = ComingRows.evenly(plan, self._runs, len(walks))
+            if even is not None:
+                return even
+        if walks[1].stores:  # memory is busy with results
+            return ComingRows(plan)
+        near = 2 * self.at_once * self.row_bytes <= self.target.l1_bytes
+        return ComingRows.between(plan, self._runs, near=near)
 
-        A block's first pass reads memory, the later ones L1: what the next block reads comes meanwhile,
-        unless memory is busy with results.
-        """
-        walks = self.walks
-        if len(walks) < 2 or item is not walks[1] or item.stores:
-            return []
-        if sum(o.bytes for o in self.plan.operands) < self.target.l2_bytes:
-            return []
-        last, found = self.plan.rank - 1, dict[tuple[int, Index], int]()
-        for walk in walks:
+    @cached_property
+    def _bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(o.bytes for o in self.plan.operands)
+
+    @cached_property
+    def _runs(self) -> list[Run]:
+        """What the passes read of each row, each once."""
+        last, found = self.plan.rank - 1, dict[Run, None]()
+        for walk in self.walks:
             for number in needed_nodes(self.plan, self.roots(walk)):
                 node = self.plan.nodes[number]
                 if isinstance(node, Load) and node.index.dims() & self.outer and _is_run(node.index, last):
-                    found.setdefault((node.operand, node.index), number)
-        return list(found.values())
+                    found[Run(node.operand, node.index)] = None
+        return list(found)
 
 
 def _is_run(index: Index, dim: int) -> bool:

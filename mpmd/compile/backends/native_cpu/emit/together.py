@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Reduce, arguments
 
-_MOST_VECTORS = 4
+MOST_VECTORS = 4
 _MOST_OPERATIONS = 128  # of all vectors of a round: more code is not worth its compilation
 _KEPT_FREE = 4  # registers for addresses of memory operands that LLVM loads first, and for sums
 _INSIDE_EXPENSIVE = 4  # registers that a function such as tanh needs for itself
@@ -71,4 +71,4 @@ def vectors_at_once(plan: KernelPlan, target: CpuTarget, roots: Sequence[int], s
     expensive = any(OPERATIONS[n.op].is_expensive for n in operations)
     each = sums + most + (_INSIDE_EXPENSIVE if expensive else 1)
     fitting = min((target.vector_registers - _KEPT_FREE) // each, _MOST_OPERATIONS // max(1, len(operations)))
-    return max(1, min(_MOST_VECTORS, fitting))
+    return max(1, min(MOST_VECTORS, fitting))
