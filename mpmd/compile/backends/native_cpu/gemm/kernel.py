@@ -260,7 +260,8 @@ class _Driver:
                 else:
                     later = f.cast("zext", f.compare("ne", chunk, constant(0, "i64")), "i64")
                     is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
-                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, (group, group_end))
+                strips = group, group_end
+                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, strips, panels[1])
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
 
@@ -280,11 +281,11 @@ class _Driver:
 
         if whole_panels:
             with self._each(block.panels[0], f.imin(block.panels[1], whole_panels), 1) as panel:
-                self.operands.begin_strip(block, start, panel, packed=t.pack_b)
+                self.operands.begin_strip(block, start, end, panel, packed=t.pack_b)
                 tiles(panel, False)
         if gemm.n % t.width:
             with self._each(f.imax(block.panels[0], whole_panels), block.panels[1], 1) as panel:
-                self.operands.begin_strip(block, start, panel, packed=True)
+                self.operands.begin_strip(block, start, end, panel, packed=True)
                 tiles(panel, True)
 
     def _workspace(self, offset: int) -> Value:
@@ -292,13 +293,12 @@ class _Driver:
 
     # -- one tile ----------------------------------------------------------------------------------------
     def _tile(self, block: Block, start: Index, row: Index, rows: int, panel: Index, edge: bool) -> None:
-        f, t, gemm = self.f, self.tiling, self.gemm
-        operands = self.operands
+        f, t, operands = self.f, self.tiling, self.operands
         a_adjacent, a, a_stride = operands.tile(block, start, row)
         b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row)]
+        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row, panel)]
         factors.append(f.index(operands.steps(block.depth)))
 
         c = self._place_of_result(block, row, panel)

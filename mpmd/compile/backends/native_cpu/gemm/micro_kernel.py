@@ -182,7 +182,8 @@ class _Tile:
         """Store the tile, adding S where asked."""
         f = self.f
         with f.loop(0, f.arguments["accumulate"], carried=accumulators) as once:
-            once.carry([f.add(sums, f.load(self._place("s", at), self.vector)) for at, sums in enumerate(once.carried)])
+            before = [f.load(self._place("s", at), self.vector) for at in range(len(accumulators))]
+            once.carry([f.add(sums, s) for sums, s in zip(once.carried, before, strict=True)])
         accumulators = once.carried
         if narrows(self.kernel.step):
             narrow = f.compare("ne", f.arguments["narrow"], constant(0, "i64"))
