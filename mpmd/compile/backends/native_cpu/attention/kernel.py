@@ -30,6 +30,8 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.matmul import View
 
+_LINE = 64
+
 
 @dataclass(frozen=True)
 class AttentionKernel:
@@ -273,7 +275,8 @@ class _Emission:
                     d = f.offset(column, f.imul(row, cut.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
                     strides = tile.rows * 4, strip, tile.row_bytes, self.fetch.place, steps
-                    self._call(micro, a, *strides, d, cut.line * 4, d, cut.line * 4, 0)
+                    line = cut.line * 4
+                    self._call(micro, a, *strides, d, line, d, line, 0, 0, d, line, _LINE)
 
                 self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
 
@@ -322,6 +325,10 @@ class _Emission:
                         sums,
                         stride,
                         0,
+                        0,
+                        sums,
+                        stride,
+                        _LINE,
                     )
                     at = f.index(f.iadd(reach.first, row))
                     f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)
@@ -353,7 +360,7 @@ class _Emission:
                 at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
                 depth, bytes_ = f.isub(steps, skipped), tile.row_bytes
-                tile_of_sums = sums, bytes_, sums, bytes_, 1
+                tile_of_sums = sums, bytes_, sums, bytes_, 1, 0, sums, bytes_, _LINE
                 self._call(micro, a, stride, strip, bytes_, self.fetch.place, depth, *tile_of_sums)
 
     def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:

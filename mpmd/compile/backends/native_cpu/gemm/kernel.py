@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_batch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, narrows
 from mpmd.compile.backends.native_cpu.gemm.operands import Block, Operands
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
@@ -143,10 +143,31 @@ class Workspace:
         return Workspace(a, b, tile, rest, rest_width, end)
 
 
+def stores_directly(kernel: GemmKernel) -> bool:
+    """Whether the micro-kernel itself can store a full tile's results into C."""
+    gemm, step = kernel.gemm, kernel.tiling.step
+    kinds = (gemm.accumulator, "bf16") if narrows(step) else (gemm.accumulator,)
+    return kernel.epilogue is None and gemm.c.dtype in kinds and gemm.c.column_stride == 1
+
+
 def stores_plainly(kernel: GemmKernel) -> bool:
-    """Whether a full tile of sums can be stored into C by the micro-kernel itself."""
-    gemm = kernel.gemm
-    return kernel.epilogue is None and gemm.c.dtype == gemm.accumulator and gemm.c.column_stride == 1
+    """Whether C can hold sums of a full tile between two chunks of K, too."""
+    return stores_directly(kernel) and kernel.gemm.c.dtype == kernel.gemm.accumulator
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tile in memory.
+
+    Attributes:
+        start: address of its first element.
+        stride: bytes between its rows.
+        next_line: bytes from the first line of a row to its second; zero if that is of no use.
+    """
+
+    start: Value
+    stride: Index
+    next_line: int = 0
 
 
 class _Driver:
@@ -158,7 +179,7 @@ class _Driver:
         self.gemm = kernel.gemm
         self.tiling = kernel.tiling
         self.space = kernel.workspace
-        self.plain = stores_plainly(kernel)
+        self.plain, self.direct = stores_plainly(kernel), stores_directly(kernel)
         self.chunks = max(1, -(-self.gemm.k // self.tiling.kc))
         self.sum_bytes = BYTES[self.gemm.accumulator]
         self.shared: dict[str, SharedFunction] = {}
@@ -168,7 +189,7 @@ class _Driver:
         kernel, t = self.kernel, self.tiling
         if self.gemm.n % t.width:
             self.finish.emit(self.module, edge=True)
-        if not self.plain and self.gemm.n >= t.width:
+        if not self.direct and self.gemm.n >= t.width:
             self.finish.emit(self.module, edge=False)
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
         arguments += [("begin", "i64"), ("end", "i64")]
@@ -226,9 +247,10 @@ class _Driver:
             f.offset(f.arguments[name], f.imul(batch_offset(f, gemm, matrix, batch), BYTES[matrix.dtype]))
             for name, matrix in (("a", gemm.a), ("b", gemm.b))
         )
-        c = a  # where the micro-kernels do not store into C themselves, they have no use for it
-        if self.plain:
-            c = f.offset(f.arguments["c"], f.imul(batch_offset(f, gemm, gemm.c, batch), self.sum_bytes))
+        c = a  # an epilogue has pointers of its own
+        if self.kernel.epilogue is None:
+            before = f.imul(batch_offset(f, gemm, gemm.c, batch), BYTES[gemm.c.dtype])
+            c = f.offset(f.arguments["c"], before)
         with self._each(panels[0], panels[1], t.panels) as group:
             group_end = f.imin(f.iadd(group, t.panels), panels[1])
             with self._each(0, max(1, gemm.k), t.kc) as chunk:
@@ -238,7 +260,8 @@ class _Driver:
                 else:
                     later = f.cast("zext", f.compare("ne", chunk, constant(0, "i64")), "i64")
                     is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
-                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, (group, group_end))
+                strips = group, group_end
+                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, strips, panels[1])
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
 
@@ -258,11 +281,11 @@ class _Driver:
 
         if whole_panels:
             with self._each(block.panels[0], f.imin(block.panels[1], whole_panels), 1) as panel:
-                self.operands.begin_strip(block, start, panel, packed=t.pack_b)
+                self.operands.begin_strip(block, start, end, panel, packed=t.pack_b)
                 tiles(panel, False)
         if gemm.n % t.width:
             with self._each(f.imax(block.panels[0], whole_panels), block.panels[1], 1) as panel:
-                self.operands.begin_strip(block, start, panel, packed=True)
+                self.operands.begin_strip(block, start, end, panel, packed=True)
                 tiles(panel, True)
 
     def _workspace(self, offset: int) -> Value:
@@ -270,36 +293,63 @@ class _Driver:
 
     # -- one tile ----------------------------------------------------------------------------------------
     def _tile(self, block: Block, start: Index, row: Index, rows: int, panel: Index, edge: bool) -> None:
-        f, t, gemm = self.f, self.tiling, self.gemm
-        operands = self.operands
+        f, t, operands = self.f, self.tiling, self.operands
         a_adjacent, a, a_stride = operands.tile(block, start, row)
         b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row)]
+        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row, panel)]
         factors.append(f.index(operands.steps(block.depth)))
 
+        c = self._place_of_result(block, row, panel)
         if self.plain and not edge:
-            at = f.iadd(f.imul(row, gemm.c.row_stride), f.imul(panel, t.width))
-            c, c_stride = (
-                f.offset(block.c, f.imul(at, self.sum_bytes)),
-                f.index(gemm.c.row_stride * self.sum_bytes),
-            )
-            f.call(micro.name, *factors, c, c_stride, c, c_stride, block.first)
+            self._multiply(micro, factors, c, c, block.first, c)
             return
-        tile, tile_stride = self._workspace(self.space.tile), f.index(t.width * self.sum_bytes)
-        finish = [tile, f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
-        pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
+        direct = self.direct and not edge
+        tile = c if direct else _Place(self._workspace(self.space.tile), t.width * self.sum_bytes)
         if self.chunks == 1:
-            f.call(micro.name, *factors, tile, tile_stride, tile, tile_stride, f.index(0))
-            f.call(self.finish.name(edge=edge), *finish, *pointers)
+            self._multiply(micro, factors, tile, tile, f.index(0), c, narrow=int(direct))
+        else:
+            column = 0 if self.plain else f.imul(f.isub(panel, block.panels[0]), t.width)
+            at = f.iadd(f.imul(row, self.space.rest_width), column)
+            rest = f.offset(self._workspace(self.space.rest), f.imul(at, self.sum_bytes))
+            so_far = _Place(rest, self.space.rest_width * self.sum_bytes, self._next_line(self.sum_bytes))
+            d = f.select(block.last, tile.start, rest)
+            stride = f.select(block.last, f.index(tile.stride), f.index(so_far.stride))
+            narrow = f.cast("zext", block.last, "i64") if direct else 0
+            self._multiply(micro, factors, so_far, _Place(d, stride), block.first, so_far, narrow=narrow)
+        if direct:
             return
-        column = 0 if self.plain else f.imul(f.isub(panel, block.panels[0]), t.width)
-        at = f.iadd(f.imul(row, self.space.rest_width), column)
-        rest = f.offset(self._workspace(self.space.rest), f.imul(at, self.sum_bytes))
-        rest_stride = f.index(self.space.rest_width * self.sum_bytes)
-        d = f.select(block.last, tile, rest)
-        d_stride = f.select(block.last, tile_stride, rest_stride)
-        f.call(micro.name, *factors, rest, rest_stride, d, d_stride, block.first)
+        finish = [f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
         with f.when(block.last):
-            f.call(self.finish.name(edge=edge), *finish, *pointers)
+            pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
+            f.call(self.finish.name(edge=edge), tile.start, *finish, *pointers)
+
+    def _place_of_result(self, block: Block, row: Index, panel: Index) -> _Place:
+        """Where a tile's results belong; the workspace's tile where an epilogue knows."""
+        f, c, size = self.f, self.gemm.c, BYTES[self.gemm.c.dtype]
+        if self.kernel.epilogue is not None or c.column_stride != 1:
+            return _Place(self._workspace(self.space.tile), self.tiling.width * self.sum_bytes)
+        at = f.iadd(f.imul(row, c.row_stride), f.imul(panel, self.tiling.width))
+        return _Place(f.offset(block.c, f.imul(at, size)), c.row_stride * size, self._next_line(size))
+
+    def _next_line(self, size: int) -> int:
+        """Bytes from the first line of a tile's row to its second; zero if it has none."""
+        return _LINE if self.tiling.width * size > _LINE else 0
+
+    def _multiply(
+        self,
+        micro: MicroKernel,
+        factors: list[Value],
+        s: _Place,
+        d: _Place,
+        accumulate: Value,
+        near: _Place,
+        *,
+        narrow: Index = 0,
+    ) -> None:
+        """Call a micro-kernel; see its arguments."""
+        index = self.f.index
+        places = [s.start, index(s.stride), d.start, index(d.stride), accumulate, index(narrow)]
+        places += [near.start, index(near.stride), index(near.next_line)]
+        self.f.call(micro.name, *factors, *places)

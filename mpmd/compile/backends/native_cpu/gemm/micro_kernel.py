@@ -18,6 +18,7 @@ from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
+from mpmd.compile.backends.native_cpu.storage import store, store_pair
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
@@ -25,6 +26,11 @@ _UNROLL = {"rows": 4, "steps": 1}
 _AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
 _STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
+
+
+def narrows(step: str) -> bool:
+    """Whether a micro-kernel can store bf16 as well: where bf16 is multiplied, results mostly are."""
+    return step == "bf16x2"
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,11 @@ ARGUMENTS = (
     ("s_stride", "i64"),  # bytes between rows
     ("d", "ptr"),
     ("d_stride", "i64"),  # bytes between rows
-    ("accumulate", "i64"),
+    ("accumulate", "i64"),  # 1 if S is added, else 0
+    ("narrow", "i64"),  # whether D is of bf16 (`narrows`)
+    ("near", "ptr"),  # the tile that is read or written afterwards, to be fetched into L1
+    ("near_stride", "i64"),  # bytes between its rows
+    ("near_line", "i64"),  # bytes between the lines of a row; zero if it has one
 )
 
 
@@ -101,17 +111,17 @@ class _Tile:
         bases = self._a_bases(f.arguments["a"])
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
-        # the result's lines are fetched one row at a time, and so late that they stay in L1
+        # the tile's lines are fetched one row at a time, and so late that they stay in L1
         before = f.index(f.floor_to(f.imax(f.isub(depth, _AHEAD), 0), unroll))
         state = self._run(0, before, unroll, state)
         spread = min(unroll, _STEPS_PER_ROW)
         rows = f.imin(f.idiv(f.isub(depth, before), spread), k.rows)
         after = f.index(f.iadd(before, f.imul(rows, spread)))
-        with f.loop(before, after, spread, carried=[f.arguments["d"], *state]) as loop:
+        with f.loop(before, after, spread, carried=[f.arguments["near"], *state]) as loop:
             row = loop.carried[0]
-            for line in range(0, k.vectors * self.vector_bytes, 64):
-                f.prefetch(f.offset(row, line), write=True)
-            loop.carry([f.offset(row, f.arguments["d_stride"]), *self._steps(loop.carried[1:], spread)])
+            for line in range(-(-k.vectors * self.vector_bytes // 64)):
+                f.prefetch(f.offset(row, f.imul(line, f.arguments["near_line"])), write=True)
+            loop.carry([f.offset(row, f.arguments["near_stride"]), *self._steps(loop.carried[1:], spread)])
         state = self._run(after, depth, 1, loop.carried[1:])
         rest = state[self.bases + 1 :]
         self.fetching.leave(rest[: Fetching.STATE])
@@ -171,18 +181,31 @@ class _Tile:
     def _finish(self, accumulators: list[Value]) -> None:
         """Store the tile, adding S where asked."""
         f = self.f
-        adding = f.compare("ne", f.arguments["accumulate"], constant(0, "i64"))
-        with f.when(adding, returns=True):
-            self._store(accumulators, add=True)
-        self._store(accumulators, add=False)
+        with f.loop(0, f.arguments["accumulate"], carried=accumulators) as once:
+            before = [f.load(self._place("s", at), self.vector) for at in range(len(accumulators))]
+            once.carry([f.add(sums, s) for sums, s in zip(once.carried, before, strict=True)])
+        accumulators = once.carried
+        if narrows(self.kernel.step):
+            narrow = f.compare("ne", f.arguments["narrow"], constant(0, "i64"))
+            with f.when(narrow, returns=True):
+                self._store_narrow(accumulators)
+        for at, sums in enumerate(accumulators):
+            f.store(sums, self._place("d", at))
 
-    def _store(self, accumulators: list[Value], *, add: bool) -> None:
-        f, k = self.f, self.kernel
-        for row in range(k.rows):
+    def _store_narrow(self, accumulators: list[Value]) -> None:
+        """Store the tile as bf16, two registers of a row at once."""
+        f, vectors = self.f, self.kernel.vectors
+        pairs = vectors // 2 * 2
+        for row in range(self.kernel.rows):
             d = f.offset(f.arguments["d"], f.imul(row, f.arguments["d_stride"]))
-            s = f.offset(f.arguments["s"], f.imul(row, f.arguments["s_stride"])) if add else d
-            for v in range(k.vectors):
-                value = accumulators[row * k.vectors + v]
-                if add:
-                    value = f.add(value, f.load(f.offset(s, v * self.vector_bytes), self.vector))
-                f.store(value, f.offset(d, v * self.vector_bytes))
+            sums = accumulators[row * vectors : (row + 1) * vectors]
+            for v in range(0, pairs, 2):
+                store_pair(f, sums[v], sums[v + 1], d, v * self.lanes)
+            for v in range(pairs, vectors):
+                store(f, sums[v], d, "bf16", v * self.lanes)
+
+    def _place(self, side: str, at: int) -> Value:
+        """Where S or D has the sums of an accumulator."""
+        f, (row, v) = self.f, divmod(at, self.kernel.vectors)
+        start = f.offset(f.arguments[side], f.imul(row, f.arguments[f"{side}_stride"]))
+        return f.offset(start, v * self.vector_bytes)

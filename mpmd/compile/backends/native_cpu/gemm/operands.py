@@ -29,6 +29,7 @@ class Block:
         first: i64, 1 unless this is the first chunk of K.
         last: i1, whether it is the last one.
         rows, panels: rows and strips that are done, from and to.
+        end: the strip before which this batch index ends.
     """
 
     a: Value
@@ -41,6 +42,7 @@ class Block:
     last: Value
     rows: tuple[Index, Index]
     panels: tuple[Index, Index]
+    end: Index
 
 
 class Operands:
@@ -75,10 +77,10 @@ class Operands:
         f = self.f
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
-    def fetch(self, start: Index, row: Index) -> Value:
+    def fetch(self, start: Index, row: Index, panel: Index) -> Value:
         """What a tile of a row block fetches."""
         f = self.f
-        number = f.irem(f.idiv(f.isub(row, start), self.tiling.rows), _FETCHES)
+        number = f.irem(f.iadd(f.idiv(f.isub(row, start), self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
         return f.select(for_a, self._next_a.place, self._next_b.place)
 
@@ -121,13 +123,14 @@ class Operands:
             )
 
     def _fetch_rows(self, block: Block, end: Index) -> None:
-        """Fetch the rows that come after a block: the next ones, or the first ones of the next chunk."""
+        """Fetch the rows that come after a block: the next ones, or the first ones of the next block of B."""
         f, t, gemm, a = self.f, self.tiling, self.gemm, self.gemm.a
         size = BYTES[a.dtype]
-        after = f.compare("slt", f.index(end), f.index(block.rows[1]))
+        after = self._less(end, block.rows[1])
+        following, k, _ = self._following(block)
         row = f.select(after, f.index(end), f.index(block.rows[0]))
-        k = f.select(after, f.index(block.k), f.index(f.iadd(block.k, t.kc)))
-        with f.when(f.compare("slt", k, constant(gemm.k, "i64"))):
+        k = f.select(after, f.index(block.k), k)
+        with f.when(f.or_(after, following)):
             rows, depth = f.imin(f.isub(block.rows[1], row), t.mc), f.imin(f.isub(gemm.k, k), t.kc)
             source = self._element(block.a, a, row, k)
             if a.column_stride == 1:
@@ -135,26 +138,45 @@ class Operands:
             else:
                 self._next_a.runs(source, depth, a.column_stride * size, f.imul(rows, size))
 
+    def _less(self, a: Index, b: Index) -> Value:
+        return self.f.compare("slt", self.f.index(a), self.f.index(b))
+
+    def _following(self, block: Block) -> tuple[Value, Value, Value]:
+        """(whether there is more, its k, its first strip): what comes after all rows of a block of B."""
+        f = self.f
+        k = f.index(f.iadd(block.k, self.tiling.kc))
+        deeper = self._less(k, self.gemm.k)
+        more = f.or_(deeper, self._less(block.panels[1], block.end))
+        panel = f.select(deeper, f.index(block.panels[0]), f.index(block.panels[1]))
+        return more, f.select(deeper, k, f.index(0)), panel
+
     # -- B ---------------------------------------------------------------------------------------------------
-    def begin_strip(self, block: Block, start: Index, panel: Index, *, packed: bool) -> None:
+    def begin_strip(self, block: Block, start: Index, end: Index, panel: Index, *, packed: bool) -> None:
         """What comes before the tiles of a strip: its copy, and the fetch of the strip after it.
 
         The first row block makes the copies, and fetches what they are made of; the others fetch the copies.
         """
         f = self.f
-        following = f.iadd(panel, 1)
         if packed:
             with self._first_rows(block, start):
                 self._pack_strip(block, panel)
+        inside = self._less(f.iadd(panel, 1), block.panels[1])
+        here = f.or_(inside, self._less(end, block.rows[1]))  # where not, the first strip comes again
+        more, k, first = self._following(block)
+        k = f.select(here, f.index(block.k), k)
+        after = f.select(inside, f.index(f.iadd(panel, 1)), f.index(block.panels[0]))
         self._next_b.nothing(block.b)
-        with f.when(f.compare("slt", f.index(following), f.index(block.panels[1]))):
-            if packed:
-                size = f.imul(self.steps(block.depth), self.tiling.width * self.step_bytes)
-                self._next_b.runs(self._packed_strip(block, following), 1, size, size)
-                with self._first_rows(block, start):
-                    self._fetch_strip(block, following)
+        with f.when(f.or_(here, more)):
+            if self.tiling.pack_b:
+                copied = f.or_(self._less(block.rows[0], start), f.not_(inside))
+                copied = f.and_(here, copied)
+                with f.when(copied):
+                    size = f.imul(self.steps(block.depth), self.tiling.width * self.step_bytes)
+                    self._next_b.runs(self._packed_strip(block, after), 1, size, size)
+                with f.when(f.not_(copied)):
+                    self._fetch_strip(block, k, f.select(here, after, first))
             else:
-                self._fetch_strip(block, following)
+                self._fetch_strip(block, k, f.select(here, after, first))
 
     def strip(self, block: Block, panel: Index, *, packed: bool) -> tuple[Value, int]:
         """(address, stride in bytes) of B's strip."""
@@ -190,16 +212,16 @@ class Operands:
             self._packed_strip(block, panel),
         )
 
-    def _fetch_strip(self, block: Block, panel: Index) -> None:
+    def _fetch_strip(self, block: Block, k: Value, panel: Value) -> None:
         """Fetch the elements of a strip."""
         f, t, b = self.f, self.tiling, self.gemm.b
         size, column = BYTES[b.dtype], f.imul(panel, t.width)
-        source = self._element(block.b, b, block.k, column)
-        columns = f.imin(f.isub(self.gemm.n, column), t.width)
+        source = self._element(block.b, b, k, column)
+        columns, depth = f.imin(f.isub(self.gemm.n, column), t.width), f.imin(f.isub(self.gemm.k, k), t.kc)
         if b.column_stride == 1:
-            self._next_b.runs(source, block.depth, b.row_stride * size, f.imul(columns, size))
+            self._next_b.runs(source, depth, b.row_stride * size, f.imul(columns, size))
         elif b.row_stride == 1:
-            self._next_b.runs(source, columns, b.column_stride * size, f.imul(block.depth, size))
+            self._next_b.runs(source, columns, b.column_stride * size, f.imul(depth, size))
 
     # -- both ------------------------------------------------------------------------------------------------
     def _element(self, start: Value, matrix: Matrix, row: Index, column: Index) -> Value:
