@@ -102,7 +102,7 @@ def test_how_many_rows_are_a_block():
     assert rows_of(layer_norm(64, 8192, "f32")) == 1
     assert rows_of(layer_norm(7, 768, "bf16")) == 1, "some rows would be done several times"
     assert rows_of(layer_norm(1 << 13, 768, "f32")) == 1, "memory likes one stream"
-    assert rows_of(layer_norm(1 << 14, 768, "bf16")) == 2, "and has time for two where arithmetic takes longer"
+    assert rows_of(layer_norm(1 << 14, 768, "bf16")) == 2, "and takes two in the time of much arithmetic"
     assert rows_of(softmax(64, 64, "f32")) == 1, "rows have nothing in common"
 
 
