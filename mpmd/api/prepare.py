@@ -15,7 +15,7 @@ from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.support.source import frames_of
 
-MESH = "mesh"
+_MESH = "mesh"
 _CUT = "mpmd.microbatches"
 
 
@@ -48,7 +48,7 @@ def mark_shardings(
     if not any(spec is not None for spec in (*inputs, *results)):
         return
     main = ir.symbol_table(module)["main"]
-    _make_mesh(module, axes)
+    mesh = _mesh_of(module, axes)
     problems: list[str] = []
     for what, specs, values, row in (
         ("argument", inputs, main.args, "arg_attrs"),
@@ -63,13 +63,13 @@ def mark_shardings(
                 found = _spec_problems(spec, dims, value.type.shape, axes)
                 problems += [f"{what} {i}: {problem}" for problem in found]
                 if not found:
-                    dicts[i]["sdy.sharding"] = _attribute(dims)
+                    dicts[i]["sdy.sharding"] = _attribute(mesh, dims)
         ir.put_attribute_dicts(main, row, dicts)
     if problems:
         raise collect(ConfigError, problems, "the shardings cannot be used:")
     for arg, spec in zip(main.args, inputs):
         if spec is not None:
-            _shard_within_microbatches(arg, axes_of_dims(spec, len(arg.type.shape)), axes)
+            _shard_within_microbatches(arg, axes_of_dims(spec, len(arg.type.shape)), axes, mesh)
 
 
 def forget_cuts(module: ir.Module) -> None:
@@ -78,7 +78,9 @@ def forget_cuts(module: ir.Module) -> None:
         ir.put(op, _CUT, None)
 
 
-def _shard_within_microbatches(arg: ir.Value, dims: list[tuple[str, ...]], axes: dict[str, int]) -> None:
+def _shard_within_microbatches(
+    arg: ir.Value, dims: list[tuple[str, ...]], axes: dict[str, int], mesh: str
+) -> None:
     """Splits every microbatch of a sharded batch over the devices that the batch is split over.
 
     Left alone, propagation shards the dim that counts the microbatches: one device then holds all rows of
@@ -86,28 +88,39 @@ def _shard_within_microbatches(arg: ir.Value, dims: list[tuple[str, ...]], axes:
     """
     for op in ir.users(arg):
         if op.operation.name in ("stablehlo.slice", "stablehlo.convert"):
-            _shard_within_microbatches(op.result, dims, axes)
+            _shard_within_microbatches(op.result, dims, axes, mesh)
         if _CUT not in op.attributes:
             continue
         batch = ir.IntegerAttr(op.attributes[_CUT]).value
         rows, devices = op.result.type.shape[batch + 1], math.prod(axes[name] for name in dims[batch])
         readers = ir.users(op.result)
         if devices > 1 and rows % devices == 0 and readers:
-            sharding = {"sharding": _attribute([*dims[:batch], (), *dims[batch:]])}
+            sharding = {"sharding": _attribute(mesh, [*dims[:batch], (), *dims[batch:]])}
             kind, where = op.result.type, ir.before(in_block_order(readers)[0])
             made = ir.create("sdy.sharding_constraint", [op.result], [kind], where, sharding, op.location)
             for reader in readers:
                 ir.replace_uses_in(op.result, made.result, reader)
 
 
-def _make_mesh(module: ir.Module, axes: dict[str, int]) -> None:
-    if any(op.operation.name == "sdy.mesh" for op in module.body.operations):
-        return
-    text = ", ".join(f'"{name}"={size}' for name, size in axes.items())
-    ir.create(
-        "sdy.mesh", [], [], ir.at_start(module.body),
-        {"sym_name": ir.StringAttr.get(MESH), "mesh": ir.Attribute.parse(f"#sdy.mesh<[{text}]>")},
-    )  # fmt: skip
+def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
+    """The name of a mesh with such axes: one that JAX wrote down, if there is one, or else a new one.
+
+    JAX writes down others too, such as one without axes for random keys.
+    """
+    sizes = ", ".join(f'"{name}"={size}' for name, size in axes.items())
+    wanted = ir.Attribute.parse(f"#sdy.mesh<[{sizes}]>")
+    found = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op.attributes["mesh"]
+        for op in module.body.operations
+        if op.operation.name == "sdy.mesh"
+    }
+    for name, mesh in found.items():
+        if mesh == wanted:
+            return str(name)
+    name = next(n for i in range(len(found) + 1) if (n := f"{_MESH}_{i}" if i else _MESH) not in found)
+    attributes = {"sym_name": ir.StringAttr.get(name), "mesh": wanted}
+    ir.create("sdy.mesh", [], [], ir.at_start(module.body), attributes)
+    return name
 
 
 def _spec_problems(
@@ -148,9 +161,9 @@ def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:
     return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
 
 
-def _attribute(dims: Sequence[Sequence[str]]) -> ir.Attribute:
+def _attribute(mesh: str, dims: Sequence[Sequence[str]]) -> ir.Attribute:
     text = ", ".join("{" + ", ".join(f'"{name}"' for name in names) + "}" for names in dims)
-    return ir.Attribute.parse(f"#sdy.sharding<@{MESH}, [{text}]>")
+    return ir.Attribute.parse(f"#sdy.sharding<@{mesh}, [{text}]>")
 
 
 def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -74,18 +75,37 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
         SignatureError: `num_microbatches` is not positive, or a leaf cannot be cut so.
     """
     _check_cut(num_microbatches, axis)
-    problems = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
-        where = f"batch{jax.tree_util.keystr(path)}"
-        if jnp.ndim(leaf) <= axis:
-            problems.append(f"{where} is {jax.typeof(leaf)}: it has no dim {axis}")
-        elif jnp.shape(leaf)[axis] % num_microbatches:
-            problems.append(f"{where} is {jax.typeof(leaf)}: dim {axis} has {jnp.shape(leaf)[axis]} rows")
+    return _split([("batch", batches)], num_microbatches, axis)[0]
+
+
+def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int) -> list[Any]:
+    """`split_microbatches` of each of several batches, given with what the user calls them.
+
+    Raises:
+        SignatureError: leaves that cannot be cut, all of them.
+    """
+    problems: list[str] = []
+    advice: dict[str, None] = {}
+    for name, batch in batches:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            try:
+                kind = jax.typeof(leaf)
+            except TypeError:
+                problems.append(f"{where} is {leaf!r}, which is no array")
+                advice["let the function close over what is no batch"] = None
+                continue
+            said = str(kind).removeprefix("~")
+            if kind.ndim <= axis:
+                problems.append(f"{where} is {said}: it has no dim {axis}")
+                advice["let the function close over what is no batch"] = None
+            elif kind.shape[axis] % num_microbatches:
+                problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
+                advice["use a batch size that is a multiple of num_microbatches"] = None
     if problems:
         raise SignatureError(
             f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
-            + "\n  ".join(problems)
-            + "\n  use a batch size that is a multiple of num_microbatches"
+            + "\n  ".join([*problems, *advice])
         )
 
     def cut(leaf: jax.Array) -> jax.Array:
@@ -94,7 +114,7 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
         named = carrier(lambda x: jnp.reshape(x, inner), MICROBATCHES, str(axis))
         return jnp.moveaxis(named(leaf), axis, 0)
 
-    return jax.tree.map(cut, batches)
+    return [jax.tree.map(cut, batch) for _, batch in batches]
 
 
 def _is_count(number: Any) -> bool:
@@ -112,20 +132,21 @@ def accumulate_gradients(
     loss_fn: Callable[..., Any],
     num_microbatches: int,
     *,
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     axis: int = 0,
 ) -> Callable[..., Any]:
     """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
 
-    `accumulate_gradients(f, M)(params, *batch)` cuts every array of the arguments that are not
-    differentiated into `M` microbatches, adds up loss and gradients in the order of the microbatches,
-    and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that computes it.
+    `accumulate_gradients(f, M)(params, *batch, **more)` cuts every array of the arguments that are not
+    differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
+    microbatches, and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that
+    computes it.
 
     Args:
-        loss_fn: `loss_fn(params, *microbatch) -> f32[]`, or `(f32[], aux)` with `has_aux`.
+        loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
         num_microbatches: `M`.
-        argnums: the arguments to differentiate by; all others are batches.
+        argnums: the arguments to differentiate by, from the end if negative; all others are batches.
         has_aux: whether `loss_fn` also returns something for each microbatch.
         axis: the batch dim.
 
@@ -134,41 +155,80 @@ def accumulate_gradients(
         new first dim of size `M`.
 
     Raises:
-        SignatureError: `loss_fn` is no function, or `num_microbatches` no number of microbatches; when called
-            with a batch that is not divisible, or without one of the arguments to differentiate by.
+        SignatureError: `loss_fn` is no function, `num_microbatches` no number of microbatches, or `argnums`
+            no arguments; when called with a batch that is not divisible, or without one of the arguments to
+            differentiate by.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
     _check_cut(num_microbatches, axis)
-    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    given = _positions(argnums)
+    value_and_grad = jax.value_and_grad(
+        loss_fn, argnums=given[0] if _is_count(argnums) else given, has_aux=has_aux
+    )
 
-    def loss_and_grads(*args: Any) -> Any:
-        if len(args) <= max(wanted, default=0):
-            raise SignatureError(
-                f"accumulate_gradients differentiates by the arguments {list(wanted)}, but got {len(args)}"
-            )
-        batches = tuple(a for i, a in enumerate(args) if i not in wanted)
+    def loss_and_grads(*args: Any, **more: Any) -> Any:
+        wanted = _wanted(given, len(args))
+        numbers = [i for i in range(len(args)) if i not in wanted]
+        batches = [*((_parameter(loss_fn, i), args[i]) for i in numbers), *more.items()]
 
-        def of_microbatch(microbatch: tuple[Any, ...]) -> Any:
-            rest = iter(microbatch)
-            full = [args[i] if i in wanted else next(rest) for i in range(len(args))]
-            return jax.value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux)(*full)
+        def of_microbatch(microbatch: Sequence[Any]) -> Any:
+            full, rest = list(args), iter(microbatch)
+            for i in numbers:
+                full[i] = next(rest)
+            return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        def body(carry: Any, *microbatch: Any) -> tuple[Any, Any]:
+        def body(carry: Any, microbatch: Sequence[Any]) -> tuple[Any, Any]:
             value, grads = of_microbatch(microbatch)
             loss, aux = value if has_aux else (value, None)
             return jax.tree.map(jnp.add, carry, (loss, grads)), aux
 
-        pieces = split_microbatches(batches, num_microbatches, axis)
+        pieces = _split(batches, num_microbatches, axis)
         shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
-        work = one_microbatch(body)
-        (loss, grads), aux = jax.lax.scan(
-            lambda carry, microbatch: work(carry, *microbatch), _zeros(shapes, has_aux), pieces
-        )
+        (loss, grads), aux = jax.lax.scan(one_microbatch(body), _zeros(shapes, has_aux), pieces)
         loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return loss_and_grads
+
+
+def _positions(argnums: Any) -> tuple[int, ...]:
+    """One position or several as several.
+
+    Raises:
+        SignatureError: they are no positions.
+    """
+    several = tuple(argnums) if isinstance(argnums, (list, tuple)) else (argnums,)
+    if not all(map(_is_count, several)):
+        raise SignatureError(f"argnums is {argnums!r}; it must be the position of an argument, or several")
+    return tuple(map(int, several))
+
+
+def _wanted(argnums: tuple[int, ...], count: int) -> set[int]:
+    """The positions of `count` arguments to differentiate by.
+
+    Raises:
+        SignatureError: there are not so many, or one is named twice.
+    """
+    if not all(-count <= i < count for i in argnums):
+        raise SignatureError(
+            f"accumulate_gradients differentiates by the arguments {list(argnums)}, but got {count}"
+        )
+    wanted = {i % count for i in argnums}
+    if len(wanted) < len(argnums):
+        raise SignatureError(f"argnums is {argnums}, which names one of {count} arguments twice")
+    return wanted
+
+
+def _parameter(fn: Callable[..., Any], number: int) -> str:
+    """What a function calls its positional argument of that number."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())[: number + 1]
+    except (TypeError, ValueError):
+        return f"argument {number}"
+    single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = len(parameters) > number and all(p.kind in single for p in parameters)
+    return parameters[number].name if named else f"argument {number}"
 
 
 def _one(stacked: jax.Array) -> jax.ShapeDtypeStruct:

@@ -87,7 +87,8 @@ def compiled_function(
         ],
     )
     try:
-        with warnings.catch_warnings():
+        # Steps have values of 64 bits whatever the user's setting, such as the counters of random numbers.
+        with warnings.catch_warnings(), jax.enable_x64(True):
             # What cannot be donated is freed by the runtime; nothing is lost.
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             return jitted.lower(*array_types(mesh, fragment.arguments)).compile(compiler_options)

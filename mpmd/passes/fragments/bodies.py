@@ -39,7 +39,7 @@ def _body_key(body: ir.Block) -> Hashable:
         for op in block.operations:
             operation = op.operation
             found.append(operation.name)
-            found.extend(operation.attributes.items())
+            found.extend(ir.attributes_of(op))
             found.extend(number.get(v, v) for v in operation.operands)
             for result in operation.results:
                 number[result] = len(number)

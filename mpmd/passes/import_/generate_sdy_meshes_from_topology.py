@@ -99,7 +99,7 @@ class _Pointer:
 
     def look_at(self, op: ir.Op) -> None:
         """Notes how the shardings in all attributes of an op are to name the mesh of their axes."""
-        for name, attribute in op.attributes.items():
+        for name, attribute in ir.attributes_of(op):
             text = str(attribute)
             if "<@" in text and "sdy." in text:
                 rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)

@@ -147,13 +147,13 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
 
 def _constants_first(fragment: ir.Fragment) -> None:
     """Moves constants to the front of the body, where equal ones become one."""
-    found: dict[tuple[ir.Attribute, ir.Type], ir.Op] = {}
+    found: dict[ir.Attribute | str, ir.Op] = {}
     behind_front = False
     for op in ir.ops(fragment.body):
         if op.operation.name != "stablehlo.constant":
             behind_front = True
             continue
-        key = (op.attributes["value"], op.results[0].type)
+        key = ir.constant_text(op) if ir.holds_complex(op) else op.attributes["value"]  # both say the type
         if key in found:
             ir.replace(op, found[key].results)
             continue

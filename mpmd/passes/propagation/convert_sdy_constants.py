@@ -28,8 +28,4 @@ class ConvertSdyConstants(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """However deep they stand."""
         for op in ir.walk(f, ir.sdy.ConstantOp):
-            attributes = dict(op.attributes.items())
-            made = ir.create(
-                "stablehlo.constant", [], [op.result.type], ir.before(op), attributes, op.location
-            )
-            ir.replace(op, [made.results[0]])
+            ir.stablehlo_constant(op)

@@ -141,7 +141,9 @@ class _Fitting:
         for op in ir.walk(fragment)[1:]:
             if op.operation.name == "sdy.manual_computation":
                 self.check_manual(op, fragment)
-            for name, attribute in op.attributes.items():
+            for name, attribute in ir.attributes_of(op):
+                if isinstance(attribute, str):
+                    continue
                 if ir.sdy.TensorShardingAttr.isinstance(attribute):
                     ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
                 elif ir.sdy.TensorShardingPerValueAttr.isinstance(attribute):

@@ -147,7 +147,11 @@ class Placement:
 
     def token(self, array: jax.Array) -> jax.Array:
         """A tiny array that is ready when `array` is, and that nobody consumes."""
-        return self._tokens.get(_token_key(array.shape, array.dtype, array.sharding), _token)(array)
+        made = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
+        if made is not None:
+            return made(array)
+        with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
+            return _token(array)
 
     def prepare_tokens(self, program: Program) -> None:
         """Compiles what `token` needs for the buffers of a program, so that it takes no time later."""
@@ -156,7 +160,8 @@ class Placement:
             key = _token_key(kind.shape, np.dtype(kind.dtype), sharding)
             if key not in self._tokens:
                 aval = jax.ShapeDtypeStruct(kind.shape, np.dtype(kind.dtype), sharding=sharding)
-                self._tokens[key] = _token.lower(aval).compile()
+                with jax.enable_x64(True):
+                    self._tokens[key] = _token.lower(aval).compile()
 
     def channels(self, program: Program) -> LocalChannels:
         """The function that makes the channels of each step."""

@@ -81,7 +81,9 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
     def reshard(array: jax.Array) -> jax.Array:
         by_device = {shard.device: shard.data for shard in gather(array).addressable_shards}
         shards = [by_device[device] for device in source_devices]
-        return jax.make_array_from_single_device_arrays(shape, target, [make(shards) for make in deliver])
+        with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
+            made = [make(shards) for make in deliver]
+        return jax.make_array_from_single_device_arrays(shape, target, made)
 
     return reshard
 

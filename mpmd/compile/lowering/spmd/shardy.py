@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
@@ -36,6 +37,7 @@ def with_collectives(
         CompileError: the module speaks of another mesh, or Shardy cannot do it.
         IRError: the text is no MLIR module.
     """
+    text = _on_one_mesh(text, axes)
     module = ir.parse(text)
     with ir.context(), ir.Location.unknown():
         mesh = _mesh_of(module, axes, text)
@@ -57,6 +59,24 @@ def _run(pipeline: str, module: ir.Module) -> None:
         ir.run_mlir_alone(pipeline, module)
     except IRError as error:
         raise CompileError(f"Shardy cannot partition the fragment: {error}") from error
+
+
+_WITHOUT_AXES = re.compile(r"^ *sdy\.mesh @([\w.$-]+|\"[^\"]+\") = <\[\]>.*\n", re.M)
+
+
+def _on_one_mesh(text: str, axes: Mapping[str, int]) -> str:
+    """The text without meshes that have no axes: what is whole on such a mesh is whole on the fragment's.
+
+    JAX says so of random keys.
+    """
+    names = _WITHOUT_AXES.findall(text)
+    if not names or not axes:
+        return text
+    text = _WITHOUT_AXES.sub("", text)
+    listed = ", ".join(f'"{name}"={size}' for name, size in axes.items())
+    for name in names:
+        text = text.replace(f"<@{name}, ", f"<mesh<[{listed}]>, ")
+    return text
 
 
 def _mesh_of(module: ir.Module, axes: Mapping[str, int], text: str) -> str:

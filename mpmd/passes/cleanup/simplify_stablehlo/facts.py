@@ -34,10 +34,9 @@ class Facts:
             return self.splat(source) if source.type.rank == 0 else None
         if op.operation.name != "stablehlo.constant" or not isinstance(value.type, ir.RankedTensorType):
             return None
-        attribute = op.attributes["value"]
-        if value.type.rank and not getattr(attribute, "is_splat", False):
+        if value.type.rank and not ir.holds_complex(op) and not op.attributes["value"].is_splat:
             return None
-        found = re.match(r"dense<([^\[\]\"]*)> :", str(attribute))
+        found = re.match(r"dense<([^\[\]\"]*)> :", ir.constant_text(op))
         return None if found is None else found[1]
 
     def integer(self, value: ir.Value) -> int | None:

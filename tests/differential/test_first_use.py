@@ -1,0 +1,166 @@
+"""What people who know JAX try first, against `jax.jit`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mpmd
+from mpmd.errors import SignatureError
+from tests.support.comparing import relative_difference
+
+MICROBATCHES = 2
+BACKENDS = ("native", "xla")
+ASSIGNMENT = {"lower": "m0", "upper": "m1"}
+KEYS = jax.random.split(jax.random.key(0), 4)
+PARAMS = {
+    "a": {"b": jnp.zeros(6), "w": jax.random.normal(KEYS[0], (4, 6))},
+    "b": {"b": jnp.zeros(2), "w": jax.random.normal(KEYS[1], (6, 2))},
+}
+X, Y = jax.random.normal(KEYS[2], (8, 4)), jax.random.normal(KEYS[3], (8, 2))
+
+
+def lower(p, x):
+    return jnp.tanh(x @ p["w"] + p["b"])
+
+
+def upper(p, h, y):
+    return jnp.mean((h @ p["w"] + p["b"] - y) ** 2)
+
+
+def loss_fn(params, x, y):
+    h = mpmd.named_computation(lower, name="lower")(params["a"], x)
+    return mpmd.named_computation(upper, name="upper")(params["b"], h, y)
+
+
+def sgd(params, grads, rate=0.1):
+    return jax.tree.map(lambda p, g: (p - rate * g).astype(p.dtype), params, grads)
+
+
+def pipelined(step, backend="native", each=1, **more):
+    topology = mpmd.make_topology({"m0": each, "m1": each})
+    return mpmd.jit(step, mpmd.make_config(topology, ASSIGNMENT, backend=backend, **more))
+
+
+def data(tree):
+    """Keys as the numbers they are made of."""
+    return jax.tree.map(
+        lambda a: jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a, tree
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("each", [1, 2])
+def test_an_optimizer_that_adds_noise(backend, each):
+    """Its random numbers count in 64 bits, and the counts go from fragment to fragment."""
+    tx = optax.chain(optax.add_noise(0.01, 0.5, 3), optax.sgd(1e-2))
+
+    def step(state, x, y):
+        params, moments = state
+        loss, grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES)(params, x, y)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), loss
+
+    shardings = (None, jax.P("data"), jax.P("data")) if each > 1 else None
+    state = PARAMS, tx.init(PARAMS)
+    jitted = pipelined(step, backend, each, in_shardings=shardings)
+    assert jitted.compiled(state, X, Y).cost_analysis()["fallbacks"] == 0
+    got = jitted(state, X, Y)
+    assert relative_difference(data(got), data(jax.jit(step)(state, X, Y))) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_of_64_bits_between_meshes_of_different_sizes(backend):
+    """A user who has not enabled them meets them as random bits only."""
+    first = mpmd.named_computation(lambda x: jax.lax.iota(np.uint32, 8) + x, name="lower")
+    second = mpmd.named_computation(lambda k, x: jax.random.bits(k, (8,)) + x, name="upper")
+
+    def step(key, x):
+        noise = jax.random.bits(key, (8,))
+        return second(key, first(x) + noise) + noise
+
+    topology = mpmd.make_topology({"m0": 1, "m1": {"data": 2}})
+    config = mpmd.make_config(topology, ASSIGNMENT, backend=backend, out_shardings=jax.P("data"))
+    key, x = jax.random.key(1), jnp.arange(8, dtype=jnp.uint32)
+    assert (np.asarray(mpmd.jit(step, config)(key, x)) == np.asarray(jax.jit(step)(key, x))).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("each", [1, 2])
+def test_complex_numbers(backend, each):
+    w = jax.random.normal(KEYS[0], (4, 4)) * (1 - 0.5j)
+
+    def loss_fn(ws, x, y):
+        h = mpmd.named_computation(lambda w, x: jnp.fft.fft((x * (1 + 2j)) @ w) * 1j, name="lower")(ws[0], x)
+        last = mpmd.named_computation(
+            lambda w, h, y: jnp.mean(jnp.abs(h @ w * 0.5j - y[:, :1]) ** 2), name="upper"
+        )
+        return last(ws[1], h, y)
+
+    def step(ws, x, y):
+        loss, grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES)(ws, x, y)
+        made = jax.tree.map(lambda w, g: w * (2 - 3j) - (0.01 + 0j) * jnp.conj(g), ws, grads)
+        return made, loss + jnp.real(jnp.asarray(1j) * 1j)
+
+    shardings = (None, jax.P("data"), jax.P("data")) if each > 1 else None
+    got, want = (
+        pipelined(step, backend, each, in_shardings=shardings)([w, w], X, Y),
+        jax.jit(step)([w, w], X, Y),
+    )
+    parts = [
+        [f(jax.device_get(leaf)) for leaf in jax.tree.leaves(t) for f in (np.real, np.imag)]
+        for t in (got, want)
+    ]
+    assert relative_difference(*parts) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("argnums", "pick"),
+    [(-1, lambda g: g), ([2], lambda g: g[0]), ((-1,), lambda g: g[0]), (np.int64(2), lambda g: g)],
+)
+def test_every_way_to_say_by_what_to_differentiate(argnums, pick):
+    def turned(x, y, params):
+        return loss_fn(params, x, y)
+
+    loss, grads = mpmd.accumulate_gradients(turned, MICROBATCHES, argnums=argnums)(X, Y, PARAMS)
+    want = jax.value_and_grad(loss_fn)(PARAMS, X, Y)
+    assert relative_difference((loss, pick(grads)), want) <= 1e-5
+
+
+def test_batches_by_keyword():
+    def by_keyword(params, x, *, y):
+        return loss_fn(params, x, y)
+
+    def step(params, x, y):
+        return mpmd.accumulate_gradients(by_keyword, MICROBATCHES)(params, x, y=y)
+
+    got = pipelined(step)(PARAMS, X, Y)
+    assert relative_difference(got, jax.value_and_grad(loss_fn)(PARAMS, X, Y)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"x": X[:7], "y": {"c": Y[:5]}},
+            ["x is float32[7,4]: dim 0 has 7 rows", "y['c'] is float32[5,2]", "a multiple of"],
+        ),
+        ({"x": X, "y": 0.1}, ["y is float32[]: it has no dim 0\n  let the function close over"]),
+        ({"x": X, "y": "s"}, ["y is 's', which is no array\n  let the function close over"]),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_named_as_the_function_does(more, told):
+    with pytest.raises(SignatureError) as caught:
+        mpmd.accumulate_gradients(lambda p, x, y: 0.0, MICROBATCHES)(PARAMS, *more.values())
+    assert all(words in str(caught.value) for words in told)
+
+
+@pytest.mark.parametrize(
+    ("argnums", "told"), [((0, -3), "twice"), (-4, "got 3"), ("p", "must be the position")]
+)
+def test_arguments_to_differentiate_by_that_are_none(argnums, told):
+    with pytest.raises(SignatureError, match=told):
+        mpmd.accumulate_gradients(loss_fn, MICROBATCHES, argnums=argnums)(PARAMS, X, Y)
