@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from mpmd.compile.hlo import verify
@@ -15,10 +16,6 @@ from tests.support.random_hlo import differences
 from tests.support.random_hlo.rewritable import rewritable
 
 FAST, SLOW = 24, 200
-
-
-def leaves(value):
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
 
 
 def ordered(seed):
@@ -52,7 +49,7 @@ def peak(module):
 )
 def test_orders_and_repetitions_keep_values(seed):
     case = rewritable(seed, 20)
-    want = leaves(evaluate(case.module, case.arguments))
+    want = jax.tree.leaves(evaluate(case.module, case.arguments))
     module = case.module.clone()
     for pass_ in inlining():
         pass_.run(module)
@@ -70,5 +67,5 @@ def test_orders_and_repetitions_keep_values(seed):
         Rematerialization(limit=max(1, before * 6 // 10)).run(module)
     verify(module)
     assert peak(module) <= before
-    got = leaves(evaluate(module, case.arguments))
+    got = jax.tree.leaves(evaluate(module, case.arguments))
     assert not differences(got, want, case), f"seed {seed}"
