@@ -8,7 +8,7 @@ import pytest
 from mpmd.compile.hlo import verify
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes.groups import inlining
-from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support import diagnostics
@@ -30,18 +30,11 @@ def test_some_random_programs_need_less_when_values_are_computed_again():
     won = 0
     for seed in range(FAST):
         module = ordered(seed)
-        before = peak(module)
+        before = peak_of(module)
         with diagnostics.collecting():
             Rematerialization(limit=max(1, before * 6 // 10)).run(module)
-        won += peak(module) < before
+        won += peak_of(module) < before
     assert won >= 2
-
-
-def peak(module):
-    heap = Heap(module)
-    for computation in heap.computations:
-        heap.settle(computation, list(computation))
-    return heap.inside[module.entry]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +51,14 @@ def test_orders_and_repetitions_keep_values(seed):
         ordered = module.clone()
         assert MemorySchedule(scheduler=name, exchange=False).run(ordered)
         verify(ordered)
-        single[name] = peak(ordered)
+        single[name] = peak_of(ordered)
     assert MemorySchedule().run(module)
     verify(module)
-    assert peak(module) <= min(single.values())
-    before = peak(module)
+    assert peak_of(module) <= min(single.values())
+    before = peak_of(module)
     with diagnostics.collecting():
         Rematerialization(limit=max(1, before * 6 // 10)).run(module)
     verify(module)
-    assert peak(module) <= before
+    assert peak_of(module) <= before
     got = jax.tree.leaves(evaluate(module, case.arguments))
     assert not differences(got, want, case), f"seed {seed}"
