@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
+import jax
 import pytest
 
 from mpmd.compile.hlo import print_module, verify
@@ -21,14 +21,10 @@ FAST = 12
 SLOW = 200
 
 
-def leaves(value) -> list[np.ndarray]:
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
-
-
 @functools.cache
 def prepared(seed: int):
     case, rows = collective_case(seed)
-    return case, rows, [leaves(v) for v in evaluate_devices(case.module, rows)]
+    return case, rows, [jax.tree.leaves(v) for v in evaluate_devices(case.module, rows)]
 
 
 def keeps_values(seed: int, passes: list[Pass]) -> bool:
@@ -42,7 +38,7 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
         return False
     got = evaluate_devices(module, rows)
     for device in range(DEVICES):
-        problem = differences(leaves(got[device]), wanted[device], case)
+        problem = differences(jax.tree.leaves(got[device]), wanted[device], case)
         assert not problem, f"seed {seed}, device {device}: {problem}\n{before}\n---\n{after}"
     return True
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,10 +47,6 @@ def xla():
         yield worker
 
 
-def leaves(value):
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
-
-
 def _count(family: str, cases: int) -> int:
     return cases * (5 if family in ("unary", "binary") else 1)
 
@@ -62,7 +59,7 @@ def compare(family: str, seed: int, xla: XlaWorker) -> str:
     again = parse_module(text)
     assert print_module(again) == text and fingerprint(again) == fingerprint(case.module)
     assert fingerprint(deserialize(serialize(again))) == fingerprint(again)
-    got = leaves(evaluate(again, case.arguments))
+    got = jax.tree.leaves(evaluate(again, case.arguments))
     try:
         want = xla.run(text, case.arguments)
     except XlaError as error:
@@ -90,7 +87,9 @@ def test_same_numbers_as_xla_on_many(family, xla):
 def compare_whole(case: Case, xla: XlaWorker) -> str:
     """What differs for a whole program; "" if nothing."""
     text = print_module(case.module)
-    problem = differences(leaves(evaluate(case.module, case.arguments)), xla.run(text, case.arguments), case)
+    problem = differences(
+        jax.tree.leaves(evaluate(case.module, case.arguments)), xla.run(text, case.arguments), case
+    )
     return f"{case.name}: {problem}\n{text}" if problem else ""
 
 

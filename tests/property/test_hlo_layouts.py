@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,10 +24,6 @@ from tests.support.random_hlo.rewritable import rewritable
 
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
 OPTIONS = ({}, {"free_transposes": True}, {"free_transposes": True, "free_products": True})
-
-
-def leaves(value) -> list[np.ndarray]:
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
 
 
 def shuffled(shape: Shape, rng: np.random.Generator) -> Shape:
@@ -66,17 +63,17 @@ def misplaced(module: HloModule) -> list[str]:
 def check(seed: int, options: dict) -> tuple[int, int]:
     """Copies that assignment inserted, and operations that are not row-major after normalisation."""
     case = rewritable(seed)
-    wanted = leaves(evaluate(case.module, case.arguments))
+    wanted = jax.tree.leaves(evaluate(case.module, case.arguments))
     module = with_random_border(case, seed)
     run_pipeline(module, [LayoutAssignment(**options)], WATCH)
     assert misplaced(module) == [], print_module(module)
     copies = sum(i.opcode == "copy" for i in module.instructions())
-    assert not differences(leaves(evaluate(module, case.arguments)), wanted, case), seed
+    assert not differences(jax.tree.leaves(evaluate(module, case.arguments)), wanted, case), seed
     simplifier = make_pass("hlo-algebraic-simplifier", "layout-sensitive=true")
     passes = [ReshapeDecomposer(), LayoutNormalization(), simplifier, ReshapeDecomposer()]
     run_pipeline(module, passes, WATCH)
     assert misplaced(module) == [], print_module(module)
-    problem = differences(leaves(evaluate(module, case.arguments)), wanted, case)
+    problem = differences(jax.tree.leaves(evaluate(module, case.arguments)), wanted, case)
     assert not problem, f"{seed}: {problem}\n{print_module(module)}"
     assert not any(i.opcode in ("reshape", "copy") and i.shape.rank for i in module.instructions())
     return copies, len(strange(module))
@@ -96,7 +93,7 @@ def from_memory(value: np.ndarray, shape: Shape) -> np.ndarray:
 def without_layouts(seed: int, passes=()) -> tuple[HloModule, Case, list, list]:
     """A program with a random border after passes, its arguments as they lie, and what it should give."""
     case = rewritable(seed)
-    wanted = leaves(evaluate(case.module, case.arguments))
+    wanted = jax.tree.leaves(evaluate(case.module, case.arguments))
     module = with_random_border(case, seed)
     run_pipeline(module, passes, WATCH)
     given = [in_memory(np.asarray(a), s) for a, s in zip(case.arguments, module.parameter_layouts)]
@@ -118,7 +115,7 @@ def test_a_program_without_layouts_computes_the_same_in_the_same_memory(assigned
         run_pipeline(module, [LayoutRemoval()], WATCH)
         changed += print_module(module) != before
         assert all(i.shape.layout is None or i.shape.layout.is_row_major for i in module.instructions())
-        got = results_of(leaves(evaluate(module, given)), border)
+        got = results_of(jax.tree.leaves(evaluate(module, given)), border)
         problem = differences(got, wanted, case)
         assert not problem, f"{seed}: {problem}\n{print_module(module)}"
     assert changed == 12

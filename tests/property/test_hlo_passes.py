@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -57,11 +58,7 @@ def case(seed: int) -> Case:
 
 @functools.cache
 def wanted(seed: int) -> list[np.ndarray]:
-    return leaves(evaluate(case(seed).module, case(seed).arguments))
-
-
-def leaves(value) -> list[np.ndarray]:
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+    return jax.tree.leaves(evaluate(case(seed).module, case(seed).arguments))
 
 
 def keeps_values(seed: int, passes: list[Pass]) -> bool:
@@ -72,7 +69,7 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
     after = print_module(module)
     if after == before:
         return False
-    got = leaves(evaluate(module, case(seed).arguments))
+    got = jax.tree.leaves(evaluate(module, case(seed).arguments))
     problem = differences(got, wanted(seed), case(seed))
     if problem and any(p.name in UNROUNDED for p in passes):
         near = [np.allclose(g, w, rtol=2**-7, atol=2**-7) for g, w in zip(got, wanted(seed), strict=True)]
@@ -128,7 +125,7 @@ def expands(name: str, seed: int) -> bool:
     run_pipeline(module, [PASSES[name]()], WATCH)
     if print_module(module) == print_module(single.module):
         return False
-    got, want = (leaves(evaluate(m, single.arguments)) for m in (module, single.module))
+    got, want = (jax.tree.leaves(evaluate(m, single.arguments)) for m in (module, single.module))
     problem = differences(got, want, single)
     assert not problem, (
         f"{single.name}: {problem}\n{print_module(single.module)}\n---\n{print_module(module)}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from mpmd.compile.hlo import verify
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes.groups import inlining
-from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support import diagnostics
@@ -15,10 +16,6 @@ from tests.support.random_hlo import differences
 from tests.support.random_hlo.rewritable import rewritable
 
 FAST, SLOW = 24, 200
-
-
-def leaves(value):
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
 
 
 def ordered(seed):
@@ -33,18 +30,11 @@ def test_some_random_programs_need_less_when_values_are_computed_again():
     won = 0
     for seed in range(FAST):
         module = ordered(seed)
-        before = peak(module)
+        before = peak_of(module)
         with diagnostics.collecting():
             Rematerialization(limit=max(1, before * 6 // 10)).run(module)
-        won += peak(module) < before
+        won += peak_of(module) < before
     assert won >= 2
-
-
-def peak(module):
-    heap = Heap(module)
-    for computation in heap.computations:
-        heap.settle(computation, list(computation))
-    return heap.inside[module.entry]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +42,7 @@ def peak(module):
 )
 def test_orders_and_repetitions_keep_values(seed):
     case = rewritable(seed, 20)
-    want = leaves(evaluate(case.module, case.arguments))
+    want = jax.tree.leaves(evaluate(case.module, case.arguments))
     module = case.module.clone()
     for pass_ in inlining():
         pass_.run(module)
@@ -61,14 +51,14 @@ def test_orders_and_repetitions_keep_values(seed):
         ordered = module.clone()
         assert MemorySchedule(scheduler=name, exchange=False).run(ordered)
         verify(ordered)
-        single[name] = peak(ordered)
+        single[name] = peak_of(ordered)
     assert MemorySchedule().run(module)
     verify(module)
-    assert peak(module) <= min(single.values())
-    before = peak(module)
+    assert peak_of(module) <= min(single.values())
+    before = peak_of(module)
     with diagnostics.collecting():
         Rematerialization(limit=max(1, before * 6 // 10)).run(module)
     verify(module)
-    assert peak(module) <= before
-    got = leaves(evaluate(module, case.arguments))
+    assert peak_of(module) <= before
+    got = jax.tree.leaves(evaluate(module, case.arguments))
     assert not differences(got, want, case), f"seed {seed}"

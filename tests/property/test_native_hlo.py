@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,17 +23,13 @@ SLOW = 80
 """The same for the slow test."""
 
 
-def leaves(value):
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
-
-
 def compare(case: Case) -> str:
     """What differs for a case, or why native code was refused; "" if nothing."""
     try:
         got = run_module(case.module, case.arguments)
     except NoPlan as error:
         return f"{case.name}: refused: {error}"
-    problem = differences(got, leaves(evaluate(case.module, case.arguments)), case)
+    problem = differences(got, jax.tree.leaves(evaluate(case.module, case.arguments)), case)
     return f"{case.name}: {problem}" if problem else ""
 
 
@@ -193,7 +190,7 @@ def test_special_values_and_shapes(name, xla):
         word in name for word in ("power", "exponential", "log", "tanh", "cosine", "atan2", "rsqrt")
     )
     case = Case(name, module, arguments, terms=1, exact=exact)
-    want = leaves(evaluate(module, arguments))
+    want = jax.tree.leaves(evaluate(module, arguments))
     for got in (run_module(module, arguments), xla.run(text, arguments)):
         assert not differences(got, want, case)
 

@@ -205,6 +205,14 @@ class Heap:
         return left
 
 
+def peak_of(module: HloModule) -> int:
+    """The most bytes in use at once where instructions run in the order in which they stand."""
+    heap = Heap(module)
+    for computation in heap.computations:
+        heap.settle(computation, list(computation))
+    return heap.inside[module.entry]
+
+
 def _start_of(done: HloInstruction) -> HloInstruction:
     """What began that which an instruction ends."""
     start = done

@@ -11,6 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, PassError, ScheduleError, SignatureError
+from tests.support.two_stages import two_stages
 
 X = jnp.ones((8, 4))
 
@@ -24,11 +25,6 @@ def topology(count: int = 2):
 @pytest.fixture(autouse=True)
 def _quiet(recwarn):
     """Meshes of these tests share one device, which is warned about."""
-
-
-def two_stages(x):
-    x = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
-    return mpmd.named_computation(lambda x: x + 1, name="second")(x)
 
 
 def config(**assignment):
@@ -62,7 +58,7 @@ def test_a_name_never_used():
 
 def test_a_name_without_assignment():
     with pytest.raises(
-        ConfigError, match="named computation 'second' is not assigned to a mesh .*test_bad_input"
+        ConfigError, match="named computation 'second' is not assigned to a mesh .*two_stages.py"
     ):
         mpmd.jit(two_stages, config(first="m0")).lower(X)
 

@@ -14,14 +14,10 @@ import mpmd
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
 from mpmd.options import USER_DEFAULTS
 from mpmd.scheduling.schedule import from_csv, from_function, from_table, get_schedule
+from tests.support.two_stages import two_stages
 
 X = jnp.ones((8, 4))
 PLACES = {"first": "m0", "second": "m1"}
-
-
-def two_stages(x):
-    x = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
-    return mpmd.named_computation(lambda x: x + 1, name="second")(x)
 
 
 def config(**more):

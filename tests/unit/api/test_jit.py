@@ -11,15 +11,11 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, SignatureError
+from tests.support.two_stages import two_stages
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 TOPOLOGY = mpmd.make_topology({"m0": 1, "m1": 1})
 CONFIG = mpmd.make_config(TOPOLOGY, {"first": "m0", "second": "m1"})
-
-
-def two_stages(x):
-    x = mpmd.named_computation(lambda x: 2 * x, name="first")(x)
-    return mpmd.named_computation(lambda x: x + 1, name="second")(x)
 
 
 def mesh_of(array):

@@ -24,10 +24,6 @@ RNG = np.random.default_rng(5)
 SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
 
 
-def leaves(value):
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
-
-
 def run_parts(found, arguments):
     """What the clusters compute, one after the other, by the evaluator."""
     known = {}
@@ -40,7 +36,7 @@ def run_parts(found, arguments):
 
     for part in found.parts:
         verify(part.module)
-        made = leaves(evaluate(part.module, [at(p) for p in part.inputs]))
+        made = jax.tree.leaves(evaluate(part.module, [at(p) for p in part.inputs]))
         known.update(zip(part.outputs, made, strict=True))
     return [at(p) for p in found.results]
 
@@ -57,7 +53,7 @@ def test_parts_compute_what_the_whole_does(family):
         assert str(case.module) == before
         assert all(not (part.native and part.reasons) for part in found.parts)
         assert sum(len(part.reasons) for part in found.parts) <= len(refused)
-        got, want = run_parts(found, case.arguments), leaves(evaluate(case.module, case.arguments))
+        got, want = run_parts(found, case.arguments), jax.tree.leaves(evaluate(case.module, case.arguments))
         assert not differences(got, want, case), case.name
 
 

@@ -9,29 +9,11 @@ from mpmd.errors import PassError
 from mpmd.passes import make_pass
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
 from mpmd.passes.verify import verify
-from mpmd.support.diagnostics import Diagnostics, Severity, collecting
+from mpmd.support.diagnostics import Severity, collecting
 from tests.unit.ir.programs import HEAD, main_with
+from tests.unit.passes.programs import fragment, run
 
 INFO = 'FragmentInfo(origins=["{}"],mesh_name="{}"{})'
-
-
-def fragment(name: str, inputs: str, attributes: str = "", mesh: str = "m1") -> str:
-    """A fragment with one result, `%name`; without `name` in quotes it is inferred."""
-    values = [v.strip() for v in inputs.split(",")]
-    origin = f'"{name}"' if name[0].islower() else ""
-    args = ", ".join(f"%p{i}: tensor<4xf32>" for i in range(len(values)))
-    return (
-        f'%{name} = mpmd.fragment<mesh="{mesh}", origin=[{origin}]> ({inputs}) {attributes} ({args}) {{\n'
-        f"  %x = stablehlo.negate %p0 : tensor<4xf32>\n  mpmd.return %x : tensor<4xf32>\n"
-        f"}} : ({', '.join(['!' + mesh] * len(values))}) -> !{mesh}"
-    )
-
-
-def run(text: str, name: str, options: str = "") -> tuple[ir.Module, Diagnostics]:
-    module = ir.parse(text)
-    with collecting() as found:
-        make_pass(name, options).run(module)
-    return module, found
 
 
 @pytest.mark.parametrize("other", ["merge-any-consumer", "clone-inferred-fragments"])

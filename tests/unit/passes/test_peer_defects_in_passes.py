@@ -9,32 +9,15 @@ from mpmd.errors import IRError
 from mpmd.options import PipelineOptions
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
-from mpmd.support.diagnostics import Diagnostics, Severity, collecting
+from mpmd.support.diagnostics import Severity
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.named_programs import NamedProgram
 from tests.unit.ir.programs import HEAD, main_with
-
-
-def fragment(name: str, origin: str, inputs: str, attributes: str = "", mesh: str = "m1") -> str:
-    """A fragment with one result, `%name`."""
-    values = [v.strip() for v in inputs.split(",")]
-    args = ", ".join(f"%p{i}: tensor<4xf32>" for i in range(len(values)))
-    return (
-        f'%{name} = mpmd.fragment<mesh="{mesh}", origin=[{origin}]> ({inputs}) {attributes} ({args}) {{\n'
-        f"  %x = stablehlo.negate %p0 : tensor<4xf32>\n  mpmd.return %x : tensor<4xf32>\n"
-        f"}} : ({', '.join(['!' + mesh] * len(values))}) -> !{mesh}"
-    )
+from tests.unit.passes.programs import fragment, run
 
 
 def counter(number: int) -> str:
     return f"{{call_counter = {number} : ui32}}"
-
-
-def run(text: str, name: str, options: str = "") -> tuple[ir.Module, Diagnostics]:
-    module = ir.parse(text)
-    with collecting() as found:
-        make_pass(name, options).run(module)
-    return module, found
 
 
 @pytest.mark.parametrize("op", ["mpmd.call @nobody", '"mpmd.call"', "mpmd.fragment_call"])
@@ -51,7 +34,9 @@ def test_defect_7_a_call_of_an_unknown_function_is_an_exception(op: str) -> None
 
 def test_defect_8_a_schedule_that_needs_stages_says_so_once() -> None:
     body = "\n".join(
-        fragment(f"v{i}{t}", f'"f"({t})' if t else '"f"', "%a", counter(i)) for t in (0, 1) for i in range(4)
+        fragment(f"v{i}{t}", "%a", counter(i), origin=f'"f"({t})' if t else '"f"')
+        for t in (0, 1)
+        for i in range(4)
     )
     text = main_with(body, returned="return %v00 : !m1")
     _, found = run(text, "mpmd-pipeline-scheduler", "must-happen-before=Circular")
@@ -61,8 +46,8 @@ def test_defect_8_a_schedule_that_needs_stages_says_so_once() -> None:
 
 def test_defect_9_a_schedule_and_merge_rules_together_keep_the_program_valid() -> None:
     body = "\n".join([
-        fragment("f0", '"f"', "%a", counter(0)), fragment("f1", '"f"', "%a", counter(1)),
-        fragment("g", '"g"(1)', "%a", counter(0)), fragment("h", '"g"(1)', "%a", counter(1)),
+        fragment("f0", "%a", counter(0), origin='"f"'), fragment("f1", "%a", counter(1), origin='"f"'),
+        fragment("g", "%a", counter(0), origin='"g"(1)'), fragment("h", "%a", counter(1), origin='"g"(1)'),
     ])  # fmt: skip
     text = main_with(body, "(!m1, !m1, !m1, !m1)", "return %f0, %f1, %g, %h : !m1, !m1, !m1, !m1")
     infos = [f'FragmentInfo(origins=["f"],call_counter={i},mesh_name="m1")' for i in (0, 1)]
@@ -117,7 +102,7 @@ def test_defect_10_a_pass_that_breaks_the_program_is_named() -> None:
         def rewrite_function(self, f: ir.Func) -> None:
             ir.fragments(f)[0].mesh = "nowhere"
 
-    module = ir.parse(main_with(fragment("f", '"f"', "%a"), returned="return %f : !m1"))
+    module = ir.parse(main_with(fragment("f", "%a"), returned="return %f : !m1"))
     with pytest.raises(IRError) as e:
         run_pipeline(module, [Breaks()], Watch(verify=verify, text=ir.to_text, verify_each=True))
     assert e.value.__notes__ == ["after pass 0: mpmd-breaks"]
@@ -125,7 +110,7 @@ def test_defect_10_a_pass_that_breaks_the_program_is_named() -> None:
 
 def split_program(around: int) -> str:
     """A backward fragment of which a part can wait, among `around` others."""
-    others = "\n".join(fragment(f"o{i}", '"o"', "%a") for i in range(around))
+    others = "\n".join(fragment(f"o{i}", "%a", origin='"o"') for i in range(around))
     backward = (
         f'%k:2 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a, %a) {counter(0)} '
         "(%p: tensor<4xf32>, %q: tensor<4xf32>) {\n"
@@ -184,7 +169,7 @@ def test_defect_12_the_verifier_sees_calls_that_do_not_fit() -> None:
 
 
 def test_defect_20_what_absorbing_leaves_is_told_of_callees_and_not_of_entry_points() -> None:
-    entry = main_with(fragment("i", "", "%a"), returned="return %i : !m1")
+    entry = main_with(fragment("I", "%a"), returned="return %I : !m1")
     _, found = run(entry.replace("public", "private"), "mpmd-absorb-inferred-fragments")
     assert ['unnamed work on mesh "m1"' in d.message for d in found] == [True]
     _, found = run(entry, "mpmd-absorb-inferred-fragments")
@@ -192,7 +177,7 @@ def test_defect_20_what_absorbing_leaves_is_told_of_callees_and_not_of_entry_poi
 
 
 def test_defect_21_a_notice_says_where_the_orders_of_meshes_disagree() -> None:
-    text = main_with(fragment("f", '"f"', "%a", counter(0)), returned="return %f : !m1")
+    text = main_with(fragment("f", "%a", counter(0)), returned="return %f : !m1")
     turned = text.replace('<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>', '<"m2" : <["x"=2]>>, <"m1" : <["x"=2]>>')
     assert turned != text
     _, found = run(turned, "mpmd-pipeline-scheduler", "must-happen-before=GPipe")

@@ -5,7 +5,7 @@ import pytest
 
 from mpmd.compile.hlo import parse_module, verify
 from mpmd.compile.hlo.evaluator import evaluate
-from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.errors import PassError
 from mpmd.support import diagnostics
@@ -60,22 +60,15 @@ ENTRY main {{
 """
 
 
-def peak(module):
-    heap = Heap(module)
-    for computation in heap.computations:
-        heap.settle(computation, list(computation))
-    return heap.inside[module.entry]
-
-
 @pytest.mark.parametrize("text", [KEPT, LOOP])
 def test_the_peak_is_under_the_limit_and_the_numbers_are_the_same(text):
     module = parse_module(text)
     x = np.linspace(-2, 2, 1000).astype(np.float32)[::-1].copy()
     want = evaluate(parse_module(text), [x])
-    before = peak(module)
+    before = peak_of(module)
     with diagnostics.collecting() as found:
         assert Rematerialization(limit=before - 4000).run(module)
-    assert peak(module) <= before - 4000
+    assert peak_of(module) <= before - 4000
     verify(module)
     np.testing.assert_array_equal(evaluate(module, [x]), want)
     (notice,) = found.of(Severity.NOTICE)
@@ -96,7 +89,7 @@ def test_what_cannot_be_reached_is_said_with_who_holds_it():
 def test_nothing_is_done_without_a_limit_or_under_it():
     module = parse_module(KEPT)
     assert not Rematerialization().run(module)
-    assert not Rematerialization(limit=peak(module)).run(module)
+    assert not Rematerialization(limit=peak_of(module)).run(module)
 
 
 def test_an_order_is_needed_first():
@@ -107,5 +100,5 @@ def test_an_order_is_needed_first():
 def test_what_nobody_read_before_is_moved():
     """`c` is needed at the end only: it is computed there, once."""
     module = parse_module(KEPT)
-    Rematerialization(limit=peak(module) - 4000).run(module)
+    Rematerialization(limit=peak_of(module) - 4000).run(module)
     assert sum(i.opcode == "cosine" for i in module.entry) == 1

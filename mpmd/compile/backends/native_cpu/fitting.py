@@ -11,7 +11,7 @@ from mpmd.compile.buffers.report import peak_holders
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.hlo.attributes import InputOutputAlias
-from mpmd.compile.schedule.heap import Heap
+from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
@@ -60,7 +60,7 @@ def fit(
         if assignment.arena_bytes <= left or left <= 0:
             break
         # the heap that is simulated knows less than the assignment: scale its limit by how far off it is
-        limit = max(1, _simulated(module) * left // assignment.arena_bytes)
+        limit = max(1, peak_of(module) * left // assignment.arena_bytes)
         with diagnostics.collecting() as found:
             changed = Rematerialization(limit=limit).run(module)
         for notice in found.of(Severity.NOTICE):
@@ -71,13 +71,6 @@ def fit(
     if assignment.arena_bytes > left:
         _warn(fragment, assignment, memory_bytes, left)
     return assignment
-
-
-def _simulated(module: HloModule) -> int:
-    heap = Heap(module)
-    for computation in heap.computations:
-        heap.settle(computation, list(computation))
-    return heap.inside[module.entry]
 
 
 def _warn(fragment: FragmentModule, assignment: BufferAssignment, memory_bytes: int, left: int) -> None:
