@@ -38,7 +38,7 @@ BOUND = {
     "expm1": 1.5,
     "log": 1.0,
     "log1p": 1.5,
-    "logistic": 2.5,
+    "logistic": 3.0,
     "rsqrt": 1.5,
     "sin": 1.6,
     "sqrt": 0.5001,

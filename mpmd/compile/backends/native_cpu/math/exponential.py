@@ -2,20 +2,30 @@
 
 x = n·log(2) + r with |r| ≤ log(2)/2, the multiple taken off in two parts by fused multiply-adds (Cody and
 Waite); a minimax polynomial for the rest; 2^n put into the exponent.
+
+Where a register of 16 floats is a table (AVX-512), n counts sixteenths: the polynomial is shorter by three
+terms, and one lookup and one multiply-add put the sixteenths' power of two in.
 """
 
 from __future__ import annotations
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element_of
+from mpmd.compile.backends.native_cpu.llvm.types import (
+    Value,
+    constant,
+    element_of,
+    vector_constant,
+)
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
     like,
     nearer_to_zero,
     nearest_integer,
+    pick_lanes,
     polynomial,
     power_of_two,
+    scale_at_once,
     scale_by_power_of_two,
     scales_at_once,
 )
@@ -25,15 +35,19 @@ _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860676533018798e-06  # sum to log(2
 
 # (exp(r) - 1 - r) / r² on |r| ≤ log(2)/2: minimax, weighted for exp (error 2^-28.2 of exp(r)) ...
 _EXP = (0.49999994, 0.166665211, 0.0416682735, 0.00836868584, 0.00138201355)
+# ... the same on |r| ≤ log(2)/32 (error 2^-29.2) ...
+_EXP_NEAR = (0.5000162, 0.16666918)
+_STEPS = 16  # as many as lanes
+_POWERS = [2.0 ** (k / _STEPS) for k in range(_STEPS)]
 # ... and for exp - 1 (error 2^-31 of expm1(r))
 _EXPM1 = (0.5, 0.166666672, 0.0416664891, 0.00833320804, 0.00139326858, 0.000199442555)
 
 
-def _reduce(b: FunctionBuilder, x: Value) -> tuple[Value, Value, Value]:
-    """(n as a float, n as an integer, r) with x = n·log(2) + r."""
+def _reduce(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
+    """(n, r) with x = n·log(2) + r."""
     n_float, n = nearest_integer(b, b.mul(x, like(x, _LOG2_E)))
     r = b.fma(n_float, like(x, -_LN2_HIGH), x)
-    return n_float, n, b.fma(n_float, like(x, -_LN2_LOW), r)
+    return n, b.fma(n_float, like(x, -_LN2_LOW), r)
 
 
 def exp(b: FunctionBuilder, x: Value) -> Value:
@@ -41,21 +55,34 @@ def exp(b: FunctionBuilder, x: Value) -> Value:
     if element_of(x.type) == "double":
         return call_each_lane(b, "exp", x)
     if scales_at_once(b, x):
-        # far from zero r is of any size, and NaN at infinity; whatever it is taken for, 2^n decides
-        n_float, n, r = _reduce(b, x)
-        y = polynomial(b, nearer_to_zero(b, r, 1.0), (1.0, 1.0, *_EXP))
-        return scale_by_power_of_two(b, y, n, n_float)
-    n_float, n, r = _reduce(b, clamp_keeping_nan(b, x, -104.0, 89.0))
+        return _exp_by_table(b, x)
+    n, r = _reduce(b, clamp_keeping_nan(b, x, -104.0, 89.0))
     tail = polynomial(b, r, _EXP)
     y = b.fma(b.mul(r, r), tail, r)
-    return scale_by_power_of_two(b, b.add(y, like(x, 1.0)), n, n_float)
+    return scale_by_power_of_two(b, b.add(y, like(x, 1.0)), n)
+
+
+def _exp_by_table(b: FunctionBuilder, x: Value) -> Value:
+    """e^x with x = t·log(2) + r, t a multiple of 1/16.
+
+    Seven instructions multiply and as many do not, which on Zen 4 are the business of different units.
+    """
+    shift = like(x, 1.5 * 2.0**23 / _STEPS)
+    moved = b.fma(x, like(x, _LOG2_E), shift)
+    t = b.sub(moved, shift)
+    r = b.fma(t, like(x, -_LN2_LOW), b.fma(t, like(x, -_LN2_HIGH), x))
+    # far from zero r is of any size, and NaN at infinity; whatever it is taken for, 2^t decides
+    r = nearer_to_zero(b, r, 1.0)
+    rest = b.mul(r, polynomial(b, r, (1.0, *_EXP_NEAR)))
+    power = pick_lanes(b, vector_constant(_POWERS, "float"), b.as_bits(moved))  # of the fraction of t
+    return scale_at_once(b, b.fma(power, rest, power), t)
 
 
 def expm1(b: FunctionBuilder, x: Value) -> Value:
     """e^x - 1 without cancellation near zero."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "expm1", x)
-    _, n, r = _reduce(b, clamp_keeping_nan(b, x, -26.0, 89.0))
+    n, r = _reduce(b, clamp_keeping_nan(b, x, -26.0, 89.0))
     small = b.fma(b.mul(r, r), polynomial(b, r, _EXPM1), r)
     half = power_of_two(b, b.sub(n, constant(1, n.type)), "float")  # 2^n itself may overflow
     scaled = b.fma(half, small, b.sub(half, like(x, 0.5)))

@@ -57,16 +57,19 @@ def scales_at_once(b: FunctionBuilder, x: Value) -> bool:
     return b.target.vector_bytes == 64 and x.type == "<16 x float>"
 
 
-def scale_by_power_of_two(b: FunctionBuilder, x: Value, n: Value, n_float: Value) -> Value:
-    """Times 2^n, rounded once even if the result is denormal or overflows; n_float is n as a float."""
+def scale_by_power_of_two(b: FunctionBuilder, x: Value, n: Value) -> Value:
+    """Times 2^n for an integer n, rounded once even if the result is denormal or overflows."""
     element = element_of(x.type)
-    if scales_at_once(b, x):
-        name, mask = "llvm.x86.avx512.mask.scalef.ps.512", Value("-1", "i16")
-        current_rounding = Value("4", "i32")
-        return b.intrinsic(name, x.type, x, n_float, x, mask, current_rounding)
     half = b.ashr(n, 1)
     first = power_of_two(b, half, element)
     return b.mul(b.mul(x, first), power_of_two(b, b.sub(n, half), element))
+
+
+def scale_at_once(b: FunctionBuilder, x: Value, power: Value) -> Value:
+    """Times 2^n for the floor n of a float, rounded once (AVX-512)."""
+    name, mask = "llvm.x86.avx512.mask.scalef.ps.512", Value("-1", "i16")
+    current_rounding = Value("4", "i32")
+    return b.intrinsic(name, x.type, x, power, x, mask, current_rounding)
 
 
 def split_exponent(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
@@ -86,6 +89,11 @@ def nearer_to_zero(b: FunctionBuilder, x: Value, limit: float) -> Value:
     name, smaller_magnitude = "llvm.x86.avx512.mask.range.ps.512", Value("2", "i32")
     every_lane, no_exceptions = Value("-1", "i16"), Value("8", "i32")
     return b.intrinsic(name, x.type, x, like(x, limit), smaller_magnitude, x, every_lane, no_exceptions)
+
+
+def pick_lanes(b: FunctionBuilder, table: Value, places: Value) -> Value:
+    """The lane of a table of 16 floats that the low four bits of each place number (AVX-512)."""
+    return b.intrinsic("llvm.x86.avx512.permvar.sf.512", table.type, table, places)
 
 
 def call_each_lane(b: FunctionBuilder, name: str, *arguments: Value) -> Value:
