@@ -22,8 +22,8 @@ from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, s
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
-_MOST_FAR_ROWS = 2  # the same where no cache holds the arrays
 _MOST_WORK = 8  # bytes in vector instructions for each byte of memory, in whose time they are done
+_WORK_OF_TWO = 20  # the same from which on rows of dear functions go by two
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
@@ -108,25 +108,37 @@ class RowForm:
         More than stay in L1 between passes are no gain, nor are several where memory is what takes long: it
         sends lines fastest one after the other, and takes two at once in the time of much arithmetic.
         """
-        plan, parts, most = self.plan, self.partials, _MOST_ROWS
-        if not any(self.shared(item) for item in self.walks) or self.is_dear:
-            return 1
-        if self._bytes > self.target.l3_bytes // 2:
-            most = _MOST_FAR_ROWS if self.computes_long else 1
+        plan, parts = self.plan, self.partials
         if any(s.combine for s in plan.stores):
             return 1  # the last block may do a row twice, which must be the same as once
-        count = max(1, min(most, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
+        count = max(1, min(self._most_rows, self.target.l1_bytes // 2 // max(1, self.row_bytes)))
         if parts is None:
             count = min(count, self.units // _FEWEST_BLOCKS)
             return 4 if count >= 4 else 2 if count >= 2 else 1
         lines = (parts.rows_per_group, parts.rows)  # a row must not be added twice
         return next(n for n in (4, 2, 1) if n <= count and not any(rows % n for rows in lines))
 
+    @property
+    def _most_rows(self) -> int:
+        """How many rows side by side are a gain, if they stay in L1."""
+        if self.is_dear:
+            return 2 if self.work > _WORK_OF_TWO else 1
+        if not any(self.shared(item) for item in self.walks):
+            return 1
+        if self._bytes <= self.target.l3_bytes // 2:
+            return _MOST_ROWS
+        return 2 if self.computes_long else 1
+
     @cached_property
+    def work(self) -> float:
+        """Bytes in vector instructions for each byte of memory."""
+        work = plan_workload(self.plan)
+        return work.vector_bytes / max(1, work.memory_bytes)
+
+    @property
     def computes_long(self) -> bool:
         """Whether arithmetic takes longer than memory beyond the caches does."""
-        work = plan_workload(self.plan)
-        return work.vector_bytes > _MOST_WORK * work.memory_bytes
+        return self.work > _MOST_WORK
 
     @cached_property
     def is_dear(self) -> bool:
