@@ -104,6 +104,7 @@ def test_how_many_rows_are_a_block():
     assert rows_of(layer_norm(1 << 13, 768, "f32")) == 1, "memory likes one stream"
     assert rows_of(layer_norm(1 << 14, 768, "bf16")) == 2, "and takes two in the time of much arithmetic"
     assert rows_of(softmax(64, 64, "f32")) == 1, "rows have nothing in common"
+    assert rows_of(softmax(64, 64, "bf16")) == 2, "arithmetic is nearly all there is"
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -129,6 +130,72 @@ def test_the_next_block_is_asked_for_where_the_second_cache_is_too_small():
         module = Module(target)
         plan_kernels(plan, target).kernels[0].emit(module)
         assert ("@llvm.prefetch" in module.text()) is wanted
+
+
+def far(target):
+    """A target whose caches hold next to nothing."""
+    return replace(target, l2_bytes=256, l3_bytes=512)
+
+
+def norm_gradient(rows, width, dtype):
+    b = PlanBuilder("norm_gradient", (rows, width), row_dims=1)
+    op, inverse = b.apply, b.constant(1 / width, "f32")
+    x, g = (b.convert(b.load_dense(b.operand(n, dtype, rows * width)), "f32") for n in "xg")
+    mean = op("multiply", b.reduce_row("add", g), inverse)
+    along = op("multiply", b.reduce_row("add", op("multiply", g, x)), inverse)
+    y = op("subtract", op("subtract", g, mean), op("multiply", x, along))
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    return b.finish()
+
+
+def requests(plan, target):
+    """How many requests of each locality a kernel writes into each of its loops over vectors."""
+    module = Module(target)
+    plan_kernels(plan, target).kernels[0].emit(module)
+    lines = [line for line in module.text().splitlines() if "call void @llvm.prefetch" in line]
+    return [int(line.rpartition("i32 1)")[0].rstrip(", ").rpartition(" ")[2]) for line in lines]
+
+
+def test_rows_past_the_caches_are_asked_for_by_every_pass():
+    near = replace(named_target("avx512"), l1_bytes=32 << 10, l2_bytes=256, l3_bytes=32 << 20)
+    first, second = 3, 2  # caches, as LLVM numbers them
+    thirds = requests(layer_norm(64, 768, "f32"), far(near))
+    assert thirds == [second] * 2 * (2 + 2 + 3), "a third of each round's lines, in code that streams or not"
+    assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2, "two rows' lines in one pass"
+    assert set(requests(layer_norm(64, 1280, "f32"), far(near))) == {first}, "a page ahead is the most"
+    assert set(requests(norm_gradient(64, 896, "f32"), far(near))) == {second}
+    assert not requests(norm_gradient(64, 1024, "f32"), far(near)), "too far in two places"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "rows,width", [(1, 40), (2, 16), (3, 768), (7, 100), (17, 517), (5, 1024), (4, 1300)]
+)
+@pytest.mark.parametrize("make", [layer_norm, norm_gradient, softmax])
+def test_rows_past_the_caches(make, rows, width, dtype):
+    targets = [far(t) for t in TARGETS + (WITHOUT_BF16 if dtype == "bf16" else [])]
+    for shift in (0, 3):  # stores past the caches, and not
+        check(make(rows, width, dtype), dtype, targets=targets, shift=shift)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_of_two_dims_past_the_caches(dtype):
+    rows, outer, width = 6, 3, 80
+    b = PlanBuilder("planes", (rows, outer, width), row_dims=2)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * outer * width)), "f32")
+    most = b.reduce_row("maximum", x)
+    b.store_dense(b.operand("y", dtype, rows * outer * width), b.convert(b.apply("subtract", x, most), dtype))
+    check(b.finish(), dtype, targets=[far(t) for t in TARGETS])
+
+
+def test_sums_over_rows_past_the_caches():
+    rows, width = 64, 96
+    b = PlanBuilder("gains", (rows, width), row_dims=1)
+    x, g = (b.load_dense(b.operand(n, "f32", rows * width)) for n in "xg")
+    along = b.reduce_row("add", b.apply("multiply", g, x))
+    b.store_dense(b.operand("y", "f32", rows * width), b.apply("multiply", x, along))
+    b.store_dense(b.operand("dw", "f32", width), b.reduce_column("add", b.apply("multiply", g, along)), (1,))
+    check(b.finish(), "f32", targets=[far(t) for t in TARGETS])
 
 
 # -- bf16 by twos -------------------------------------------------------------------------------------------

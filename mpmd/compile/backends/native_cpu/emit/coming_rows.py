@@ -25,7 +25,8 @@ from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY
 from mpmd.compile.kernels.plan import KernelPlan
 
-_PAGE = 4 << 10  # bytes within which requests may run ahead
+_PAGE = 4 << 10  # bytes by which requests may run ahead in one place
+_FARTHEST = 7 << 10  # the same in all places together
 _FIRST_CACHE, _SECOND_CACHE = 3, 2  # as LLVM numbers where requests go
 
 
@@ -66,8 +67,8 @@ class ComingRows:
     @staticmethod
     def evenly(plan: KernelPlan, runs: Sequence[Run], passes: int) -> ComingRows | None:
         """A part during each pass; None if rows are too long."""
-        longest = max((plan.extents[-1] * BYTES[plan.operands[r.operand].dtype] for r in runs), default=0)
-        if longest > _PAGE:
+        rows = [plan.extents[-1] * BYTES[plan.operands[run.operand].dtype] for run in runs]
+        if max(rows, default=0) > _PAGE or sum(rows) > _FARTHEST:
             return None
         return ComingRows(plan, tuple(runs), tuple(Part(k, passes) for k in range(passes)), _SECOND_CACHE)
 

@@ -22,8 +22,9 @@ from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, s
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
-_MOST_WORK = 8  # bytes in vector instructions for each byte of memory, in whose time they are done
-_WORK_OF_TWO = 20  # the same from which on rows of dear functions go by two
+# Bytes in vector instructions for each byte of memory from which on rows go by two ...
+_WORK_FAR = 8  # ... where memory takes less time than so many instructions
+_WORK_DEAR = 20  # ... where functions such as an exponential take the most
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
@@ -122,23 +123,18 @@ class RowForm:
     def _most_rows(self) -> int:
         """How many rows side by side are a gain, if they stay in L1."""
         if self.is_dear:
-            return 2 if self.work > _WORK_OF_TWO else 1
+            return 2 if self._work > _WORK_DEAR else 1
         if not any(self.shared(item) for item in self.walks):
             return 1
         if self._bytes <= self.target.l3_bytes // 2:
             return _MOST_ROWS
-        return 2 if self.computes_long else 1
+        return 2 if self._work > _WORK_FAR else 1
 
     @cached_property
-    def work(self) -> float:
+    def _work(self) -> float:
         """Bytes in vector instructions for each byte of memory."""
         work = plan_workload(self.plan)
         return work.vector_bytes / max(1, work.memory_bytes)
-
-    @property
-    def computes_long(self) -> bool:
-        """Whether arithmetic takes longer than memory beyond the caches does."""
-        return self.work > _MOST_WORK
 
     @cached_property
     def is_dear(self) -> bool:
@@ -230,7 +226,7 @@ class RowForm:
         plan, walks = self.plan, self.walks
         if len(walks) < 2 or not plan.row_dims or self._bytes < self.target.l2_bytes:
             return ComingRows(plan)
-        if self._bytes >= self.target.l3_bytes and not self.computes_long:
+        if self._bytes >= self.target.l3_bytes and self.at_once == 1 and not self.is_dear:
             even = ComingRows.evenly(plan, self._runs, len(walks))
             if even is not None:
                 return even
