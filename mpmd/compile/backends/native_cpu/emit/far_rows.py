@@ -26,7 +26,7 @@ _NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are, as long a
 _FEWEST_ROWS = 2
 _MOST_OPERATIONS = 64  # of one vector of every row: arithmetic as long as this hides all loads of sums
 _LINE_BYTES = 64
-_BYTES_AHEAD = 1024
+_BYTES_AHEAD = 768
 _SHARE_OF_CACHE = 0.25  # of the last cache, which others use too: arrays beyond it come from memory
 
 Rows = Callable[[list[Position], list[Value]], list[Value]]
@@ -116,12 +116,22 @@ def lines_to_come(plan: KernelPlan, target: CpuTarget, roots: Sequence[int]) -> 
     return list(found.values())
 
 
-def ask_ahead(scope: Scope, loads: Sequence[Load], part: Lanes) -> None:
-    """Ask for the lines that lie ahead of one vector of a row, into the second cache."""
-    f, last = scope.f, scope.plan.rank - 1
-    for node in loads:
-        size = BYTES[node.dtype]
-        at = scope.inside({last: part.start}).position(node.index)
-        for line in range(0, part.count * size, _LINE_BYTES):
-            ahead = f.iadd(at, (_BYTES_AHEAD + line) // size)
-            f.prefetch(f.offset(scope.pointers[node.operand], ahead, MEMORY[node.dtype]), locality=2)
+def ask_ahead(rows: Sequence[Scope], loads: Sequence[Load], parts: Sequence[Lanes]) -> None:
+    """Ask for what some adjacent vectors of every row need, and into the second cache for what lies ahead.
+
+    LLVM loads in any order.  Memory is fastest for whoever asks for some lines of a row, then for those of the
+    next one, so they are asked for once more, in this order, before the first is loaded.
+    """
+    f, last = rows[0].f, rows[0].plan.rank - 1
+    for ahead, locality in ((_BYTES_AHEAD, 2), (0, 3)) if loads else ():
+        for row in rows:
+            for node in loads:
+                size = BYTES[node.dtype]
+                at = row.inside({last: parts[0].start}).position(node.index)
+                for line in range(0, sum(part.count for part in parts) * size, _LINE_BYTES):
+                    place = f.iadd(at, (ahead + line) // size)
+                    f.prefetch(
+                        f.offset(row.pointers[node.operand], place, MEMORY[node.dtype]), locality=locality
+                    )
+    if loads:
+        f.keep_order()

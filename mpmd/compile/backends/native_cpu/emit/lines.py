@@ -19,7 +19,7 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
-from mpmd.compile.backends.native_cpu.emit.row_pairs import add_pairs, in_order, summed_loads
+from mpmd.compile.backends.native_cpu.emit.row_pairs import add_pairs, in_order, raw_vectors, summed_loads
 from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
@@ -33,6 +33,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_level
 
 _MOST_VECTORS = 2  # of each row, where there are several
+_MOST_VECTORS_AHEAD = 4  # the same where lines are asked for ahead
 _MOST_ROWS = 4  # with more than one vector
 
 
@@ -106,7 +107,13 @@ class LineKernel:
     def vectors(self) -> int:
         """Vectors of each row, or pairs of them, that are computed together."""
         fitting = vectors_at_once(self.plan, self.target, self.roots)
-        return fitting if self.rows == 1 else 1 if self.rows > _MOST_ROWS else min(fitting, _MOST_VECTORS)
+        most = _MOST_VECTORS_AHEAD if self.ahead else _MOST_VECTORS
+        return fitting if self.rows == 1 else 1 if self.rows > _MOST_ROWS else min(fitting, most)
+
+    @cached_property
+    def ahead(self) -> list[Load]:
+        """The loads whose lines are asked for ahead of time."""
+        return lines_to_come(self.plan, self.target, self.roots)
 
     @property
     def panel(self) -> int:
@@ -116,10 +123,14 @@ class LineKernel:
 
     @property
     def leaves_no_row(self) -> bool:
-        """Whether every group has whole rounds of rows."""
-        parts = self.partials
-        last = parts.rows % parts.rows_per_group
-        return parts.rows_per_group % self.rows == 0 and last % self.rows == 0
+        """Whether every group has whole rounds of rows; all but the last one have."""
+        return self.partials.rows % self.rows == 0
+
+    def first_row(self, f: FunctionBuilder, group: Position) -> Position:
+        """Where a group begins: groups are as large as each other, but for a round of rows."""
+        rounds = -(-self.partials.rows // self.rows)
+        first = f.imul(f.idiv(f.imul(group, rounds), self.partials.groups), self.rows)
+        return f.imin(first, self.partials.rows)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -143,7 +154,6 @@ class _Lines:
         self.pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
         self.nodes = {n: reduce_node(self.plan, n) for n in kernel.wide_sums}
         self.element_stores = [s for s in self.plan.stores if store_level(self.plan, s) == ELEMENT]
-        self.ahead = lines_to_come(self.plan, kernel.target, kernel.roots)
 
     def emit(self, streams: bool) -> None:
         f, kernel, plan, parts = self.f, self.kernel, self.plan, self.parts
@@ -155,8 +165,7 @@ class _Lines:
             line = parts.place(f, rest)
             first = f.imul(panel, kernel.panel)
             end = f.imin(f.iadd(first, kernel.panel), plan.extents[-1])
-            high = f.imin(f.imul(f.iadd(group, 1), parts.rows_per_group), parts.rows)
-            low = f.imin(f.imul(group, parts.rows_per_group), high)
+            low, high = kernel.first_row(f, group), kernel.first_row(f, f.iadd(group, 1))
             scope = start.inside(unflatten(f, batch, range(plan.batch_dims), plan.extents))
             self._clear(line, first, end)
 
@@ -256,14 +265,15 @@ class _Lines:
         """Add some vectors of every row to the sums, and store what is stored at every point."""
         f, kernel = self.f, self.kernel
         scopes: list[list[Scope]] = []  # of each row, those of its vectors
+        ask_ahead(rows, kernel.ahead, parts)
         for row in rows:
-            for part in parts:
-                ask_ahead(row, self.ahead, part)
             if apart:
                 scopes.append([s for part in parts for s in scopes_apart(row, kernel.leaves, part)])
             else:
                 scopes.append([row.inside(lanes=part) for part in parts])
             evaluate(scopes[-1], kernel.roots)
+            if kernel.ahead:
+                f.keep_order()
         for number, node in self.nodes.items():
             pointer, dtype = f.arguments[self.parts.name(number)], sum_dtype(node.dtype)
             for v, own in enumerate(zip(*scopes, strict=True)):
@@ -286,10 +296,11 @@ class _Lines:
         for number, source in zip(self.nodes, self.kernel.summed, strict=True):
             pointer, loaded = f.arguments[self.parts.name(number)], plan.nodes[source]
             assert isinstance(loaded, Load)
-            for part in parts:
+            raw = [raw_vectors(row, loaded, parts) for row in rows]
+            for part, own in zip(parts, zip(*raw, strict=True), strict=True):
                 places = [f.iadd(line, f.iadd(part.start, k * self.lanes)) for k in range(2)]
                 low, high = (load(f, pointer, "f32", self.lanes, at) for at in places)
-                for at, total in zip(places, add_pairs(rows, loaded, part, low, high), strict=True):
+                for at, total in zip(places, add_pairs(f, own, low, high), strict=True):
                     store(f, total, pointer, "f32", at)
 
     def _put_in_order(self, line: Position, first: Position, end: Position) -> None:

@@ -46,25 +46,24 @@ def summed_loads(
     return tuple(found)
 
 
-def add_pairs(rows: Sequence[Scope], load: Load, part: Lanes, low: Value, high: Value) -> tuple[Value, Value]:
+def raw_vectors(row: Scope, load: Load, parts: Sequence[Lanes]) -> list[Value]:
+    """The bits of some columns of a row, twice a vector of floats each."""
+    f, last = row.f, row.plan.rank - 1
+    places = [row.inside({last: part.start}).position(load.index) for part in parts]
+    pointer = row.pointers[load.operand]
+    return [f.load(pointer, vector("i16", part.count), at) for part, at in zip(parts, places, strict=True)]
+
+
+def add_pairs(f: FunctionBuilder, rows: Sequence[Value], low: Value, high: Value) -> tuple[Value, Value]:
     """Add two vectors' width of some rows to the sums of their columns.
 
     Args:
-        rows: where each row is known.
-        load: what is added up.
-        part: the columns.
+        f: where the code goes.
+        rows: the bits of the same columns in every row.
         low: one half of the sums so far, in the order that interleaving gives.
         high: the other half.
     """
-    f, plan = rows[0].f, rows[0].plan
-    type_ = vector("i16", part.count)
-    raw = [
-        f.load(
-            row.pointers[load.operand], type_, row.inside({plan.rank - 1: part.start}).position(load.index)
-        )
-        for row in rows
-    ]
-    raw += [constant(0, type_)] * (len(raw) % 2)
+    raw = [*rows, *([constant(0, rows[0].type)] * (len(rows) % 2))]
     for a, b in zip(raw[::2], raw[1::2], strict=True):
         low, high = _add(f, low, _interleaved(f, a, b, 0)), _add(f, high, _interleaved(f, a, b, 1))
     return low, high

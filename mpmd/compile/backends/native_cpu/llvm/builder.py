@@ -299,6 +299,10 @@ class FunctionBuilder(Arithmetic):
         self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
+    def keep_order(self) -> None:
+        """Keep what touches memory before this before what follows: no code, only a border for LLVM's scheduler."""
+        self.emit('call void asm sideeffect "", "~{memory}"()')
+
     # -- calls --------------------------------------------------------------------------------------------
     def intrinsic(self, name: str, result: str, *arguments: Value, flags: str = "") -> Value:
         """Call an intrinsic or outside function by its full name."""
