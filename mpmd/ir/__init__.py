@@ -24,8 +24,7 @@ from mpmd.ir.counting import edits, forget_edits
 from mpmd.ir.edit import (
     after, append_arg, at_end, at_start, before, change_args, clone, clone_body, clone_with, create, erase,
     erase_args, make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild,
-    reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type,
-    stablehlo_constant, take_bodies,
+    reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
 from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
@@ -34,9 +33,8 @@ from mpmd.ir.ops import (
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    PURE, arg_index, attributes_of, constant_text, fragments, funcs, holds_complex, is_constant, is_pure,
-    is_unused, module_of, ops, producer, read_by, result_index, stands_before, symbol_table, users, uses,
-    walk,
+    PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
+    read_by, result_index, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
 from mpmd.ir.types import MeshTensor, Origin, Topology

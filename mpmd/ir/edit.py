@@ -18,8 +18,8 @@ from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.kept import bury, bury_block, keep, stand_ins
-from mpmd.ir.ops import Fragment, Func, Transfer, put
-from mpmd.ir.query import attributes_of, constant_text, holds_complex, is_unused, ops
+from mpmd.ir.ops import Fragment, Func, Transfer
+from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, Origin, string_array
 
 at_start = ir.InsertionPoint.at_block_begin
@@ -43,22 +43,6 @@ def create(
         name, list(types), list(operands), attributes or {}, regions=regions,
         loc=location or ir.Location.unknown(context()), ip=where,
     ).opview  # fmt: skip
-
-
-def stablehlo_constant(op: Op) -> Any:
-    """An `sdy.constant` as a `stablehlo.constant` in its place, with all that is said of it."""
-    kind = op.results[0].type
-    if not holds_complex(op):
-        made = create("stablehlo.constant", [], [kind], before(op), dict(op.attributes.items()), op.location)
-    else:  # no attribute of complex numbers comes through the bindings: the text goes round them
-        counting.note_edit()
-        text = f'"stablehlo.constant"() <{{value = {constant_text(op)}}}> : () -> {kind} {op.location}'
-        made = ir.Operation.parse(text, context=context())
-        before(op).insert(made)
-        for name, attribute in attributes_of(op)[1:]:
-            put(made, name, attribute)
-    replace(op, [made.results[0]])
-    return made
 
 
 def make_fragment(

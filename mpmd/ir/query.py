@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
-from mpmd.ir.context import context, op_text
+from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func
 
 PURE = "mpmd.pure"  # says of a call that what it calls only computes
@@ -114,30 +114,6 @@ def arg_index(v: Value) -> int:
 def is_constant(op: Op | None) -> bool:
     """Whether it is a constant op."""
     return op is not None and op.operation.name in CONSTANTS
-
-
-def constant_text(op: Op) -> str:
-    """What a constant op holds, as MLIR text: `dense<1.0> : tensor<f32>`.
-
-    Complex numbers are found in the op's own text: the bindings raise where their attribute is asked for.
-    """
-    if holds_complex(op):
-        text = op_text(op)
-        return text[text.index("dense<") :]
-    return str(op.attributes["value"])
-
-
-def holds_complex(op: Op) -> bool:
-    """Whether it is a constant op of complex numbers, whose attribute the bindings do not hand over."""
-    return is_constant(op) and isinstance(op.results[0].type.element_type, ir.ComplexType)
-
-
-def attributes_of(op: Op) -> tuple[tuple[str, Any], ...]:
-    """Names and attributes of an op, equal for equal ones; complex numbers as their text."""
-    if holds_complex(op):
-        names = [name for name in op.attributes.keys() if name != "value"]  # noqa: SIM118  (no mapping)
-        return ("value", constant_text(op)), *((name, op.attributes[name]) for name in names)
-    return tuple(op.attributes.items())
 
 
 # MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.

@@ -164,3 +164,12 @@ def test_a_batch_that_cannot_be_cut_is_named_as_the_function_does(more, told):
 def test_arguments_to_differentiate_by_that_are_none(argnums, told):
     with pytest.raises(SignatureError, match=told):
         mpmd.accumulate_gradients(loss_fn, MICROBATCHES, argnums=argnums)(PARAMS, X, Y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_zeros_of_complex_numbers(backend):
+    """What only makes zeros needs no program, whatever they are."""
+    first = mpmd.named_computation(lambda: jnp.zeros((2, 3), jnp.complex64), name="lower")
+    second = mpmd.named_computation(lambda z: z + 1j, name="upper")
+    got = pipelined(lambda: second(first()), backend)()
+    assert got.dtype == jnp.complex64 and (np.asarray(got) == np.full((2, 3), 1j)).all()

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
+from mpmd.passes.constants import attributes_of
 
 
 def inner_types(fragment: ir.Fragment) -> Hashable:
@@ -39,7 +40,7 @@ def _body_key(body: ir.Block) -> Hashable:
         for op in block.operations:
             operation = op.operation
             found.append(operation.name)
-            found.extend(ir.attributes_of(op))
+            found.extend(attributes_of(op))
             found.extend(number.get(v, v) for v in operation.operands)
             for result in operation.results:
                 number[result] = len(number)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpmd import ir
+from mpmd.passes.constants import attributes_of
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def _reading(f: ir.Func) -> list[Any]:
     found: list[Any] = []
     for op in [*ir.ops(f), f.terminator]:
         has_body = len(op.operation.regions) > 0
-        what = op if has_body else (op.operation.name, *(r.type for r in op.results), *ir.attributes_of(op))
+        what = op if has_body else (op.operation.name, *(r.type for r in op.results), *attributes_of(op))
         found.append((what, [number.get(v) for v in (ir.read_by(op) if has_body else op.operands)]))
         number.update(zip(op.results, itertools.count(len(number))))
     return found

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.constants import attributes_of
 from mpmd.support import diagnostics
 
 _EMPTY = "empty_mesh"
@@ -99,7 +100,7 @@ class _Pointer:
 
     def look_at(self, op: ir.Op) -> None:
         """Notes how the shardings in all attributes of an op are to name the mesh of their axes."""
-        for name, attribute in ir.attributes_of(op):
+        for name, attribute in attributes_of(op):
             text = str(attribute)
             if "<@" in text and "sdy." in text:
                 rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)

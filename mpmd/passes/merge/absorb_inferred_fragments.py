@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.constants import constant_text, holds_complex
 from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.merging import merge
@@ -153,7 +154,7 @@ def _constants_first(fragment: ir.Fragment) -> None:
         if op.operation.name != "stablehlo.constant":
             behind_front = True
             continue
-        key = ir.constant_text(op) if ir.holds_complex(op) else op.attributes["value"]  # both say the type
+        key = constant_text(op) if holds_complex(op) else op.attributes["value"]  # both say the type
         if key in found:
             ir.replace(op, found[key].results)
             continue

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.constants import attributes_of, constant_text, holds_complex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,4 +29,26 @@ class ConvertSdyConstants(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """However deep they stand."""
         for op in ir.walk(f, ir.sdy.ConstantOp):
-            ir.stablehlo_constant(op)
+            made = _complex_constant(op) if holds_complex(op) else _constant(op)
+            ir.replace(op, [made.results[0]])
+
+
+def _constant(op: ir.Op) -> ir.Op:
+    attributes = dict(op.attributes.items())
+    made: ir.Op = ir.create(
+        "stablehlo.constant", [], [op.result.type], ir.before(op), attributes, op.location
+    )
+    return made
+
+
+def _complex_constant(op: ir.Op) -> ir.Op:
+    """No attribute of complex numbers goes through the bindings, so the text goes round them."""
+    kind = op.result.type
+    module = ir.parse(
+        f'"stablehlo.constant"() <{{value = {constant_text(op)}}}> : () -> {kind} {op.location}'
+    )
+    made: ir.Op = ir.clone(module.body.operations[0], ir.before(op))
+    for name, attribute in attributes_of(op):
+        if not isinstance(attribute, str):
+            ir.put(made, name, attribute)
+    return made

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.constants import attributes_of
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
@@ -141,7 +142,7 @@ class _Fitting:
         for op in ir.walk(fragment)[1:]:
             if op.operation.name == "sdy.manual_computation":
                 self.check_manual(op, fragment)
-            for name, attribute in ir.attributes_of(op):
+            for name, attribute in attributes_of(op):
                 if isinstance(attribute, str):
                     continue
                 if ir.sdy.TensorShardingAttr.isinstance(attribute):

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from mpmd import ir
+from mpmd.passes.constants import constant_text, holds_complex
 
 _INTEGER = re.compile(r"(u?)i(\d+)")
 
@@ -34,9 +35,9 @@ class Facts:
             return self.splat(source) if source.type.rank == 0 else None
         if op.operation.name != "stablehlo.constant" or not isinstance(value.type, ir.RankedTensorType):
             return None
-        if value.type.rank and not ir.holds_complex(op) and not op.attributes["value"].is_splat:
+        if value.type.rank and not holds_complex(op) and not op.attributes["value"].is_splat:
             return None
-        found = re.match(r"dense<([^\[\]\"]*)> :", ir.constant_text(op))
+        found = re.match(r"dense<([^\[\]\"]*)> :", constant_text(op))
         return None if found is None else found[1]
 
     def integer(self, value: ir.Value) -> int | None:

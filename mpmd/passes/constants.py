@@ -1,0 +1,26 @@
+"""What constants hold: the bindings raise where an attribute of complex numbers is asked for, but it has text."""
+
+from __future__ import annotations
+
+from mpmd import ir
+
+
+def holds_complex(op: ir.Op) -> bool:
+    """Whether it is a constant op of complex numbers, whose attribute `value` cannot be asked for."""
+    return ir.is_constant(op) and isinstance(op.results[0].type.element_type, ir.ComplexType)
+
+
+def constant_text(op: ir.Op) -> str:
+    """What a constant op holds, as MLIR text: `dense<1.0> : tensor<f32>`."""
+    if not holds_complex(op):
+        return str(op.attributes["value"])
+    text = ir.op_text(op)
+    return text[text.index("dense<") :]
+
+
+def attributes_of(op: ir.Op) -> tuple[tuple[str, ir.Attribute | str], ...]:
+    """Names and attributes of an op, equal for equal ones; complex numbers as their text."""
+    if not holds_complex(op):
+        return tuple(op.attributes.items())
+    names = [name for name in op.attributes.keys() if name != "value"]  # noqa: SIM118  (it is no mapping)
+    return ("value", constant_text(op)), *((name, op.attributes[name]) for name in names)
