@@ -1,10 +1,34 @@
 """A small text, and a model that compiles fast."""
 
+import jax
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from examples.pipelined_transformer.config import TrainConfig
 
 WORDS = ("def", "return", "self", "class", "if", "for", "in", "value", "=", "(", "):", "0", "None")
+
+
+@pytest.fixture(scope="session")
+def compiled_before(tmp_path_factory):
+    """A folder for what was compiled: most runs of these tests are of the same few programs."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_each_program_once(compiled_before):
+    wanted = {
+        "jax_compilation_cache_dir": compiled_before,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.read(name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -218,11 +218,7 @@ def test_the_pipelines_keep_the_numbers(seed: int) -> None:
     module = ir.parse(random_mpmd.traced(seed))
     given = list(arguments(module))
     before = evaluate(module, given)
-    try:
-        run_pipeline(module, steps_of(seed, module), QUIET)
-    except PassError as e:
-        assert "mesh" in str(e) or "stage" in str(e)
-        return
+    run_pipeline(module, steps_of(seed, module), QUIET)
     for a, b in zip(before, evaluate(module, given), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -12,7 +12,7 @@ import pytest
 from mpmd import errors
 from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.passes import PASSES as MPMD_PASSES
-from tests.repo.tree import ROOT, imports, module_name, parsed, text, tracked
+from tests.repo.tree import ROOT, imports, module_name, nodes, text, tracked
 
 PASSES = {**MPMD_PASSES, **HLO_PASSES}
 MOST_LINES = 600
@@ -52,7 +52,7 @@ def test_no_file_is_longer_than_a_folder_should_be():
 def test_no_function_is_too_long():
     too_long = {}
     for path in tracked(".py"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and str(path) not in LONG_LISTS:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MOST_FUNCTION_LINES:
@@ -72,7 +72,7 @@ def test_the_vocabulary_stays_small():
 def test_names_say_something():
     bad = [str(path) for path in tracked() if path.stem in BAD_FILES or BAD_NAME.search(path.stem)]
     for path in sources():
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and BAD_NAME.search(node.name):
                 bad.append(f"{path}:{node.lineno} {node.name}")
     assert bad == []
@@ -126,7 +126,7 @@ def test_no_error_is_swallowed():
     found = [
         f"{path}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and swallows(node)
     ]
     assert found == []

@@ -25,9 +25,9 @@ def text(path: Path) -> str:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a tracked Python file."""
-    return ast.parse(text(path), str(path))
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax tree of a tracked Python file."""
+    return tuple(ast.walk(ast.parse(text(path), str(path))))
 
 
 def module_name(path: Path) -> str:
@@ -36,10 +36,11 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Line and name of every module that a file imports, at its top or inside of functions."""
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

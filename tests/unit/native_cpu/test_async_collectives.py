@@ -108,6 +108,7 @@ def test_what_was_started_is_not_touched_before_its_end():
     made = checked(prepared(on_two()))
     thunks, assignment = list(made.thunks), made.assignment
     starts = {t.name: place for place, t in enumerate(thunks) if isinstance(t, StartThunk)}
+    spoiled = 0
     for end, thunk in enumerate(thunks):
         if isinstance(thunk, CollectiveThunk):
             start = thunks[starts[thunk.start]]
@@ -117,10 +118,12 @@ def test_what_was_started_is_not_touched_before_its_end():
                 if place.allocation == 0 or place.size > assignment.allocations[0].size:
                     continue
                 wrong = [*thunks[:end], copy, *thunks[end:]]
+                spoiled += 1
                 with pytest.raises(CompileError, match=f"-done {thunk.name}.* should hold"):
                     check_thunks(
                         made.module, wrong, assignment.at, assignment.allocations, assignment.results
                     )
+    assert spoiled
 
 
 def test_poison_in_free_memory_changes_nothing():

@@ -123,8 +123,9 @@ def test_threads_share_the_work():
 def test_other_targets(target):
     if not named_target(target).runs_here():
         pytest.skip(f"this machine has no {target}")
-    made = compiled(fragment_of(gradients(attention), *inputs(1, 50, 24)))
-    for thunk in stitched(made):
+    thunks = stitched(compiled(fragment_of(gradients(attention), *inputs(1, 50, 24))))
+    assert len(thunks) == 2
+    for thunk in thunks:
         results = [_run_alone(thunk, t) for t in (host_target(), named_target(target))]
         for ours, theirs in zip(*results):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())

@@ -78,7 +78,7 @@ def test_branch_and_bound_finds_the_shortest_of_all_orders(
 ) -> None:
     chance = random.Random(f"{placement}{microbatches}{splits}{limit}")
     meshes = max(placement) + 1
-    for _ in range(3):
+    for _ in range(1 if len(placement) * microbatches == 8 else 3):  # of those there are many orders
         costs = random_costs(chance, len(placement))
         shape = Shape(meshes, microbatches, placement)
         link = Link(latency_s=chance.choice([0, 1, 3]))
