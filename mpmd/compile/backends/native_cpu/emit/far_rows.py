@@ -119,8 +119,8 @@ def lines_to_come(plan: KernelPlan, target: CpuTarget, roots: Sequence[int]) -> 
 def ask_ahead(rows: Sequence[Scope], loads: Sequence[Load], parts: Sequence[Lanes]) -> None:
     """Ask for what some adjacent vectors of every row need, and into the second cache for what lies ahead.
 
-    LLVM loads in any order.  Memory is fastest for whoever asks for some lines of a row, then for those of the
-    next one, so they are asked for once more, in this order, before the first is loaded.
+    LLVM loads in any order.  Memory is fastest for whoever asks for some lines of a row, then for those of
+    the next one, so they are asked for once more, in this order, before the first is loaded.
     """
     f, last = rows[0].f, rows[0].plan.rank - 1
     for ahead, locality in ((_BYTES_AHEAD, 2), (0, 3)) if loads else ():

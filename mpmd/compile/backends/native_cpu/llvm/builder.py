@@ -300,7 +300,7 @@ class FunctionBuilder(Arithmetic):
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
     def keep_order(self) -> None:
-        """Keep what touches memory before this before what follows: no code, only a border for LLVM's scheduler."""
+        """A border for LLVM's scheduler: what touches memory before it stays there.  No code."""
         self.emit('call void asm sideeffect "", "~{memory}"()')
 
     # -- calls --------------------------------------------------------------------------------------------
