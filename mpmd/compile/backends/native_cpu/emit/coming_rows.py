@@ -4,6 +4,8 @@ The first pass over a row reads memory, the others caches.  Without requests mem
 
 * In between, where a cache holds the arrays, or arithmetic takes longest: the second pass asks for what the
   next block of rows reads.
+* Along, where the first pass over the next block goes on beside dear functions of this one: it asks for what
+  lies a good way ahead of what it reads, since it does not read often enough for the core to look far ahead.
 * Evenly, where memory takes longest: every pass asks for as large a part of the next row.  Stores past the
   caches drain slowly, but a core lets some sixty lines of them wait, a short row's, and goes on with the next
   row meanwhile; so memory is written to all the time, and has to be read all the time as well.  Requests are
@@ -22,11 +24,12 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.ahead import LINE, Run
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY
+from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 
 _PAGE = 4 << 10  # bytes by which requests may run ahead in one place
 _FARTHEST = 7 << 10  # the same in all places together
+_GOOD_WAY = 8 << 10  # bytes ahead of what is read beside dear functions
 _FIRST_CACHE, _SECOND_CACHE = 3, 2  # as LLVM numbers where requests go
 
 
@@ -52,17 +55,24 @@ class ComingRows:
         runs: what is read in each row.
         parts: which part of the rows each pass asks for, or None if it asks for nothing.
         locality: into which cache.
+        distance: bytes from where the passes are in the rows to what they ask for.
     """
 
     plan: KernelPlan
     runs: tuple[Run, ...] = ()
     parts: tuple[Part | None, ...] = ()
     locality: int = _FIRST_CACHE
+    distance: int = 0
 
     @staticmethod
     def between(plan: KernelPlan, runs: Sequence[Run], *, near: bool) -> ComingRows:
         """All of it during the second pass; `near`: into the first cache."""
         return ComingRows(plan, tuple(runs), (None, Part(0, 1)), _FIRST_CACHE if near else _SECOND_CACHE)
+
+    @staticmethod
+    def along(plan: KernelPlan, runs: Sequence[Run]) -> ComingRows:
+        """What the first pass over the next block will read soon."""
+        return ComingRows(plan, tuple(runs), (Part(0, 1),), _SECOND_CACHE, _GOOD_WAY)
 
     @staticmethod
     def evenly(plan: KernelPlan, runs: Sequence[Run], passes: int) -> ComingRows | None:
@@ -75,7 +85,7 @@ class ComingRows:
     @property
     def is_even(self) -> bool:
         """Whether every pass asks for a part."""
-        return bool(self.runs) and None not in self.parts
+        return bool(self.runs) and len(self.parts) > 1 and None not in self.parts
 
     def during(self, number: int) -> bool:
         """Whether a pass asks for anything."""
@@ -96,9 +106,12 @@ class ComingRows:
         elements = len(vectors) * first.count
         start = f.iadd(part.number * -(-self.plan.extents[-1] // part.of), f.idiv(first.start, part.of))
         for run in self.runs:
-            dtype = self.plan.operands[run.operand].dtype
-            for offset in range(0, -(-elements // part.of), LINE // BYTES[dtype]):
+            size = BYTES[self.plan.operands[run.operand].dtype]
+            for offset in range(0, -(-elements // part.of), LINE // size):
                 place = Lanes(first.dim, f.iadd(start, offset), 1)
                 for row in rows:
-                    at = row.inside(lanes=place).first(run.index)
-                    f.prefetch(f.offset(row.pointers[run.operand], at, MEMORY[dtype]), locality=self.locality)
+                    at = f.iadd(f.imul(row.inside(lanes=place).first(run.index), size), self.distance)
+                    pointer = row.pointers[run.operand]
+                    # the array may end before that place
+                    address = f.op(f"getelementptr i8, ptr {pointer}, i64 {at}", "ptr")
+                    f.prefetch(address, locality=self.locality)

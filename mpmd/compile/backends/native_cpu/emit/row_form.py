@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,9 +23,10 @@ from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, s
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
-# Bytes in vector instructions for each byte of memory from which on rows go by two ...
-_WORK_FAR = 8  # ... where memory takes less time than so many instructions
-_WORK_DEAR = 20  # ... where functions such as an exponential take the most
+# Bytes in vector instructions for each byte of memory from which on ...
+_WORK_FAR = 8  # ... rows past the caches go by two: there is time for it
+_WORK_DEAR = 16  # ... what is read beside dear functions comes late unless it is asked for
+_FEWEST_OVERLAPPING = 8  # rows one after the other: one pass over the last is done in vain
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
@@ -122,9 +124,7 @@ class RowForm:
     @property
     def _most_rows(self) -> int:
         """How many rows side by side are a gain, if they stay in L1."""
-        if self.is_dear:
-            return 2 if self._work > _WORK_DEAR else 1
-        if not any(self.shared(item) for item in self.walks):
+        if self.is_dear or not any(self.shared(item) for item in self.walks):
             return 1
         if self._bytes <= self.target.l3_bytes // 2:
             return _MOST_ROWS
@@ -139,8 +139,33 @@ class RowForm:
     @cached_property
     def is_dear(self) -> bool:
         """Whether functions such as an exponential are computed for every element."""
-        nodes = [n for k, n in enumerate(self.plan.nodes) if self.plan.levels[k] == ELEMENT]
+        return self._has_dear(range(len(self.plan.nodes)))
+
+    def _has_dear(self, numbers: Iterable[int]) -> bool:
+        plan = self.plan
+        nodes = [plan.nodes[n] for n in numbers if plan.levels[n] == ELEMENT]
         return any(isinstance(n, Apply) and OPERATIONS[n.op].is_expensive for n in nodes)
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether the first pass over the next block goes on during the second pass over this one.
+
+        It reads memory and only looks for an extreme or a sum, while dear functions wait for units that
+        multiply.
+        """
+        rows = self.partials.rows_per_group if self.partials else self.units
+        if rows < _FEWEST_OVERLAPPING * self.at_once:
+            return False
+        if len(self.walks) < 2 or not self.plan.row_dims or any(s.combine for s in self.plan.stores):
+            return False
+        first, second = self.walks[:2]
+        if first.stores or first.keeps or first.column_sums or self._has_dear(self._nodes(first)):
+            return False
+        return self._has_dear(self._nodes(second))
+
+    def _nodes(self, item: Pass) -> list[int]:
+        """Numbers of the nodes that a pass computes."""
+        return needed_nodes(self.plan, self.roots(item), item.reads)
 
     def vectors_of_a_row(self, item: Pass) -> int:
         """A row's vectors in one round: enough to hide the latency of sums, few enough for the registers.
@@ -226,6 +251,8 @@ class RowForm:
         plan, walks = self.plan, self.walks
         if len(walks) < 2 or not plan.row_dims or self._bytes < self.target.l2_bytes:
             return ComingRows(plan)
+        if self.overlaps:
+            return ComingRows.along(plan, self._runs) if self._work > _WORK_DEAR else ComingRows(plan)
         if self._bytes >= self.target.l3_bytes and self.at_once == 1 and not self.is_dear:
             even = ComingRows.evenly(plan, self._runs, len(walks))
             if even is not None:
