@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +20,8 @@ from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 _ALIGNMENT = 64
+_HUGE = 2 << 20  # bytes of a huge page
+_WORTH_HUGE = 1 << 20  # bytes that a huge page must hold, lest most of it be wasted
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
@@ -26,6 +30,30 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def program_memory(size: int) -> np.ndarray:
+    """Uninitialised bytes that a program keeps: a workspace or an arena.
+
+    Large ones start at a huge page and ask the system for huge pages where it has them, so that kernels read
+    and fetch without a search for each page of 4 KB.
+
+    Raises:
+        MemoryError: there is not so much memory.
+    """
+    if size < _WORTH_HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned_empty((size,), np.uint8)
+    pages, rest = divmod(size, _HUGE)
+    pages += rest >= _WORTH_HUGE
+    try:  # more than is touched: the rest takes addresses alone
+        memory = mmap.mmap(-1, size + 2 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {size:,} bytes: {error}") from error
+    raw = np.frombuffer(memory, np.uint8)
+    start = -raw.ctypes.data % _HUGE
+    with contextlib.suppress(OSError):  # advice that the system does not take
+        memory.madvise(mmap.MADV_HUGEPAGE, start, pages * _HUGE)
+    return raw[start : start + size]
 
 
 def share(units: int, thread: int, threads: int) -> tuple[int, int]:
@@ -49,7 +77,7 @@ class DirectKernel:
         self.code = compile_module(module, [kernel.name], shared)
         pointers = [ctypes.c_void_p] * (len(kernel.pointers) + 1)
         self._function = self.code.function(kernel.name, *pointers, ctypes.c_int64, ctypes.c_int64)
-        self._workspaces = [aligned_empty((kernel.workspace_bytes,), np.uint8) for _ in range(threads)]
+        self._workspaces = [program_memory(kernel.workspace_bytes) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     def __call__(self, *arrays: np.ndarray) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
+from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.instance import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
@@ -365,9 +365,9 @@ def _slots(
     for number in range(slots):
         pool = pools[number % len(pools)] if pools else None
         threads = pool.threads if pool else 1
-        arena = aligned_empty((max(64, arena_bytes),), np.uint8)
+        arena = program_memory(max(64, arena_bytes))
         arena[: len(constants)] = np.frombuffer(constants, np.uint8)
-        workspace = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
+        workspace = program_memory(max(64, threads * compiled.workspace_bytes))
         barrier = aligned_empty((MEETING_BYTES,), np.uint8)
         barrier[:] = 0
         kept.append((arena, workspace, barrier, pool))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
+from mpmd.compile.backends.native_cpu.direct import program_memory
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES, MeshLayout
@@ -140,7 +140,7 @@ class ProgramInstance:
         self.pool = pool
         self.code = compiled.load(target)
         threads = pool.threads if pool else 1
-        self.workspaces = aligned_empty((max(64, threads * compiled.workspace_bytes),), np.uint8)
+        self.workspaces = program_memory(max(64, threads * compiled.workspace_bytes))
         self.barrier = np.zeros(MEETING_BYTES + 64, np.uint8)
         self.entry = self.code.address(compiled.name)
         integer, pointer = ctypes.c_int64, ctypes.c_void_p

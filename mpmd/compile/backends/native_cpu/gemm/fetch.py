@@ -49,6 +49,11 @@ class Fetch:
         """Ask for nothing but a line that is near."""
         self._set(0, 1, 0, near)
 
+    def is_done(self) -> Value:
+        """I1, whether every line has been asked for."""
+        position = self.f.load(self.place, "i64", _POSITION)
+        return self.f.compare("sge", position, constant(0, "i64"))
+
     def _set(self, position: Index, run: Index, jump: Index, end: Value) -> None:
         f = self.f
         for field, value in ((_POSITION, position), (_LEFT, run), (_RUN, run), (_JUMP, jump)):

@@ -243,10 +243,12 @@ class _Driver:
     def _rectangle(self, batch: Index, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
         """Some rows of some strips of columns."""
         f, t, gemm = self.f, self.tiling, self.gemm
-        a, b = (
-            f.offset(f.arguments[name], f.imul(batch_offset(f, gemm, matrix, batch), BYTES[matrix.dtype]))
-            for name, matrix in (("a", gemm.a), ("b", gemm.b))
-        )
+        a, b = self._factors(batch)
+        following = None
+        if not isinstance(batch, int):
+            after = f.iadd(batch, 1)
+            exists = f.compare("slt", f.index(after), constant(gemm.batch_size, "i64"))
+            following = (*self._factors(after), exists)
         c = a  # an epilogue has pointers of its own
         if self.kernel.epilogue is None:
             before = f.imul(batch_offset(f, gemm, gemm.c, batch), BYTES[gemm.c.dtype])
@@ -261,9 +263,18 @@ class _Driver:
                     later = f.cast("zext", f.compare("ne", chunk, constant(0, "i64")), "i64")
                     is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
                 strips = group, group_end
-                block = Block(a, b, c, batch, chunk, depth, later, is_last, rows, strips, panels[1])
+                block = Block(
+                    a, b, c, batch, chunk, depth, later, is_last, rows, strips, panels[1], following
+                )
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
+
+    def _factors(self, batch: Index) -> tuple[Value, Value]:
+        """Where A and B of a batch index begin."""
+        f, gemm = self.f, self.gemm
+        before_a, before_b = (batch_offset(f, gemm, matrix, batch) for matrix in (gemm.a, gemm.b))
+        a = f.offset(f.arguments["a"], f.imul(before_a, BYTES[gemm.a.dtype]))
+        return a, f.offset(f.arguments["b"], f.imul(before_b, BYTES[gemm.b.dtype]))
 
     def _row_block(self, block: Block, start: Index, end: Index) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm

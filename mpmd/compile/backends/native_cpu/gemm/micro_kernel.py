@@ -24,6 +24,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
 _AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
+_STEPS_AHEAD = 24  # of a step whose rows of A are fetched into L1: longer than the last cache takes
 _STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
 
@@ -109,6 +110,7 @@ class _Tile:
         depth, unroll = f.arguments["depth"], _UNROLL[k.adjacent]
         self.fetching = Fetching(f, f.arguments["fetch"])
         bases = self._a_bases(f.arguments["a"])
+        self.ahead = f.imul(f.arguments["a_stride"], _STEPS_AHEAD)
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
         # the tile's lines are fetched one row at a time, and so late that they stay in L1
@@ -154,6 +156,9 @@ class _Tile:
                     accumulators[at] = self._multiply_add(scalar, b_row[v], accumulators[at])
             b = f.offset(b, b_stride)
             if k.adjacent == "rows":
+                ahead = f.offset(pointers[0], self.ahead)
+                f.prefetch(ahead)  # where A lies transposed each step has lines of its own, often two
+                f.prefetch(f.offset(ahead, (k.rows - 1) * k.step_bytes))
                 pointers = [f.offset(pointers[0], a_stride)]
         if k.adjacent == "steps":
             pointers = [f.offset(p, count * k.step_bytes) for p in pointers]

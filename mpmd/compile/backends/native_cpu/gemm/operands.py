@@ -30,6 +30,7 @@ class Block:
         last: i1, whether it is the last one.
         rows, panels: rows and strips that are done, from and to.
         end: the strip before which this batch index ends.
+        following: A and B of the batch index after this one, and whether there is one; None if this is it.
     """
 
     a: Value
@@ -43,6 +44,24 @@ class Block:
     rows: tuple[Index, Index]
     panels: tuple[Index, Index]
     end: Index
+    following: tuple[Value, Value, Value] | None
+
+
+@dataclass
+class _Next:
+    """What comes after all rows of a block: the next chunk of K, group of strips, or batch index.
+
+    Attributes:
+        exists: i1, whether anything does.
+        a, b: the matrices.
+        k, panel: where the chunk of K begins, and the group of strips.
+    """
+
+    exists: Value
+    a: Value
+    b: Value
+    k: Value
+    panel: Value
 
 
 class Operands:
@@ -78,10 +97,12 @@ class Operands:
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
     def fetch(self, start: Index, row: Index, panel: Index) -> Value:
-        """What a tile of a row block fetches."""
+        """What a tile of a row block fetches: in turns, and what is left when the other is done."""
         f = self.f
         number = f.irem(f.iadd(f.idiv(f.isub(row, start), self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
+        for_a = f.or_(for_a, self._next_b.is_done())
+        for_a = f.and_(for_a, f.not_(f.or_(self._less(panel, self._late), self._next_a.is_done())))
         return f.select(for_a, self._next_a.place, self._next_b.place)
 
     # -- A ---------------------------------------------------------------------------------------------------
@@ -90,8 +111,17 @@ class Operands:
         if self.tiling.pack_a:
             self._pack_rows(block, start, end)
         self._next_a.nothing(block.a)
+        self._late = self.f.isub(block.panels[1], self._strips_for_rows())
         if 1 in (self.gemm.a.row_stride, self.gemm.a.column_stride):
             self._fetch_rows(block, end)
+
+    def _strips_for_rows(self) -> int:
+        """Strips in whose tiles the rows that come next can be fetched: earlier they would be lost again."""
+        t = self.tiling
+        steps = t.kc // 2 if t.step == "bf16x2" else t.kc
+        lines = t.mc * steps * self.step_bytes // 64 * 5 // 4  # some lie in part outside of the rows
+        by_tile = steps // 4 + 48 if t.pack_a else steps
+        return 1 + -(-lines * _FETCHES // (by_tile * (t.mc // t.rows)))
 
     def tile(self, block: Block, start: Index, row: Index) -> tuple[str, Value, int]:
         """(what is adjacent, address, stride in bytes) of A's part of a tile."""
@@ -126,13 +156,12 @@ class Operands:
         """Fetch the rows that come after a block: the next ones, or the first ones of the next block of B."""
         f, t, gemm, a = self.f, self.tiling, self.gemm, self.gemm.a
         size = BYTES[a.dtype]
-        after = self._less(end, block.rows[1])
-        following, k, _ = self._following(block)
+        after, other = self._less(end, block.rows[1]), self._next(block)
         row = f.select(after, f.index(end), f.index(block.rows[0]))
-        k = f.select(after, f.index(block.k), k)
-        with f.when(f.or_(after, following)):
+        k, start = f.select(after, f.index(block.k), other.k), f.select(after, block.a, other.a)
+        with f.when(f.or_(after, other.exists)):
             rows, depth = f.imin(f.isub(block.rows[1], row), t.mc), f.imin(f.isub(gemm.k, k), t.kc)
-            source = self._element(block.a, a, row, k)
+            source = self._element(start, a, row, k)
             if a.column_stride == 1:
                 self._next_a.runs(source, rows, a.row_stride * size, f.imul(depth, size))
             else:
@@ -141,14 +170,17 @@ class Operands:
     def _less(self, a: Index, b: Index) -> Value:
         return self.f.compare("slt", self.f.index(a), self.f.index(b))
 
-    def _following(self, block: Block) -> tuple[Value, Value, Value]:
-        """(whether there is more, its k, its first strip): what comes after all rows of a block of B."""
-        f = self.f
-        k = f.index(f.iadd(block.k, self.tiling.kc))
-        deeper = self._less(k, self.gemm.k)
-        more = f.or_(deeper, self._less(block.panels[1], block.end))
-        panel = f.select(deeper, f.index(block.panels[0]), f.index(block.panels[1]))
-        return more, f.select(deeper, k, f.index(0)), panel
+    def _next(self, block: Block) -> _Next:
+        f, zero = self.f, self.f.index(0)
+        k, panel = f.index(f.iadd(block.k, self.tiling.kc)), f.index(block.panels[1])
+        deeper, wider = self._less(k, self.gemm.k), self._less(panel, block.end)
+        here = f.or_(deeper, wider)
+        k, panel = f.select(deeper, k, zero), f.select(deeper, f.index(block.panels[0]), panel)
+        if block.following is None:
+            return _Next(here, block.a, block.b, k, panel)
+        a, b, exists = block.following
+        a, b = f.select(here, block.a, a), f.select(here, block.b, b)
+        return _Next(f.or_(here, exists), a, b, k, f.select(here, panel, zero))
 
     # -- B ---------------------------------------------------------------------------------------------------
     def begin_strip(self, block: Block, start: Index, end: Index, panel: Index, *, packed: bool) -> None:
@@ -162,11 +194,12 @@ class Operands:
                 self._pack_strip(block, panel)
         inside = self._less(f.iadd(panel, 1), block.panels[1])
         here = f.or_(inside, self._less(end, block.rows[1]))  # where not, the first strip comes again
-        more, k, first = self._following(block)
-        k = f.select(here, f.index(block.k), k)
-        after = f.select(inside, f.index(f.iadd(panel, 1)), f.index(block.panels[0]))
+        after, other = (
+            f.select(inside, f.index(f.iadd(panel, 1)), f.index(block.panels[0])),
+            self._next(block),
+        )
         self._next_b.nothing(block.b)
-        with f.when(f.or_(here, more)):
+        with f.when(f.or_(here, other.exists)):
             if self.tiling.pack_b:
                 copied = f.or_(self._less(block.rows[0], start), f.not_(inside))
                 copied = f.and_(here, copied)
@@ -174,9 +207,9 @@ class Operands:
                     size = f.imul(self.steps(block.depth), self.tiling.width * self.step_bytes)
                     self._next_b.runs(self._packed_strip(block, after), 1, size, size)
                 with f.when(f.not_(copied)):
-                    self._fetch_strip(block, k, f.select(here, after, first))
+                    self._fetch_strip(block, here, after, other)
             else:
-                self._fetch_strip(block, k, f.select(here, after, first))
+                self._fetch_strip(block, here, after, other)
 
     def strip(self, block: Block, panel: Index, *, packed: bool) -> tuple[Value, int]:
         """(address, stride in bytes) of B's strip."""
@@ -212,11 +245,12 @@ class Operands:
             self._packed_strip(block, panel),
         )
 
-    def _fetch_strip(self, block: Block, k: Value, panel: Value) -> None:
-        """Fetch the elements of a strip."""
+    def _fetch_strip(self, block: Block, here: Value, panel: Value, other: _Next) -> None:
+        """Fetch the elements of a strip of the block, or of what comes after it."""
         f, t, b = self.f, self.tiling, self.gemm.b
-        size, column = BYTES[b.dtype], f.imul(panel, t.width)
-        source = self._element(block.b, b, k, column)
+        k, start = f.select(here, f.index(block.k), other.k), f.select(here, block.b, other.b)
+        size, column = BYTES[b.dtype], f.imul(f.select(here, panel, other.panel), t.width)
+        source = self._element(start, b, k, column)
         columns, depth = f.imin(f.isub(self.gemm.n, column), t.width), f.imin(f.isub(self.gemm.k, k), t.kc)
         if b.column_stride == 1:
             self._next_b.runs(source, depth, b.row_stride * size, f.imul(columns, size))

@@ -130,13 +130,19 @@ def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> 
         room, rows_room = target.l2_bytes // 2, target.l2_bytes // 8
     else:
         room, rows_room = target.l3_bytes // 4, target.l2_bytes // 4
-    mc = max(rows, min(40, rows_room // (kc * element) // rows) * rows)
+    mc = _even_blocks(gemm.m, max(rows, min(40, rows_room // (kc * element) // rows) * rows), rows)
     panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
     part_rows = 0
     if split == "columns" and not pack_a:  # whoever does a part would have to pack A again
         part_rows = _part_rows(gemm.m, rows, columns * gemm.batch_size)
     return Tiling(step, rows, vectors, width, kc, mc, panels, pack_a, pack_b, split, part_rows)
+
+
+def _even_blocks(m: int, most: int, rows: int) -> int:
+    """The row block, a multiple of `rows`, with which no more blocks are needed, and the last is not small."""
+    each = -(-m // max(1, -(-m // most)))
+    return max(rows, -(-each // rows) * rows)
 
 
 def _part_rows(m: int, rows: int, strips: int) -> int:
