@@ -1,4 +1,4 @@
-"""What constants hold: the bindings raise where an attribute of complex numbers is asked for, but it has text."""
+"""What constants hold: the bindings raise where complex numbers are asked for, but these have text too."""
 
 from __future__ import annotations
 
