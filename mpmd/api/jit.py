@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+import jax
+
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
 from mpmd.api.stages import Compiled, Lowered, Traced
@@ -78,7 +80,12 @@ class Jitted:
         self._compiled: dict[Hashable, Compiled] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one step; returns before it is done, as `jax.jit` does."""
+        """Runs one step; returns before it is done, as `jax.jit` does.
+
+        Under `jax.disable_jit` it runs op by op on one device, as a function under `jax.jit` does.
+        """
+        if jax.config.jax_disable_jit:
+            return self._fn(*args, **kwargs)
         arguments = flatten(self._rules, args, kwargs)
         return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_leaves_with_path
+from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
 from mpmd.errors import SignatureError, collect
 
@@ -179,6 +179,11 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
     """
     problems = []
     for leaf, name in zip(arguments.leaves, names, strict=True):
+        if isinstance(leaf, jax.core.Tracer):
+            raise SignatureError(
+                f"argument {name} has no value yet: the step is called inside of jax.jit, jax.grad or such\n"
+                "  a step for several meshes takes arrays: transform what is inside, or use its __wrapped__"
+            )
         try:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 jax.typeof(leaf)
@@ -187,6 +192,49 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
             problems.append(f"{name} is {kind}, which is no array and no number")
     if problems:
         raise collect(SignatureError, problems, "the arguments cannot be used:")
+
+
+def structure_problem(got: Any, expected: Any, names: list[str]) -> str:
+    """What to say of arguments of another structure than a step was compiled for.
+
+    Args:
+        got: their pytree, `(positional, keywords)`.
+        expected: that of the arguments it was compiled for.
+        names: what the user calls each leaf of those.
+    """
+    known = dict(zip(_flat_paths(expected), names, strict=True))
+    found = _flat_paths(got)
+    missing = [name for path, name in known.items() if path not in found]
+    more = [_called(path) for path in found if path not in known]
+    lines = ["the arguments have another structure than those compiled for"]
+    lines += [f"missing: {_few(missing)}"] if missing else []
+    lines += [f"not expected: {_few(more)}"] if more else []
+    if not missing and not more:
+        lines += [f"got      {_shortened(got)}", f"expected {_shortened(expected)}"]
+    lines.append("give positions and keywords as when it was lowered, without static arguments")
+    return "\n  ".join(lines)
+
+
+def _flat_paths(tree: Any) -> dict[tuple[Any, ...], None]:
+    full = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return {path: None for path, _ in tree_leaves_with_path(full)}
+
+
+def _called(path: tuple[Any, ...]) -> str:
+    """A leaf of `(positional, keywords)`, as far as it has a name."""
+    _, argument, *inner = path
+    if isinstance(argument, DictKey):
+        return f"{argument.key}{keystr(tuple(inner))} by keyword"
+    return f"argument {argument.idx}{keystr(tuple(inner))}"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _shortened(tree: Any) -> str:
+    text = str(tree)
+    return text if len(text) <= 400 else f"{text[:400]} [...]"
 
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

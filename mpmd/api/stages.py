@@ -16,7 +16,7 @@ from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import Observer, Partitioned, partition
-from mpmd.api.signature import Arguments, describe
+from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
@@ -31,6 +31,7 @@ from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
+from mpmd.runtime.observe import NanCheck
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
@@ -234,16 +235,36 @@ class Compiled:
         Raises:
             SignatureError: they are of another one; names every leaf that differs.
         """
-        expected = self.lowered.traced.arguments
+        return self.run_flat(self._checked(args, kwargs))
+
+    def run_flat(self, leaves: list[Any]) -> Any:
+        """Runs one step on flat arguments; under `jax.debug_nans` fragment by fragment."""
+        try:
+            if not jax.config.jax_debug_nans:
+                return self._results(self._executor.run(self._numbers(leaves)))
+            with jax.debug_nans(False):  # JAX's own check cannot say which fragment, and where
+                made = self._executor.run(self._numbers(leaves), observers=[NanCheck()], one_by_one=True)
+        except jax.errors.ConcretizationTypeError:  # some have no values
+            traced = self.lowered.traced
+            check_leaves(dataclasses.replace(traced.arguments, leaves=leaves), traced.argument_paths)
+            raise
+        return self._results(made)
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Flat arguments that are what this was compiled for.
+
+        Raises:
+            SignatureError: they are not; names every leaf that differs.
+        """
+        traced = self.lowered.traced
+        expected, names = traced.arguments, traced.argument_paths
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected.tree:
-            raise SignatureError(
-                f"the arguments have another structure than those compiled for\n  got      {tree}\n"
-                f"  expected {expected.tree}"
-            )
+            raise SignatureError(structure_problem(tree, expected.tree, names))
+        check_leaves(dataclasses.replace(expected, leaves=leaves), names)
         problems = [
             f"{path}: got {_text(leaf)}, compiled for {_text(wanted)}"
-            for path, leaf, wanted in zip(self.lowered.partitioned.argument_paths, leaves, expected.leaves)
+            for path, leaf, wanted in zip(names, leaves, expected.leaves, strict=True)
             if describe(leaf)[:2] != describe(wanted)[:2]
         ]
         if problems:
@@ -252,18 +273,14 @@ class Compiled:
                 + "\n  ".join(problems)
                 + "\n  call the jitted function instead: it compiles for every signature"
             )
-        return self.run_flat(leaves)
-
-    def run_flat(self, leaves: list[Any]) -> Any:
-        """Runs one step on flat arguments."""
-        return self._results(self._executor.run(self._numbers(leaves)))
+        return leaves
 
     def _numbers(self, leaves: list[Any]) -> list[Any]:
         """Flat arguments as the program takes them: random keys are numbers there."""
         if self._given_keys and len(leaves) == len(self.lowered.traced.arguments.leaves):
             leaves = list(leaves)
             for i in self._given_keys:
-                if is_key(describe(leaves[i])[1]):
+                if is_key(describe(leaves[i])[1]) and not leaves[i].is_deleted():
                     leaves[i] = jax.random.key_data(leaves[i])
         return leaves
 
@@ -321,7 +338,7 @@ class Compiled:
         The scratch memory of fragments cannot be seen from outside, and is not counted.
         """
         meter = MemoryMeter(self.program)
-        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
+        leaves = self._numbers(self._checked(args, kwargs))
         results = self._executor.run(leaves, observers=[meter])
         return self._results(results), dict(meter.peaks)
 
@@ -344,7 +361,7 @@ class Compiled:
 
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
-        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
+        leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
         results, costs = measure_costs(self._executor, self._placement, leaves)
         return self._results(results), costs
@@ -354,7 +371,7 @@ class Compiled:
 
         A thread per mesh watches what ends when, so the step takes a little longer than others do.
         """
-        leaves = self._numbers(jax.tree.leaves((args, kwargs)))
+        leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
         results, timeline = measured_timeline(
             self._executor, self._placement, leaves, meshes, self._workspace

@@ -111,6 +111,8 @@ class Executor:
                 lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
+        feeds = (op for s in program.streams for op in s.instructions if isinstance(op, Feed))
+        self._read = sorted({feed.input for feed in feeds})
         self._workers: Workers | None = None
         self._closer: weakref.finalize[Any, Executor] | None = None
         self._lock = threading.Lock()
@@ -199,9 +201,17 @@ class Executor:
     def _check_arguments(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.program.inputs):
             raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
+        paths = {spec.index: spec.path for spec in self.program.inputs}
+        gone = [paths[k] for k in self._read if _is_deleted(inputs[k])]
+        if gone:
+            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+            raise SignatureError(
+                f"deleted before the step: {', '.join(gone[:3])}{more}\n"
+                "  they were donated to an earlier step, or share memory with what was\n"
+                "  use what that step returned, donate a copy, or do not donate them"
+            )
         if not self.program.donated_inputs or len({*map(id, inputs)}) == len(inputs):
             return
-        paths = {spec.index: spec.path for spec in self.program.inputs}
         for k in self.program.donated_inputs:
             twins = [j for j, other in enumerate(inputs) if other is inputs[k] and j != k]
             if twins and hasattr(inputs[k], "is_deleted"):

@@ -13,6 +13,9 @@ import numpy as np
 from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
 
+_MOST_TOLD = 8
+"""How many leaves that cannot be cut are named."""
+
 
 def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
     """`body(i, x)` applied `num_iterations` times, as `jax.lax.fori_loop`, with names allowed inside.
@@ -103,9 +106,10 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
     if problems:
+        more = [f"and {len(problems) - _MOST_TOLD} more"] if len(problems) > _MOST_TOLD else []
         raise SignatureError(
             f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
-            + "\n  ".join([*problems, *advice])
+            + "\n  ".join([*problems[:_MOST_TOLD], *more, *advice])
         )
 
     def cut(leaf: jax.Array) -> jax.Array:

@@ -58,8 +58,7 @@ def make_for(loop: CountedLoop) -> ir.For:
         {"iterations": _ui32(loop.trip_count), "unroll_factor": _ui32(loop.trip_count)},
         loop.op.location, regions=1,
     )  # fmt: skip
-    index = ir.append_arg(body, body.arguments[loop.counter])
-    ir.replace_uses(body.arguments[loop.counter], index)
+    _index_of(body, loop.counter)
     old = _terminator(body)
     returned = [v for i, v in enumerate(old.operands) if i != loop.counter]
     ir.create("mpmd.return", returned, [], ir.before(old), location=old.location)
@@ -68,6 +67,17 @@ def make_for(loop: CountedLoop) -> ir.For:
     ir.erase_args(body, [loop.counter]).append_to(made.regions[0])
     _replace_loop(loop, list(made.results))
     return made
+
+
+def _index_of(body: ir.Block, counter: int) -> None:
+    """Adds the index of an `mpmd.for`, which has 32 bits, and uses it for the counter, which may have 64."""
+    old = body.arguments[counter]
+    if str(old.type.element_type) in ("i32", "ui32"):
+        ir.replace_uses(old, ir.append_arg(body, old))
+        return
+    index = ir.append_arg(body, old, ir.Type.parse("tensor<i32>", ir.context()))
+    wide = ir.create("stablehlo.convert", [index], [old.type], ir.at_start(body), location=old.location)
+    ir.replace_uses(old, wide.result)
 
 
 def unroll(loop: CountedLoop) -> list[ir.Op]:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import mpmd
-from mpmd.errors import SignatureError
+from mpmd.errors import FragmentError, SignatureError
 from tests.support.comparing import relative_difference
 
 MICROBATCHES = 2
@@ -173,3 +173,79 @@ def test_zeros_of_complex_numbers(backend):
     second = mpmd.named_computation(lambda z: z + 1j, name="upper")
     got = pipelined(lambda: second(first()), backend)()
     assert got.dtype == jnp.complex64 and (np.asarray(got) == np.full((2, 3), 1j)).all()
+
+
+def training_step(params, x, y):
+    loss, grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES)(params, x, y)
+    return sgd(params, grads), loss
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_64_bits_enabled(backend, schedule):
+    with jax.enable_x64(True):
+        state = jax.tree.map(lambda a: np.asarray(a, np.float64), (PARAMS, X, Y))
+        got = pipelined(training_step, backend, schedule=schedule)(*state)
+        want = jax.jit(training_step)(*state)
+        assert got[1].dtype == np.float64 and relative_difference(got, want) <= 1e-13
+
+
+def test_a_deleted_argument_is_named_before_anything_is_consumed():
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    step = mpmd.jit(training_step, mpmd.make_config(topology, ASSIGNMENT), donate_argnums=0)
+    params = jax.tree.map(jnp.copy, PARAMS)
+    params["b"]["w"].delete()
+    with pytest.raises(SignatureError, match=r"deleted before the step: params\['b'\]\['w'\]\n"):
+        step(params, X, Y)
+    assert not params["a"]["w"].is_deleted()
+    params = jax.tree.map(jnp.copy, PARAMS)
+    step(params, X, Y)
+    with pytest.raises(SignatureError, match=r"deleted before the step: .* and 1 more\n  they were donated"):
+        step(params, X, Y)
+
+
+@pytest.mark.parametrize(("transform", "given"), [(jax.jit, X), (jax.vmap, X[None]), (jax.grad, X)])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_step_inside_of_a_transformation_says_so(transform, given, warm):
+    step = pipelined(training_step)
+    if warm:
+        step(PARAMS, X, Y)
+    with pytest.raises(SignatureError, match="argument x has no value yet: the step is called inside of"):
+        transform(lambda x: step(PARAMS, x, Y)[1])(given)
+
+
+def test_what_a_compiled_step_does_not_take():
+    compiled = pipelined(training_step).lower(PARAMS, X, Y).compile()
+    for args, kwargs, told in (
+        ((PARAMS, X), {}, "missing: y"),
+        ((PARAMS, X, Y, 1), {}, "not expected: argument 3"),
+        ((PARAMS, X), {"y": Y}, "missing: y\n  not expected: y by keyword"),
+        (({"a": PARAMS["a"]}, X, Y), {}, r"missing: params\['b'\]\['b'\], params\['b'\]\['w'\]"),
+        ((PARAMS, "x", Y), {}, "x is a str, which is no array"),
+        ((PARAMS, X, 3), {}, r"y: got int32\[\], compiled for float32\[8,2\]"),
+    ):
+        for call in (compiled, compiled.timeline, compiled.costs, compiled.live_bytes):
+            with pytest.raises(SignatureError, match=told):
+                call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_switch_of_jax_that_looks_for_nans(backend):
+    step, broken = pipelined(training_step, backend), Y.at[0, 0].set(jnp.nan)
+    with jax.debug_nans(True):
+        assert relative_difference(step(PARAMS, X, Y), jax.jit(training_step)(PARAMS, X, Y)) <= 1e-5
+        with pytest.raises(FragmentError, match="NaN value, and so did argument y of the step"):
+            step(PARAMS, X, broken)
+
+
+def test_the_switch_of_jax_that_turns_jit_off():
+    seen = []
+
+    def step(params, x, y):
+        made = training_step(params, x, y)
+        seen.append(float(made[1]))
+        return made
+
+    with jax.disable_jit():
+        _, loss = pipelined(step)(PARAMS, X, Y)
+    assert seen == [float(loss)]
