@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[example,plot,test]'
 	@touch $@
 
-train: $(READY) ## train the pipelined transformer on real text (about four minutes)
+train: $(READY) ## train the pipelined transformer on real text: two to three minutes
 	$(BIN)/python -m examples.pipelined_transformer.main $(ARGS)
 
 test: lint ## what to run before each commit

@@ -7,7 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
+import mpmd.flags  # noqa: F401 - defines a flag for every option
+from mpmd import pipeline
+from mpmd.compile.passes import PASSES as HLO_PASSES
+from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import ROOT, text, tracked
 
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -76,3 +81,19 @@ def test_files_that_the_docs_name_exist(page):
         return any((base / name).exists() for base in bases)
 
     assert [name for name in FILE.findall(text(page)) if not is_there(name)] == []
+
+
+NAME = re.compile(r"(?<![\w/.-])(?:mpmd|hlo)-[a-z][a-z-]*[a-z]")
+FLAG = re.compile(r"--(?:no)?((?:mpmd|hlo)_[a-z_0-9]*[a-z0-9])")
+SCRIPTS = re.findall(r"^([a-z-]+) = \"mpmd\.tools", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+KNOWN_NAMES = {*MPMD_PASSES, *HLO_PASSES, *pipeline.PIPELINES, *SCRIPTS}
+TAUGHT = {"mpmd-forget-stages"}  # what a reader of CONTRIBUTING adds
+GENERATED = {"docs/flags.md", "docs/passes.md", "docs/hlo_passes.md"}
+WRITTEN = [page for page in tracked(".md") if str(page) not in GENERATED]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=str)
+def test_passes_and_flags_that_the_docs_name_exist(page):
+    names, named_flags = set(NAME.findall(text(page))), set(FLAG.findall(text(page)))
+    assert sorted(names - KNOWN_NAMES - TAUGHT) == []
+    assert sorted(name for name in named_flags if name not in flags.FLAGS) == []
