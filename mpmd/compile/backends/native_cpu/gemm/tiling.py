@@ -140,7 +140,7 @@ def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> 
 
 
 def _even_blocks(m: int, most: int, rows: int) -> int:
-    """The row block, a multiple of `rows`, with which no more blocks are needed, and the last is not small."""
+    """The row block, a multiple of `rows`, that needs no more blocks and leaves no small one."""
     each = -(-m // max(1, -(-m // most)))
     return max(rows, -(-each // rows) * rows)
 
