@@ -14,6 +14,8 @@ A kernel is compared with a copy that moves as many bytes, timed in the same way
 longer of that copy and of the arithmetic, which is the vector instructions that the cost model counts, at two
 per cycle (one adds while one multiplies).  Where one instruction does more than one of the model's, such as
 products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose copy is the longer of the two.
+One core reads more slowly than it copies past the caches, so a kernel whose results are under a hundredth of
+its traffic is also compared with a loop that only reads as many bytes.
 
 Fused kernels are measured in two sizes: `model`, the shapes of GPT-2-small, where caches hold a part of the
 arrays, of the copy's too; and `memory`, four times the last cache, as STREAM asks.
@@ -41,7 +43,7 @@ from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, measured_device
+from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, measured_device, read_bandwidth
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.workload import plan_workload
@@ -391,6 +393,7 @@ FUSED = {
     "scatter": (scatter, (1024, 768)),
 }
 BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
+MOST_WRITTEN = 0.01  # of its traffic by a kernel that only reads
 
 
 def traffic_of(plan: KernelPlan) -> int:
@@ -401,6 +404,11 @@ def traffic_of(plan: KernelPlan) -> int:
     read = {n.operand for n in plan.nodes if isinstance(n, Load)}
     read |= {s.operand for s in plan.stores if s.combine}
     return sum(o.bytes * ((k in read) + (k in plan.results)) for k, o in enumerate(plan.operands))
+
+
+def only_reads(plan: KernelPlan) -> bool:
+    """Whether a kernel's results are next to nothing beside what it reads."""
+    return sum(plan.operands[k].bytes for k in plan.results) < MOST_WRITTEN * traffic_of(plan)
 
 
 def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
@@ -422,8 +430,8 @@ class FusedCase:
         name: the kernel's.
         dtype: of its arrays.
         size: `model` or `memory`.
-        runs: what is timed: ours, a copy that moves as many bytes, and XLA's for a model's shapes; beyond
-            them most of XLA's time goes to fresh pages for results.
+        runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many where ours
+            only reads, and XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
         arithmetic: seconds that the vector instructions take.
     """
 
@@ -466,6 +474,8 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
         "copy": copy_bandwidth(target, elements=max(1, traffic_of(plan) // 8)),
         "own": kernel.prepare(*arrays),
     }
+    if only_reads(plan):
+        runs["read"] = read_bandwidth(target, elements=traffic_of(plan) // 4)
     if size == "model":
         given = [jax.numpy.asarray(a.reshape(shape) if a.size == elements else a) for a in inputs]
         xla = jax.jit(jax_functions()[name]).lower(*given).compile()
@@ -489,6 +499,8 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
         "of_copy": round(best["copy"] / best["own"], 3),
         "of_roofline": round(max(best["copy"], case.arithmetic) / best["own"], 3),
     }
+    if "read" in best:
+        row["of_read"] = round(best["read"] / best["own"], 3)
     if "xla" in best:
         other = max(best["xla"] - best["start"], best["xla"] / 2)
         row |= {"xla_microseconds": round(other * 1e6, 1), "ratio": round(other / best["own"], 2)}
@@ -499,9 +511,10 @@ def print_fused(row: dict) -> None:
     """One line for a fused kernel."""
     limit = "memory" if row["memory_bound"] else "arithmetic"
     against = f"  xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}" if "ratio" in row else ""
+    read = f", {row['of_read']:.0%} of a read" if "of_read" in row else ""
     print(
         f"{row['kernel']:13s} {row['dtype']:5s} {row['size']:6s} own {row['microseconds']:7.0f} us "
-        f"({row['of_copy']:.0%} of copy, {row['of_roofline']:.0%} of roofline: {limit}){against}",
+        f"({row['of_copy']:.0%} of copy{read}, {row['of_roofline']:.0%} of roofline: {limit}){against}",
         flush=True,
     )
 

@@ -10,10 +10,12 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
-from mpmd.compile.backends.native_cpu.emit.far_rows import lines_to_come, rows_at_once
+from mpmd.compile.backends.native_cpu.emit.far_rows import first_row, lines_to_come, rows_at_once
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
@@ -302,11 +304,25 @@ def test_what_is_asked_for_ahead():
 
     assert ahead(norm_gradients(64, 512, "f32"), 0) == ["x", "g"]
     assert ahead(norm_gradients(64, 512, "f32"), 1 << 30) == []
-    assert ahead(columns((64, 512), "bf16")[0], 0) == []
+    plan = columns((64, 512), "bf16")[0]
+    assert ahead(plan, 0) == []
+    roots = [n.arg for n in plan.nodes if type(n).__name__ == "Reduce"]
+    assert len(lines_to_come(plan, replace(host_target(), l3_bytes=0), roots, narrowest=1)) == 1
     b = PlanBuilder("gaps", (64, 512), row_dims=1)
     x = b.load(b.operand("x", "f32", 64 * 600), dim(0) * 600 + dim(1))
     b.store_dense(b.operand("y", "f32", 512), b.reduce_column("add", x), (1,))
     assert ahead(b.finish(), 0) == []
+
+
+def test_groups_end_at_whole_rounds_of_rows():
+    """Groups as large as each other but for a round, and no row twice or left out."""
+    f = FunctionBuilder(Module(host_target()), "first", [])
+    for rows, groups, at_once in [(683 * 16, 16, 4), (1365, 16, 4), (37, 1, 8), (70, 2, 4), (5, 3, 8)]:
+        starts = [first_row(f, rows, groups, at_once, g) for g in range(groups + 1)]
+        assert starts[0] == 0 and starts[-1] == rows
+        sizes = np.diff(starts)
+        assert (sizes >= 0).all() and max(sizes) - min(sizes[:-1], default=0) <= max(at_once, rows // groups)
+        assert all(start % at_once == 0 for start in starts[:-1] if start < rows)
 
 
 def test_which_sums_take_two_rows_at_once():

@@ -25,6 +25,10 @@ from mpmd.compile.kernels.plan import KernelPlan
 
 _CHAINS = 12  # independent sums: more than latency times units of any core
 _COPY_ELEMENTS = 8 << 20
+_READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best
+_READ_BYTES = 256  # of each of them in turn
+_READ_AHEAD = 1536  # bytes
+_LINE_BYTES = 64
 
 
 def best_seconds(run: Callable[[], object], *, rounds: int = 5, at_least: float = 1e-3) -> float:
@@ -93,6 +97,55 @@ def copy_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Call
         start = time.perf_counter()
         run()
         return 8.0 * elements / (time.perf_counter() - start)
+
+    return measure
+
+
+def emit_read(module: Module, elements: int) -> int:
+    """Add a function `read(x, out)` that adds up floats only to have read them.
+
+    Four parts of an array are read side by side, each in its order and with sums of its own, and asked for
+    into the second cache ahead of time: of many ways that were tried the fastest.
+
+    Args:
+        module: where the function goes.
+        elements: how many floats `x` has; what is left over of whole rounds is not read.
+
+    Returns:
+        How many floats `out` gets: the sum of all of them is that of what was read.
+    """
+    lanes = module.target.lanes()
+    type_, width = vector("float", lanes), _READ_BYTES // 4
+    part = elements // (_READ_STREAMS * width) * width
+    starts = [stream * part for stream in range(_READ_STREAMS)]
+    places = [start + offset for start in starts for offset in range(0, width, lanes)]
+    with FunctionBuilder(module, "read", [("x", "ptr"), ("out", "ptr")]) as f:
+        x, out = f.arguments["x"], f.arguments["out"]
+        with f.loop(0, part, width, carried=[constant(0.0, type_)] * len(places)) as loop:
+            for start in starts:
+                for line in range(_READ_AHEAD, _READ_AHEAD + _READ_BYTES, _LINE_BYTES):
+                    f.prefetch(f.offset(x, f.iadd(loop.i, start + line // 4), "float"), locality=2)
+            read = [f.load(x, type_, f.iadd(loop.i, place)) for place in places]
+            loop.carry([f.add(total, value) for total, value in zip(loop.carried, read, strict=True)])
+        for k, total in enumerate(loop.carried):
+            f.store(total, out, lanes * k)
+    return lanes * len(places)
+
+
+def read_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Callable[[], float]:
+    """A function that measures how fast one core reads memory, in bytes per second; see `emit_read`."""
+    module = Module(target)
+    sums = aligned_empty((emit_read(module, elements),), np.float32)
+    code = compile_module(module, ["read"])
+    function = code.function("read", ctypes.c_void_p, ctypes.c_void_p)
+    array = aligned_empty((elements,), np.float32)
+    array[:] = 1
+    arguments = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(sums.ctypes.data))
+
+    def measure(held: object = (array, sums, code)) -> float:
+        start = time.perf_counter()
+        function(*arguments)
+        return 4.0 * elements / (time.perf_counter() - start)
 
     return measure
 

@@ -27,6 +27,7 @@ _FEWEST_ROWS = 2
 _MOST_OPERATIONS = 64  # of one vector of every row: arithmetic as long as this hides all loads of sums
 _LINE_BYTES = 64
 _BYTES_AHEAD = 768
+_WIDE = 4  # bytes of an element
 _SHARE_OF_CACHE = 0.25  # of the last cache, which others use too: arrays beyond it come from memory
 
 Rows = Callable[[list[Position], list[Value]], list[Value]]
@@ -61,6 +62,19 @@ def _moves(plan: KernelPlan, node: Load) -> bool:
     return bool(dims & set(plan.outer)) and bool(dims & set(plan.row))
 
 
+def first_row(f: FunctionBuilder, rows: int, groups: int, at_once: int, group: Position) -> Position:
+    """Where a group of rows begins: groups are whole rounds but for the last one's end.
+
+    Args:
+        f: where the code goes.
+        rows: of all groups.
+        groups: how many.
+        at_once: rows of a round.
+        group: the group's number; after the last one stands the end.
+    """
+    return f.imin(f.imul(f.idiv(f.imul(group, -(-rows // at_once)), groups), at_once), rows)
+
+
 def far_rows(
     f: FunctionBuilder,
     low: Position,
@@ -93,11 +107,19 @@ def far_rows(
     return rest.carried
 
 
-def lines_to_come(plan: KernelPlan, target: CpuTarget, roots: Sequence[int]) -> list[Load]:
-    """The loads whose lines a kernel asks for ahead of time: rows of floats without a gap, from memory.
+def lines_to_come(
+    plan: KernelPlan, target: CpuTarget, roots: Sequence[int], narrowest: int = _WIDE
+) -> list[Load]:
+    """The loads whose lines a kernel asks for ahead of time: rows without a gap, from memory.
 
-    What a cache holds is there soon enough, and so are the fewer lines of narrower numbers: asking for them
-    costs more than it saves.
+    What a cache holds is there soon enough; beside sums of a whole row so are the fewer lines of numbers that
+    are narrower than these.
+
+    Args:
+        plan: the plan.
+        target: the CPU.
+        roots: numbers of the nodes that are computed at every point.
+        narrowest: bytes of the narrowest elements that are asked for.
     """
     if sum(o.bytes for o in plan.operands) < target.l3_bytes * _SHARE_OF_CACHE:
         return []
@@ -106,7 +128,7 @@ def lines_to_come(plan: KernelPlan, target: CpuTarget, roots: Sequence[int]) -> 
         node = plan.nodes[number]
         if not isinstance(node, Load) or node.index.values() or not _moves(plan, node):
             continue
-        if BYTES[node.dtype] < 4:
+        if BYTES[node.dtype] < narrowest:
             continue
         last, above = plan.rank - 1, plan.rank - 2
         if not all(node.index.is_linear_in(d) for d in (last, above)) or node.index.factor(last) != 1:
@@ -120,18 +142,19 @@ def ask_ahead(rows: Sequence[Scope], loads: Sequence[Load], parts: Sequence[Lane
     """Ask for what some adjacent vectors of every row need, and into the second cache for what lies ahead.
 
     LLVM loads in any order.  Memory is fastest for whoever asks for some lines of a row, then for those of
-    the next one, so they are asked for once more, in this order, before the first is loaded.
+    the next one, so they are asked for once more, in this order, before the first is loaded.  Of narrow
+    numbers only they are: those ahead are fewer lines, and the core asks for them in time.
     """
     f, last = rows[0].f, rows[0].plan.rank - 1
     for ahead, locality in ((_BYTES_AHEAD, 2), (0, 3)) if loads else ():
         for row in rows:
             for node in loads:
-                size = BYTES[node.dtype]
+                size, element = BYTES[node.dtype], MEMORY[node.dtype]
+                if ahead and size < _WIDE:
+                    continue
                 at = row.inside({last: parts[0].start}).position(node.index)
                 for line in range(0, sum(part.count for part in parts) * size, _LINE_BYTES):
-                    place = f.iadd(at, (ahead + line) // size)
-                    f.prefetch(
-                        f.offset(row.pointers[node.operand], place, MEMORY[node.dtype]), locality=locality
-                    )
+                    place = f.offset(row.pointers[node.operand], f.iadd(at, (ahead + line) // size), element)
+                    f.prefetch(place, locality=locality)
     if loads:
         f.keep_order()

@@ -18,6 +18,7 @@ from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
+from mpmd.compile.backends.native_cpu.emit.totals import TotalKernel
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -104,6 +105,8 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     if plan.kind == "column" and plan.size and _sums_elements(plan):
         panels = _panels(plan, batch * parts.groups)
         return _two_steps(plan, LineKernel(plan.name, plan, target, parts, panels, streamed), parts)
+    if plan.size and TotalKernel.suits(plan, target):
+        return _two_steps(plan, TotalKernel(plan.name, plan, target, parts), parts)
     return _two_steps(plan, RowKernel(plan.name, plan, target, parts, streamed), parts)
 
 

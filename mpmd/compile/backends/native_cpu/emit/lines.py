@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import identity, reduce_node, sum_dtype
-from mpmd.compile.backends.native_cpu.emit.far_rows import ask_ahead, far_rows, lines_to_come, rows_at_once
+from mpmd.compile.backends.native_cpu.emit.far_rows import (
+    ask_ahead,
+    far_rows,
+    first_row,
+    lines_to_come,
+    rows_at_once,
+)
 from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
@@ -126,12 +132,6 @@ class LineKernel:
         """Whether every group has whole rounds of rows; all but the last one have."""
         return self.partials.rows % self.rows == 0
 
-    def first_row(self, f: FunctionBuilder, group: Position) -> Position:
-        """Where a group begins: groups are as large as each other, but for a round of rows."""
-        rounds = -(-self.partials.rows // self.rows)
-        first = f.imul(f.idiv(f.imul(group, rounds), self.partials.groups), self.rows)
-        return f.imin(first, self.partials.rows)
-
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
@@ -165,7 +165,9 @@ class _Lines:
             line = parts.place(f, rest)
             first = f.imul(panel, kernel.panel)
             end = f.imin(f.iadd(first, kernel.panel), plan.extents[-1])
-            low, high = kernel.first_row(f, group), kernel.first_row(f, f.iadd(group, 1))
+            low, high = (
+                first_row(f, parts.rows, parts.groups, kernel.rows, g) for g in (group, f.iadd(group, 1))
+            )
             scope = start.inside(unflatten(f, batch, range(plan.batch_dims), plan.extents))
             self._clear(line, first, end)
 
