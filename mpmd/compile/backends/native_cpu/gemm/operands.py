@@ -96,10 +96,10 @@ class Operands:
         f = self.f
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
-    def fetch(self, start: Index, row: Index, panel: Index) -> Value:
-        """What a tile of a row block fetches: in turns, and what is left when the other is done."""
+    def fetch(self, row: Index, panel: Index) -> Value:
+        """What a tile fetches: in turns, and what is left when the other is done."""
         f = self.f
-        number = f.irem(f.iadd(f.idiv(f.isub(row, start), self.tiling.rows), panel), _FETCHES)
+        number = f.irem(f.iadd(f.idiv(row, self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
         for_a = f.or_(for_a, self._next_b.is_done())
         for_a = f.and_(for_a, f.not_(f.or_(self._less(panel, self._late), self._next_a.is_done())))
