@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
+from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix, row_major
@@ -115,6 +116,28 @@ def test_every_loop_runs_more_than_once(split, dtype):
         c = random((61, 149), dtype)
         Guarded(product, host_target())(a, b, c, cuts=(1, 3))
         check(product, dtype, 103, a.T if ta else a, b.T if tb else b, c)
+
+
+@pytest.mark.parametrize("kc", [32, 512])
+def test_results_of_bf16_are_rounded_alike_by_micro_kernels_and_epilogues(kc):
+    """Tiles that a micro-kernel stores as bf16, whole or added to earlier chunks of K, and others."""
+    for m, n, transpose_a in ((61, 149, False), (61, 149, True), (30, 14, False), (24, 64, False)):
+        gemm = row_major(m, n, 102, "bf16", transpose_a=transpose_a, batch=(2,))
+        tiling = dataclasses.replace(choose_tiling(gemm, host_target()), kc=kc)
+        a = random((2, 102, m) if transpose_a else (2, m, 102), "bf16")
+        b = random((2, 102, n), "bf16", 1)
+        a[0, :3, :3] = np.inf
+        c, expected = random((2, m, n), "bf16", 2), random((2, m, n), "bf16", 3)
+        Guarded(GemmKernel("direct", gemm, tiling), host_target())(a, b, c)
+        Guarded(GemmKernel("staged", gemm, tiling, StoreSums(gemm)), host_target())(a, b, expected)
+        np.testing.assert_array_equal(c.view(np.uint16), expected.view(np.uint16))
+        assert np.isfinite(c[1].astype(np.float32)).all() and not np.isfinite(c[0].astype(np.float32)).all()
+
+
+def test_row_blocks_are_of_equal_size():
+    target = dataclasses.replace(named_target("avx512"), l2_bytes=1 << 20)
+    found = {m: choose_tiling(row_major(m, 512, 64), target).mc for m in (1, 12, 480, 481, 512, 1024)}
+    assert found == {1: 12, 12: 12, 480: 480, 481: 252, 512: 264, 1024: 348}
 
 
 def test_operands_are_packed_only_where_it_pays():

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from mpmd.compile.backends.native_cpu.direct import program_memory
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
@@ -57,6 +58,20 @@ def test_a_program_runs_without_jax(threads, pool):
         np.testing.assert_allclose(sums, expected[1], atol=2e-3)
     with pytest.raises(TypeError, match="program mlp takes 6 pointers, got 1"):
         instance([0])
+
+
+@pytest.mark.parametrize("size", [64, 5000, 1 << 20, (1 << 20) + 1, 5 << 20])
+def test_memory_of_programs_can_be_written_from_end_to_end(size):
+    """Small memory, memory of a huge page in part, and of several: each its own, and all of it."""
+    memory, other = program_memory(size), program_memory(size)
+    assert memory.shape == (size,) and memory.ctypes.data % 64 == 0
+    memory[:], other[:] = 1, 2
+    assert (memory == 1).all() and (other == 2).all()
+
+
+def test_more_memory_than_there_is_is_a_memory_error():
+    with pytest.raises(MemoryError, match="no memory for|allocate"):
+        program_memory(1 << 60)
 
 
 def test_stored_programs_load_again_and_damaged_ones_do_not():

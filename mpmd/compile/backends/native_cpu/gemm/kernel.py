@@ -309,7 +309,7 @@ class _Driver:
         b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(start, row, panel)]
+        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(row, panel)]
         factors.append(f.index(operands.steps(block.depth)))
 
         c = self._place_of_result(block, row, panel)

@@ -25,6 +25,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 _UNROLL = {"rows": 4, "steps": 1}
 _AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
 _STEPS_AHEAD = 24  # of a step whose rows of A are fetched into L1: longer than the last cache takes
+_STEPS_PER_LINE = 2  # at most, of what comes next
 _STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
 
@@ -145,7 +146,9 @@ class _Tile:
         """`count` steps along K: A's and B's addresses, the fetch and the accumulators after them."""
         f, k, at_b = self.f, self.kernel, self.bases
         pointers, b, rest = state[:at_b], state[at_b], state[at_b + 1 :]
-        fetch, accumulators = self.fetching.line(rest[: Fetching.STATE]), rest[Fetching.STATE :]
+        fetch, accumulators = rest[: Fetching.STATE], rest[Fetching.STATE :]
+        for _ in range(0, count, _STEPS_PER_LINE):
+            fetch = self.fetching.line(fetch)
         b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
         for step in range(count):
             b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]

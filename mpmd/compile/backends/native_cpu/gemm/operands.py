@@ -90,16 +90,18 @@ class Operands:
         self.step_bytes = 8 if tiling.step == "f64" else 4
         self._place_a, self._place_b = (f.offset(f.arguments["workspace"], place) for place in places)
         self._next_a, self._next_b = Fetch(f), Fetch(f)
+        strip_bytes = tiling.kc * tiling.width * (2 if tiling.step == "bf16x2" else BYTES[tiling.step])
+        self._copies_leave = tiling.panels * strip_bytes > f.target.l2_bytes // 2
 
     def steps(self, depth: Index) -> Index:
         """Steps of K that so many elements take."""
         f = self.f
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
-    def fetch(self, start: Index, row: Index, panel: Index) -> Value:
-        """What a tile of a row block fetches: in turns, and what is left when the other is done."""
+    def fetch(self, row: Index, panel: Index) -> Value:
+        """What a tile fetches: in turns, and what is left when the other is done."""
         f = self.f
-        number = f.irem(f.iadd(f.idiv(f.isub(row, start), self.tiling.rows), panel), _FETCHES)
+        number = f.irem(f.iadd(f.idiv(row, self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
         for_a = f.or_(for_a, self._next_b.is_done())
         for_a = f.and_(for_a, f.not_(f.or_(self._less(panel, self._late), self._next_a.is_done())))
@@ -120,7 +122,7 @@ class Operands:
         t = self.tiling
         steps = t.kc // 2 if t.step == "bf16x2" else t.kc
         lines = t.mc * steps * self.step_bytes // 64 * 5 // 4  # some lie in part outside of the rows
-        by_tile = steps // 4 + 48 if t.pack_a else steps
+        by_tile = steps if self.gemm.a.column_stride == 1 and not t.pack_a else steps // 2 + 36
         return 1 + -(-lines * _FETCHES // (by_tile * (t.mc // t.rows)))
 
     def tile(self, block: Block, start: Index, row: Index) -> tuple[str, Value, int]:
@@ -186,7 +188,8 @@ class Operands:
     def begin_strip(self, block: Block, start: Index, end: Index, panel: Index, *, packed: bool) -> None:
         """What comes before the tiles of a strip: its copy, and the fetch of the strip after it.
 
-        The first row block makes the copies, and fetches what they are made of; the others fetch the copies.
+        The first row block makes the copies, and fetches what they are made of; the others fetch the copies
+        where these are more than stay in L2.
         """
         f = self.f
         if packed:
@@ -200,13 +203,17 @@ class Operands:
         )
         self._next_b.nothing(block.b)
         with f.when(f.or_(here, other.exists)):
-            if self.tiling.pack_b:
+            if self.tiling.pack_b and self._copies_leave:
                 copied = f.or_(self._less(block.rows[0], start), f.not_(inside))
                 copied = f.and_(here, copied)
                 with f.when(copied):
                     size = f.imul(self.steps(block.depth), self.tiling.width * self.step_bytes)
                     self._next_b.runs(self._packed_strip(block, after), 1, size, size)
                 with f.when(f.not_(copied)):
+                    self._fetch_strip(block, here, after, other)
+            elif packed:
+                first = f.and_(inside, f.not_(self._less(block.rows[0], start)))
+                with f.when(f.or_(first, f.not_(here))):
                     self._fetch_strip(block, here, after, other)
             else:
                 self._fetch_strip(block, here, after, other)
