@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -88,6 +89,10 @@ class Jitted:
             return self._fn(*args, **kwargs)
         arguments = flatten(self._rules, args, kwargs)
         return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method, where a class has it: the object is then the first argument, and usually a static one."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The function traced for arguments like these (arrays or `jax.ShapeDtypeStruct`s)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import reprlib
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -145,7 +146,7 @@ def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any])
             hash(value)
         except TypeError:
             raise SignatureError(
-                f"static argument {where!r} is {value!r}, which has no hash\n"
+                f"static argument {where!r} is {reprlib.repr(value)}, which has no hash\n"
                 "  a program is compiled for each value of a static argument: pass a tuple instead of a "
                 "list, or do not declare it static"
             ) from None

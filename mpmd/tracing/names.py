@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from mpmd.errors import ConfigError
+from mpmd.tracing.linen import is_initializing, mutable_states, returning_changes, write_changes
 
 MICROBATCHES = "microbatches"
 """The kind of a name that marks how a batch is cut; the name itself is the batch dim."""
@@ -56,7 +57,8 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
 
     It may be a submodule of a flax module, a method of one, or close over some.  While linen initialises
-    them, it is called as it is, because parameters must not be made inside of a nested jit.
+    them, it is called as it is, because parameters must not be made inside of a nested jit.  What linen
+    modules change, such as statistics of batches, are results of the computation too.
 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
 
@@ -76,7 +78,14 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _note(chosen)
-        return (fn if _is_initializing(fn) else carried)(*args, **kwargs)
+        if is_initializing(fn):
+            return fn(*args, **kwargs)
+        states = mutable_states(fn)
+        if not states:
+            return carried(*args, **kwargs)
+        made, changed = carrier(returning_changes(fn, states), "comp", chosen)(*args, **kwargs)
+        write_changes(states, changed)
+        return made
 
     return functools.wraps(fn)(call)
 
@@ -103,26 +112,6 @@ def _note(name: str) -> None:
     names = _called.get(None)
     if names is not None:
         names.add(name)
-
-
-def _is_initializing(fn: Callable[..., Any]) -> bool:
-    """Whether a linen module inside another is making its parameters: `fn`, or what `fn` is made of."""
-    return any(_makes_parameters(held) for held in _held_by(fn))
-
-
-def _held_by(fn: Any) -> Iterator[Any]:
-    """A function, the object whose method it is, and what it closes over."""
-    yield getattr(fn, "__self__", fn)
-    if isinstance(fn, functools.partial):
-        yield from (*_held_by(fn.func), *fn.args, *fn.keywords.values())
-    for cell in getattr(fn, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a cell that is still empty
-            yield cell.cell_contents
-
-
-def _makes_parameters(module: Any) -> bool:
-    ask = getattr(module, "is_initializing", None)
-    return callable(ask) and getattr(module, "scope", None) is not None and bool(ask())
 
 
 def named_tensor(x: Any, name: str) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import mpmd
 from mpmd.errors import FragmentError, SignatureError
@@ -249,3 +252,74 @@ def test_the_switch_of_jax_that_turns_jit_off():
     with jax.disable_jit():
         _, loss = pipelined(step)(PARAMS, X, Y)
     assert seen == [float(loss)]
+
+
+class Normed(nn.Module):
+    """A stage that changes two collections: statistics, and what it sows."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Dense(self.features)(x))
+        self.sow("intermediates", "mean", x.mean())
+        return jnp.tanh(x)
+
+
+class Net(nn.Module):
+    """Two such stages, with names or without."""
+
+    named: bool = True
+
+    def setup(self):
+        self.first, self.second = Normed(6), Normed(2)
+
+    def __call__(self, x):
+        for stage, name in ((self.first, "lower"), (self.second, "upper")):
+            x = (mpmd.named_computation(stage, name=name) if self.named else stage)(x)
+        return x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_linen_modules_that_change_state_in_a_stage(backend):
+    variables = Net().init(jax.random.key(0), X)
+
+    def step(named, params, stats, x, y):
+        def loss_fn(params, x, y):
+            net = Net(named)
+            out, changed = net.apply(
+                {"params": params, "batch_stats": stats}, x, mutable=["batch_stats", "intermediates"]
+            )
+            return jnp.mean((out - y) ** 2), changed
+
+        (loss, changed), grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES, has_aux=True)(params, x, y)
+        return sgd(params, grads), changed, loss
+
+    given = variables["params"], variables["batch_stats"], X, Y
+    want = jax.jit(functools.partial(step, False))(*given)
+    assert set(want[1]["intermediates"]) == {"first", "second"}
+    for got in (
+        pipelined(functools.partial(step, True), backend)(*given),
+        jax.jit(functools.partial(step, True))(*given),
+    ):
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        assert relative_difference(got, want) <= 1e-5
+
+
+def test_a_step_that_is_a_method():
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+
+    class Trainer:
+        """Holds what is no array."""
+
+        rate = 0.5
+
+        @mpmd.jit(mpmd.make_config(topology, ASSIGNMENT), static_argnums=0)
+        def step(self, params, x, y):
+            """One step of SGD."""
+            loss, grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES)(params, x, y)
+            return sgd(params, grads, self.rate), loss
+
+    trainer = Trainer()
+    loss, grads = jax.value_and_grad(loss_fn)(PARAMS, X, Y)
+    assert relative_difference(trainer.step(PARAMS, X, Y), (sgd(PARAMS, grads, 0.5), loss)) <= 1e-5
