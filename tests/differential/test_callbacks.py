@@ -14,6 +14,8 @@ from mpmd.errors import FragmentError
 from tests.support.comparing import relative_difference
 from tests.support.models import chain, dense_params, regression_batch
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 
 def on_host(function):
     """`function` of NumPy arrays as a part of a stage; its gradient is that of the identity."""

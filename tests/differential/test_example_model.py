@@ -26,6 +26,8 @@ from tests.support.comparing import (
     training_step,
 )
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 
 def configuration(stages, **changes):
     small = {

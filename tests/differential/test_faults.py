@@ -10,6 +10,8 @@ import mpmd
 from benchmarks import soak
 from mpmd.errors import FragmentError
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 
 def test_each_fault_ends_in_one_right_error_and_a_working_next_step():
     found = soak.inject(12)

@@ -12,6 +12,8 @@ from mpmd.errors import FragmentError
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 SIZES = {
     "one and two": ({"m0": 1, "m1": 2}, None),
     "two and four": ({"m0": {"m0_data": 2}, "m1": {"m1_data": 4}}, (P("m0_data"), P("m1_data"))),

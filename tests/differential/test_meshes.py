@@ -17,6 +17,8 @@ from tests.support.comparing import (
 )
 from tests.support.models import MODELS, D, chain, normal, regression_batch
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 STAGES = 2
 HIDDEN = {"up": P(None, "model"), "bias": P("model"), "down": P("model", None)}
 

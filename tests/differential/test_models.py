@@ -21,6 +21,8 @@ from tests.support.comparing import (
 from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 ALL = MODELS | FLAX_MODELS
 THREE_STAGES = {"mlp", "skip", "shapes_change", "stacked"}
 SLOW = {"tied", "custom_gradient", "scanned_layers"}  # the fast tests have others like them

@@ -22,6 +22,8 @@ from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
 from tests.support.sharded_models import SHARDED_MODELS, STAGES
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 ALL = MODELS | FLAX_MODELS
 QUICK = ("uneven", "mixture", "scanned_layers", "half_precision")
 

@@ -12,6 +12,8 @@ from jax import lax
 
 from tests.support import native_fragments
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 RNG = np.random.default_rng(7)
 ROWS = RNG.standard_normal((6, 37)).astype(np.float32)
 LONG = RNG.standard_normal(10_007).astype(np.float32)

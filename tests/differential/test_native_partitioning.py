@@ -14,6 +14,8 @@ from mpmd.errors import CompileError
 from tests.property.test_partitioning import FUNCTIONS
 from tests.support.native_meshes import mesh_of, value_spec
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 MESHES = ({"x": 2}, {"x": 2, "y": 2}, {"x": 8}, {"x": 4, "y": 2})
 QUICK = (
     "embedding",

@@ -22,6 +22,8 @@ from mpmd.scheduling.task import Phase
 from tests.support.comparing import messages, pipelined, programs_per_mesh, relative_difference
 from tests.support.models import D, dense, dense_params, mlp, named, normal, square
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 X = jnp.ones((8, 4))
 
 

@@ -12,6 +12,8 @@ from mpmd.runtime.instructions import Run
 from tests.support.comparing import messages, messages_by_route, pipelined, relative_difference
 from tests.support.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 STAGES = 3
 PARAMS, LOSS, BATCH = mlp(STAGES)
 

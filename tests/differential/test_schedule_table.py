@@ -20,6 +20,8 @@ from tests.support.comparing import (
 )
 from tests.support.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 STAGES = (2, 3, 4)
 MICROBATCHES = (1, 2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")

@@ -14,6 +14,8 @@ from mpmd.scheduling.search import Problem, search
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 FOLDED = ("zb_v", "v_half", "v_min", "dualpipe_v")
 LOOPED = ("interleaved_1f1b", "looped_bfs", "circular", "interleaved_zb")
 TRAINING = [name for name in SCHEDULES if SCHEDULES[name].has_backward]

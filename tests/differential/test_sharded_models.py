@@ -21,6 +21,8 @@ from tests.support.comparing import (
 from tests.support.models import D, chain, normal, regression_batch
 from tests.support.sharded_models import SHARDED_MODELS, STAGES
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 MESHES = {
     "one device": {"data": 1, "model": 1},
     "two for data": {"data": 2},

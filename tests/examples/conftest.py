@@ -22,7 +22,7 @@ def compile_each_program_once(compiled_before):
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    before = {name: jax.config.read(name) for name in wanted}
+    before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():
         jax.config.update(name, value)
     yield

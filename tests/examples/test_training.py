@@ -15,6 +15,8 @@ from examples.pipelined_transformer.main import Run, train
 from examples.pipelined_transformer.train_step import make_state
 from mpmd.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 
 @pytest.fixture(scope="module")
 def ctrl_c_after():

@@ -12,6 +12,8 @@ from jax import lax
 
 from tests.support.meshes import evaluated, part, partitioned
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 MESHES = ({"x": 2}, {"x": 4}, {"x": 2, "y": 2}, {"x": 4, "y": 2})
 
 

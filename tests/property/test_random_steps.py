@@ -8,6 +8,8 @@ import pytest
 from tests.support.comparing import copied, relative_difference
 from tests.support.random_steps import draw
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 ALL = range(240)
 FAST = {*range(25), 158}  # 158 comes to a mesh more often on its backward way than on its forward way
 

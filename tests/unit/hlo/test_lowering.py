@@ -16,6 +16,8 @@ from mpmd.compile.lowering.dense import parse_dense
 from mpmd.compile.lowering.reader import read_program, shape_of
 from mpmd.errors import CompileError
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 KEY = jax.random.key(1)
 

@@ -29,6 +29,8 @@ from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, mesh_of
 from tests.unit.native_cpu.test_collectives import call_on, values
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 TOGETHER = CompileOptions(disable_passes=("hlo-async-collective-creator",))
 EAGER = CompileOptions(pass_options=("hlo-latency-hiding-schedule{latency=1 keep-peak=false}",))
 

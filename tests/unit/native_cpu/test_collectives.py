@@ -24,6 +24,8 @@ from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, mesh_of
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 BOTH, ALONE = P("x", "y"), P("x", None)
 COLLECTIVES = {
     "sum": (lambda a: lax.psum(a, "x"), BOTH, P(None, "y")),

@@ -11,6 +11,8 @@ from mpmd.compile.lowering import lower
 from mpmd.compile.thunks.thunk import CopyThunk
 from tests.support.native_fragments import check_memory, compiled, fragment_of, run
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 RNG = np.random.default_rng(0)
 
 
