@@ -17,8 +17,9 @@ products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose copy
 One core reads more slowly than it copies past the caches, so a kernel whose results are under a hundredth of
 its traffic is also compared with a loop that only reads as many bytes.
 
-Fused kernels are measured in two sizes: `model`, the shapes of GPT-2-small, where caches hold a part of the
-arrays, of the copy's too; and `memory`, four times the last cache, as STREAM asks.
+Fused kernels are measured in two sizes: `memory`, four times the last cache, where STREAM measures what a
+machine copies; and `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's
+too.  The summary says of either size how near the kernels come to the copy in it.
 
     python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
                                       [--sizes=model,memory] [--kernels=transpose,gather]
@@ -36,18 +37,20 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.fused_kernels import FUSED, jax_functions
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, measured_device, read_bandwidth
 from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.workload import plan_workload
-from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan import KernelPlan, Load
 
@@ -209,189 +212,6 @@ def print_product(row: dict) -> None:
 
 # -- fused kernels -------------------------------------------------------------------------------------------
 
-
-def layer_norm(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("layer_norm", (rows, width), row_dims=1)
-    op, inverse = b.apply, b.constant(1 / width, "f32")
-    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
-    gain, shift = (b.convert(b.load_dense(b.operand(n, dtype, width), (1,)), "f32") for n in "gb")
-    centred = op("subtract", x, op("multiply", b.reduce_row("add", x), inverse))
-    variance = op("multiply", b.reduce_row("add", op("multiply", centred, centred)), inverse)
-    scale = op("rsqrt", op("add", variance, b.constant(1e-5, "f32")))
-    y = op("add", op("multiply", op("multiply", centred, scale), gain), shift)
-    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
-    return b.finish()
-
-
-def softmax(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("softmax", (rows, width), row_dims=1)
-    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
-    e = b.apply("exponential", b.apply("subtract", x, b.reduce_row("maximum", x)))
-    y = b.apply("divide", e, b.reduce_row("add", e))
-    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
-    return b.finish()
-
-
-def gelu(size: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("gelu", (size,))
-    op = b.apply
-
-    def number(value: float) -> int:
-        return b.constant(value, "f32")
-
-    x = b.convert(b.load_dense(b.operand("x", dtype, size)), "f32")
-    cubic = op("add", op("multiply", op("multiply", x, x), number(0.044715)), number(1.0))
-    inner = op("multiply", op("multiply", x, number(math.sqrt(2 / math.pi))), cubic)
-    y = op("multiply", op("multiply", x, number(0.5)), op("add", op("tanh", inner), number(1.0)))
-    b.store_dense(b.operand("y", dtype, size), b.convert(y, dtype))
-    return b.finish()
-
-
-def adam(size: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("adam", (size,))
-    op = b.apply
-
-    def number(value: float) -> int:
-        return b.constant(value, "f32")
-
-    p, g = b.operand("p", dtype, size), b.operand("g", dtype, size)
-    mu, nu = b.operand("mu", "f32", size), b.operand("nu", "f32", size)
-    gradient = b.convert(b.load_dense(g), "f32")
-    first = op("add", op("multiply", b.load_dense(mu), number(0.9)), op("multiply", gradient, number(0.1)))
-    square = op("multiply", gradient, gradient)
-    second = op("add", op("multiply", b.load_dense(nu), number(0.999)), op("multiply", square, number(0.001)))
-    root = op("sqrt", op("multiply", second, number(1 / (1 - 0.999**10))))
-    update = op("divide", op("multiply", first, number(1 / (1 - 0.9**10))), op("add", root, number(1e-8)))
-    moved = op("subtract", b.convert(b.load_dense(p), "f32"), op("multiply", update, number(1e-3)))
-    b.store_dense(mu, first)
-    b.store_dense(nu, second)
-    b.store_dense(p, b.convert(moved, dtype))
-    return b.finish()
-
-
-def column_sums(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("column_sums", (rows, width), row_dims=1)
-    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
-    b.store_dense(b.operand("y", dtype, width), b.convert(b.reduce_column("add", x), dtype), (1,))
-    return b.finish()
-
-
-def square_sum(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("square_sum", (rows, width), row_dims=1)
-    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
-    total = b.reduce_column("add", b.reduce_row("add", b.apply("multiply", x, x)))
-    b.store(b.operand("y", "f32", 1), constant(0), total)
-    return b.finish()
-
-
-def transpose(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("transpose", (width, rows))
-    x = b.load(b.operand("x", dtype, rows * width), dim(1) * width + dim(0))
-    b.store_dense(b.operand("y", dtype, rows * width), x)
-    return b.finish()
-
-
-def residual(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("residual", (rows, width))
-    x, y = (b.load_dense(b.operand(name, dtype, rows * width)) for name in "xy")
-    b.store_dense(b.operand("z", dtype, rows * width), b.apply("add", x, y))
-    return b.finish()
-
-
-def norm_gradient(rows: int, width: int, dtype: str) -> KernelPlan:
-    """The gradient of a normalised x, given it, its gradient and each row's inverse deviation."""
-    b = PlanBuilder("norm_gradient", (rows, width), row_dims=1)
-    op, inverse = b.apply, b.constant(1 / width, "f32")
-    x, g = (b.convert(b.load_dense(b.operand(n, dtype, rows * width)), "f32") for n in "xg")
-    scale = b.load(b.operand("s", "f32", rows), dim(0))
-    mean = op("multiply", b.reduce_row("add", g), inverse)
-    along = op("multiply", b.reduce_row("add", op("multiply", g, x)), inverse)
-    y = op("multiply", op("subtract", op("subtract", g, mean), op("multiply", x, along)), scale)
-    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
-    return b.finish()
-
-
-def log_sums(rows: int, width: int, dtype: str) -> KernelPlan:
-    """The first half of a cross entropy: log(sum(exp(x))) of every row."""
-    b = PlanBuilder("log_sums", (rows, width), row_dims=1)
-    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
-    most = b.reduce_row("maximum", x)
-    total = b.reduce_row("add", b.apply("exponential", b.apply("subtract", x, most)))
-    b.store_dense(b.operand("y", "f32", rows), b.apply("add", b.apply("log", total), most), (0,))
-    return b.finish()
-
-
-def gather(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("gather", (rows, width))
-    place = b.load(b.operand("places", "s32", rows), dim(0))
-    x = b.load(b.operand("table", dtype, rows * width), value(place) * width + dim(1))
-    b.store_dense(b.operand("y", dtype, rows * width), x)
-    return b.finish()
-
-
-def scatter(rows: int, width: int, dtype: str) -> KernelPlan:
-    b = PlanBuilder("scatter", (rows, width))
-    place = b.load(b.operand("places", "s32", rows), dim(0))
-    x = b.load_dense(b.operand("x", dtype, rows * width))
-    b.store(b.operand("y", dtype, rows * width), value(place) * width + dim(1), x, combine="add")
-    return b.finish()
-
-
-def jax_functions() -> dict[str, Callable]:
-    """The same kernels as a user writes them."""
-    import jax
-    import jax.numpy as jnp
-
-    f32 = jnp.float32
-
-    def norm(x, g, b):
-        wide = x.astype(f32)
-        mean = wide.mean(-1, keepdims=True)
-        variance = ((wide - mean) ** 2).mean(-1, keepdims=True)
-        return ((wide - mean) * jax.lax.rsqrt(variance + 1e-5) * g.astype(f32) + b.astype(f32)).astype(
-            x.dtype
-        )
-
-    def step(p, g, mu, nu):
-        wide = g.astype(f32)
-        mu, nu = 0.9 * mu + 0.1 * wide, 0.999 * nu + 0.001 * wide * wide
-        update = mu / (1 - 0.9**10) / (jnp.sqrt(nu / (1 - 0.999**10)) + 1e-8)
-        return (p.astype(f32) - 1e-3 * update).astype(p.dtype), mu, nu
-
-    return {
-        "layer_norm": norm,
-        "softmax": lambda x: jax.nn.softmax(x.astype(f32), -1).astype(x.dtype),
-        "gelu": lambda x: jax.nn.gelu(x.astype(f32)).astype(x.dtype),
-        "adam": step,
-        "column_sums": lambda x: x.astype(f32).sum(0).astype(x.dtype),
-        "square_sum": lambda x: (x.astype(f32) ** 2).sum(),
-        "transpose": lambda x: x.T + 0,
-        "residual": lambda x, y: x + y,
-        "norm_gradient": lambda x, g, s: (
-            (g.astype(f32) - g.astype(f32).mean(-1, keepdims=True)
-             - x.astype(f32) * (g.astype(f32) * x.astype(f32)).mean(-1, keepdims=True)) * s[:, None]
-        ).astype(x.dtype),
-        "log_sums": lambda x: jax.nn.logsumexp(x.astype(f32), -1),
-        "gather": lambda places, table: table[places],
-        "scatter": lambda places, x: jnp.zeros_like(x).at[places].add(x),
-    }  # fmt: skip
-
-
-# The shapes of GPT-2-small's fragments; their rows (or elements) grow for arrays beyond every cache.
-FUSED = {
-    "layer_norm": (layer_norm, (1024, 768)),
-    "softmax": (softmax, (6144, 512)),
-    "gelu": (gelu, (1024 * 3072,)),
-    "adam": (adam, (768 * 3072,)),
-    "column_sums": (column_sums, (1024, 3072)),
-    "square_sum": (square_sum, (768, 4096)),
-    "transpose": (transpose, (1024, 768)),
-    "residual": (residual, (1024, 768)),
-    "norm_gradient": (norm_gradient, (1024, 768)),
-    "log_sums": (log_sums, (1024, 8192)),
-    "gather": (gather, (1024, 768)),
-    "scatter": (scatter, (1024, 768)),
-}
 BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
 MOST_WRITTEN = 0.01  # of its traffic by a kernel that only reads
 
@@ -432,6 +252,7 @@ class FusedCase:
         size: `model` or `memory`.
         runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many where ours
             only reads, and XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
+        traffic: bytes that it reads and writes.
         arithmetic: seconds that the vector instructions take.
     """
 
@@ -439,6 +260,7 @@ class FusedCase:
     dtype: str
     size: str
     runs: dict[str, Callable[[], object]]
+    traffic: int
     arithmetic: float
 
 
@@ -483,7 +305,7 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
         runs["xla"] = lambda: jax.block_until_ready(xla(*given))
         runs["start"] = lambda: jax.block_until_ready(nothing(*given))
     arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-    return FusedCase(name, dtype, size, runs, arithmetic)
+    return FusedCase(name, dtype, size, runs, traffic_of(plan), arithmetic)
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
@@ -493,7 +315,8 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
         "dtype": case.dtype,
         "size": case.size,
         "microseconds": round(best["own"] * 1e6, 1),
-        "copy_microseconds": round(best["copy"] * 1e6, 1),
+        "gigabytes_per_second": round(case.traffic / best["own"] / 1e9, 1),
+        "copy_gigabytes_per_second": round(case.traffic / best["copy"] / 1e9, 1),
         "arithmetic_microseconds": round(case.arithmetic * 1e6, 1),
         "memory_bound": best["copy"] >= case.arithmetic,
         "of_copy": round(best["copy"] / best["own"], 3),
@@ -507,6 +330,16 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
     return row
 
 
+def fused_summary(rows: list[dict]) -> dict:
+    """How near the kernels of one size come to its copy, and those that only read to its reading."""
+    bound = [r for r in rows if r["memory_bound"]]
+    return {
+        "copy_gigabytes_per_second": max((r["copy_gigabytes_per_second"] for r in rows), default=0.0),
+        "of_copy_worst": min([r["of_copy"] for r in bound if "of_read" not in r], default=0.0),
+        "of_read_worst": min([r["of_read"] for r in bound if "of_read" in r], default=0.0),
+    }
+
+
 def print_fused(row: dict) -> None:
     """One line for a fused kernel."""
     limit = "memory" if row["memory_bound"] else "arithmetic"
@@ -514,6 +347,7 @@ def print_fused(row: dict) -> None:
     read = f", {row['of_read']:.0%} of a read" if "of_read" in row else ""
     print(
         f"{row['kernel']:13s} {row['dtype']:5s} {row['size']:6s} own {row['microseconds']:7.0f} us "
+        f"{row['gigabytes_per_second']:5.1f} GB/s "
         f"({row['of_copy']:.0%} of copy{read}, {row['of_roofline']:.0%} of roofline: {limit}){against}",
         flush=True,
     )
@@ -536,19 +370,17 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     names = options.kernels.split(",") if options.kernels else list(FUSED)
-    dtypes, wanted = options.dtypes.split(","), options.only.split(",")
+    dtypes, wanted, sizes = (text.split(",") for text in (options.dtypes, options.only, options.sizes))
     load_before = os.getloadavg()[0]
     gemms = products(dtypes, options.rounds) if "gemm" in wanted else []
-    kernels = fused(names, dtypes, options.sizes.split(","), options.rounds) if "fused" in wanted else []
+    kernels = fused(names, dtypes, sizes, options.rounds) if "fused" in wanted else []
     compared = [r for r in gemms + kernels if "ratio" in r]
     summary = {
         "cpu": host_target().cpu,
         "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
         "gemm": gemms,
         "fused": kernels,
-        "fused_of_copy_worst_memory_bound": min(
-            [r["of_copy"] for r in kernels if r["memory_bound"]], default=0.0
-        ),
+        "fused_by_size": {size: fused_summary([r for r in kernels if r["size"] == size]) for size in sizes},
         "fused_of_roofline_worst": min([r["of_roofline"] for r in kernels], default=0.0),
         "worst_ratio": min([r["ratio"] for r in compared], default=0.0),
     }

@@ -19,12 +19,12 @@ from typing import Any
 import llvmlite.binding as binding
 import numpy as np
 
+from benchmarks.fused_kernels import gelu
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.handler import Buffer, Handler, Launch
 from benchmarks.gpu.kernels import TRIPLE, to_cubin
 from benchmarks.gpu.table import real_table
-from benchmarks.kernel_speed import gelu
 from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fused_kernels import softmax
 from benchmarks.gpu import handler_launch
 from benchmarks.gpu.driver import GpuError
 from benchmarks.gpu.experiment import Experiment
 from benchmarks.gpu.kernels import find_ptxas, scale_add, to_cubin, to_ptx
 from benchmarks.gpu.plan_kernels import gated_residual, make_plan, print_plan
-from benchmarks.kernel_speed import softmax
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.errors import CompileError
 

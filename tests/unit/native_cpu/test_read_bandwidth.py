@@ -5,7 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from benchmarks.kernel_speed import FUSED, FusedCase, fused_row, only_reads
+from benchmarks.fused_kernels import FUSED
+from benchmarks.kernel_speed import FusedCase, fused_row, only_reads
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -18,7 +19,7 @@ TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("elements", [0, 255, 256, 511, 1024, 5000])
 def test_every_float_is_read_once(target, elements):
-    """Powers of two in one place each would show what is read twice, or not at all."""
+    """The sum of whole rounds is that of all floats, and what lies behind them is left alone."""
     module = Module(target)
     out = aligned_empty((emit_read(module, elements),), np.float32)
     code = compile_module(module, ["read"])
@@ -39,7 +40,7 @@ def test_which_kernels_only_read():
 
 
 def test_share_of_a_read_stands_only_where_there_is_one():
-    case = FusedCase("column_sums", "f32", "memory", {}, 0.0)
+    case = FusedCase("column_sums", "f32", "memory", {}, 1 << 20, 0.0)
     best = {"copy": 2.0, "own": 4.0}
     assert "of_read" not in fused_row(case, best)
     row = fused_row(case, {**best, "read": 3.0})
