@@ -10,7 +10,8 @@ for columns by nc:
         pack B[kc, strip], if these are the first rows
         for each tile of A: micro-kernel
 
-While they multiply, micro-kernels fetch the strip of B and the rows of A that come next (`fetch.py`).
+While they multiply, micro-kernels fetch the strip of B and the rows of A that come next (`fetch.py`), be it
+in the next chunk, group of columns or product of a batch.
 
 An operand is packed only if its elements do not lie as micro-kernels read them, or if it is read so often
 that a copy in order pays.  Where A is packed, nc is as large as the last cache level allows, so that A is
