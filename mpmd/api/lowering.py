@@ -210,7 +210,7 @@ def _partition(
     pipeline.check_options(options)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
-    _prepare(module, config, arguments, out_tree)
+    _prepare(module, config, arguments, argument_paths, out_tree)
     phases = _Phases(module, options, observer)
     if observer is not None:
         observer.begins(module)
@@ -337,17 +337,20 @@ def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = Fa
 
 def _for_arguments(prefix: Any) -> Any:
     """A prefix of the arguments as one of `(positional, keywords)`."""
-    return (
-        None if prefix is None else (tuple(prefix) if isinstance(prefix, (tuple, list)) else (prefix,), None)
-    )
+    if prefix is None or isinstance(prefix, (str, jax.sharding.PartitionSpec, jax.sharding.Sharding)):
+        return prefix  # for all of them
+    return (tuple(prefix) if isinstance(prefix, (tuple, list)) else (prefix,), None)
 
 
-def _prepare(module: ir.Module, config: Config, arguments: Arguments, out_tree: Any) -> None:
+def _prepare(
+    module: ir.Module, config: Config, arguments: Arguments, argument_paths: list[str], out_tree: Any
+) -> None:
     inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)
-        mark_shardings(module, inputs, results, config.topology.axes)
+        paths = argument_paths, _result_paths(out_tree)
+        mark_shardings(module, inputs, results, config.topology.axes, paths)
         forget_cuts(module)
 
 

@@ -32,7 +32,11 @@ def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
 
 
 def mark_shardings(
-    module: ir.Module, inputs: Sequence[Any], results: Sequence[Any], axes: dict[str, int]
+    module: ir.Module,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    axes: dict[str, int],
+    paths: tuple[Sequence[str], Sequence[str]],
 ) -> None:
     """Writes the user's shardings on the arguments and results of `@main`.
 
@@ -41,6 +45,7 @@ def mark_shardings(
         inputs: for each flat argument a `PartitionSpec`, a `NamedSharding` or None.
         results: likewise for each flat result.
         axes: the axes of the meshes and their sizes.
+        paths: what the user calls each argument, and each result.
 
     Raises:
         ConfigError: a spec names an axis that no mesh has, or splits a dim unevenly.
@@ -50,18 +55,18 @@ def mark_shardings(
     main = ir.symbol_table(module)["main"]
     mesh = _mesh_of(module, axes)
     problems: list[str] = []
-    for what, specs, values, row in (
-        ("argument", inputs, main.args, "arg_attrs"),
-        ("result", results, main.returned, "res_attrs"),
+    for names, specs, values, row in (
+        ([f"argument {path}" for path in paths[0]], inputs, main.args, "arg_attrs"),
+        (paths[1], results, main.returned, "res_attrs"),
     ):
         dicts = ir.attribute_dicts(main, row, len(values))
         for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
             unread = _unread(spec)
-            problems += [f"{what} {i}: {unread}"] if unread else []
+            problems += [f"{names[i]}: {unread}"] if unread else []
             if spec is not None and not unread:
                 dims = axes_of_dims(spec, len(value.type.shape))
                 found = _spec_problems(spec, dims, value.type.shape, axes)
-                problems += [f"{what} {i}: {problem}" for problem in found]
+                problems += [f"{names[i]}: {problem}" for problem in found]
                 if not found:
                     dicts[i]["sdy.sharding"] = _attribute(mesh, dims)
         ir.put_attribute_dicts(main, row, dicts)
@@ -183,12 +188,26 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     try:
         flat, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
         subtrees = structure.flatten_up_to(full)
-    except (ValueError, TypeError) as e:
-        raise ConfigError(f"{what} is no pytree prefix of what it is for: {e}") from None
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(
+            f"{what} is no pytree prefix of what it is for\n  got {_tree_text(structure, what)}\n"
+            f"  for {_tree_text(tree, what)}\n"
+            "  a prefix has as many entries as that, or one for all that is below"
+        ) from None
     for leaf, subtree in zip(flat, subtrees):
         for number in jax.tree.leaves(subtree):
             found[number] = leaf
     return found
+
+
+def _tree_text(tree: Any, what: str) -> str:
+    """A pytree as text; one of `(positional, keywords)` without the latter, if there are none."""
+    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+    for no_keywords in (", {})", ", *)"):
+        if what.startswith("in") and text.endswith(no_keywords):
+            text = text[1:].removesuffix(no_keywords)
+            break
+    return text if len(text) <= 300 else f"{text[:300]} [...]"
 
 
 def check_names(module: ir.Module, config: Config, called: Collection[str] = ()) -> None:

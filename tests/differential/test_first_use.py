@@ -12,7 +12,8 @@ import pytest
 from flax import linen as nn
 
 import mpmd
-from mpmd.errors import FragmentError, SignatureError
+from mpmd.errors import ConfigError, FragmentError, SignatureError
+from mpmd.runtime.instructions import Fetch
 from tests.support.comparing import relative_difference
 
 MICROBATCHES = 2
@@ -323,3 +324,44 @@ def test_a_step_that_is_a_method():
     trainer = Trainer()
     loss, grads = jax.value_and_grad(loss_fn)(PARAMS, X, Y)
     assert relative_difference(trainer.step(PARAMS, X, Y), (sgd(PARAMS, grads, 0.5), loss)) <= 1e-5
+
+
+@pytest.mark.parametrize("constraint", [(0, 3), (3, 0), (5, 4)])
+def test_an_argument_and_a_result_of_different_shapes_that_must_share_a_mesh(constraint):
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    config = mpmd.make_config(topology, ASSIGNMENT, constraints=(constraint,))
+    step = mpmd.jit(training_step, config)
+    meshes = {
+        stream.mesh
+        for stream in step.lower(PARAMS, X, Y).program.streams
+        for op in stream.instructions
+        if isinstance(op, Fetch) and op.output == constraint[1]
+    }
+    assert meshes == {"m0" if constraint[0] == 0 else "m1"}
+    assert relative_difference(step(PARAMS, X, Y), jax.jit(training_step)(PARAMS, X, Y)) <= 1e-5
+
+
+def test_one_place_for_all_arguments():
+    """As under `jax.jit`, a prefix may be one entry for everything."""
+    texts = []
+    for meshes, shardings in (("m1", jax.P("data")), (("m1",) * 3, (jax.P("data"),) * 3), (None, None)):
+        config = mpmd.make_config(
+            mpmd.make_topology({"m0": 2, "m1": 2}), ASSIGNMENT, input_meshes=meshes, in_shardings=shardings
+        )
+        texts.append(mpmd.jit(training_step, config).lower(PARAMS, X, Y).as_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"in_shardings": (None, jax.P("data"))}, "got (*, *)\n  for ({'a': {'b': *, 'w': *}"),
+        ({"out_shardings": (None,)}, "got (*,)\n  for ({'a': {'b': *, 'w': *}"),
+        ({"in_shardings": jax.P("x")}, "argument params['a']['b']: P('x',) names an unknown axis 'x'"),
+        ({"out_shardings": (None, jax.P("data"))}, "result[1]: P('data',) is for 1 dims, but it has 0"),
+    ],
+)
+def test_shardings_that_do_not_fit_are_told_by_path(more, told):
+    with pytest.raises(ConfigError) as caught:
+        pipelined(training_step, each=2, **more).lower(PARAMS, X, Y)
+    assert told in str(caught.value)

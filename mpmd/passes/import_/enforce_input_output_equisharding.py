@@ -19,7 +19,8 @@ class EnforceInputOutputEquisharding(FunctionPass):
         -->  constraints=0:0
         main(a@m1): f = m2["f"] ..; t = transfer f to m1; return t
 
-    Requires: arguments and results are mesh tensors.  Ensures: each pair has one type.  Cost: linear.
+    Requires: arguments and results are mesh tensors.  Ensures: each pair is on one mesh, and has one
+    type if it has one shape.  Cost: linear.
     Source: openxla/shardy MPMD, `enforce_equisharding`.
     """
 
@@ -35,6 +36,8 @@ class EnforceInputOutputEquisharding(FunctionPass):
             if not fits(f, constraint):
                 continue
             wanted, value = args[constraint.input].type, returned[constraint.output]
+            if value.type.tensor != wanted.tensor:  # no next value of it: they share the mesh alone
+                wanted = ir.MeshTensor.get(wanted.mesh, value.type.tensor, memory_kind=wanted.memory_kind)
             if value.type != wanted:
                 returned[constraint.output] = ir.make_transfer(value, wanted, ir.at_end(f.body)).result
                 changed = True

@@ -185,7 +185,7 @@ def test_a_static_argument_without_a_hash():
 def test_sharding_over_an_unknown_axis():
     spec = jax.sharding.PartitionSpec("model")
     chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, in_shardings=(spec,))
-    with pytest.raises(ConfigError, match="argument 0: .* names an unknown axis 'model'"):
+    with pytest.raises(ConfigError, match="argument x: .* names an unknown axis 'model'"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 
@@ -193,21 +193,21 @@ def test_a_sharding_that_splits_unevenly():
     spec = jax.sharding.PartitionSpec(None, "data")
     wide = mpmd.make_topology({"m0": 3, "m1": 3})
     chosen = mpmd.make_config(wide, {"first": "m0", "second": "m1"}, in_shardings=(spec,))
-    with pytest.raises(ConfigError, match="argument 0: dim 1 of size 4 cannot be split into 3 equal parts"):
+    with pytest.raises(ConfigError, match="argument x: dim 1 of size 4 cannot be split into 3 equal parts"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 
 def test_a_sharding_of_more_dims_than_there_are():
     spec = jax.sharding.PartitionSpec(None, None, "data")
     chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, in_shardings=(spec,))
-    with pytest.raises(ConfigError, match="argument 0: .* is for 3 dims, but it has 2"):
+    with pytest.raises(ConfigError, match="argument x: .* is for 3 dims, but it has 2"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 
 def test_a_sharding_that_uses_an_axis_twice():
     spec = jax.sharding.PartitionSpec("data", "data")
     chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, in_shardings=(spec,))
-    with pytest.raises(ConfigError, match="argument 0: .* names axis 'data' twice"):
+    with pytest.raises(ConfigError, match="argument x: .* names axis 'data' twice"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 

@@ -86,8 +86,8 @@ def test_configurations(topology, assignment, more, message):
     [
         ({"input_meshes": 3}, "input_meshes names an unknown mesh 3"),
         ({"input_meshes": "m0#disk"}, "input_meshes names an unknown memory 'disk'"),
-        ({"in_shardings": "data"}, "argument 0: 'data' is no jax.sharding.PartitionSpec"),
-        ({"in_shardings": P(3)}, r"argument 0: P\(3,\) has 3 for a dim"),
+        ({"in_shardings": "data"}, "argument x: 'data' is no jax.sharding.PartitionSpec"),
+        ({"in_shardings": P(3)}, r"argument x: P\(3,\) has 3 for a dim"),
         (
             {"in_shardings": P(P.UNCONSTRAINED)},
             "has UNCONSTRAINED for a dim; name axes of the meshes, or None",
