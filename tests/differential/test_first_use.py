@@ -15,6 +15,8 @@ import mpmd
 from mpmd.errors import FragmentError, SignatureError
 from tests.support.comparing import relative_difference
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 MICROBATCHES = 2
 BACKENDS = ("native", "xla")
 ASSIGNMENT = {"lower": "m0", "upper": "m1"}
