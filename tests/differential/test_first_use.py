@@ -16,6 +16,8 @@ from mpmd.errors import ConfigError, FragmentError, SignatureError
 from mpmd.runtime.instructions import Fetch
 from tests.support.comparing import relative_difference
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 MICROBATCHES = 2
 BACKENDS = ("native", "xla")
 ASSIGNMENT = {"lower": "m0", "upper": "m1"}

@@ -14,6 +14,8 @@ from tests.differential.test_schedules import jitted, placement
 from tests.support.comparing import copied, sgd_momentum, training_step
 from tests.support.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "interleaved_1f1b")
 FAST = {("mlp", "interleaved_1f1b"), ("skip", "zb_h1")}
 CASES = [

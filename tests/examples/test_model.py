@@ -11,6 +11,8 @@ import pytest
 from examples.pipelined_transformer.model import GPT, init_params, loss_of, stage_function, stage_params
 from mpmd.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
 
 def params_of(config):
     return jax.jit(lambda: init_params(config, 0))()
