@@ -162,7 +162,11 @@ def test_rows_past_the_caches_are_asked_for_by_every_pass():
     thirds = requests(layer_norm(64, 768, "f32"), far(near))
     assert thirds == [second] * 2 * (2 + 2 + 3), "a third of each round's lines, in code that streams or not"
     assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2, "two rows' lines in one pass"
-    assert set(requests(layer_norm(64, 1280, "f32"), far(near))) == {first}, "a page ahead is the most"
+    longer = requests(layer_norm(64, 1280, "f32"), far(near))
+    assert longer == [second] * 2 * 4, "more than a page ahead in one pass only"
+    assert set(requests(layer_norm(64, 768, "bf16"), far(near))) == {first}, (
+        "two short rows, while it computes"
+    )
     assert set(requests(norm_gradient(64, 896, "f32"), far(near))) == {second}
     assert not requests(norm_gradient(64, 1024, "f32"), far(near)), "too far in two places"
 

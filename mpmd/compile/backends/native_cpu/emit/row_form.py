@@ -29,7 +29,7 @@ _WORK_DEAR = 16  # ... what is read beside dear functions comes late unless it i
 _FEWEST_OVERLAPPING = 8  # rows one after the other: one pass over the last is done in vain
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
-_STORED_VECTORS = 8  # that go past the caches one after the other, not held up by reads in between
+_STORED_VECTORS = 8  # of all rows one after the other, not held up by reads in between
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -184,7 +184,7 @@ class RowForm:
         fitting = vectors_at_once(self.plan, self.target, self.roots(item), sums)
         each = max(1, fitting // rows)
         if self.coming.is_even and item.stores and fitting == MOST_VECTORS:
-            return _STORED_VECTORS
+            return max(each, _STORED_VECTORS // rows)
         if each % 2 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item):
             return each + 1  # they are converted by twos
         return each
@@ -247,19 +247,19 @@ class RowForm:
 
     @cached_property
     def coming(self) -> ComingRows:
-        """What the passes ask for of the next rows; nothing where one pass is all, or a cache holds them."""
+        """What the passes ask for of the next rows; nothing if there is one pass, or a cache has all."""
         plan, walks = self.plan, self.walks
         if len(walks) < 2 or not plan.row_dims or self._bytes < self.target.l2_bytes:
             return ComingRows(plan)
         if self.overlaps:
             return ComingRows.along(plan, self._runs) if self._work > _WORK_DEAR else ComingRows(plan)
-        if self._bytes >= self.target.l3_bytes and self.at_once == 1 and not self.is_dear:
-            even = ComingRows.evenly(plan, self._runs, len(walks))
-            if even is not None:
-                return even
+        near = 2 * self.at_once * self.row_bytes <= self.target.l1_bytes
+        if self._bytes >= self.target.l3_bytes and not self.is_dear:
+            near = ComingRows.within_a_page(plan, self._runs, self.at_once)
+            if near and self.at_once == 1:
+                return ComingRows.evenly(plan, self._runs, len(walks))
         if walks[1].stores:  # memory is busy with results
             return ComingRows(plan)
-        near = 2 * self.at_once * self.row_bytes <= self.target.l1_bytes
         return ComingRows.between(plan, self._runs, near=near)
 
     @cached_property
