@@ -283,6 +283,8 @@ def test_how_many_rows_at_once():
     assert rows(columns((64, 512), "f32")[0]) == 4
     assert rows(columns((64, 512), "bf16")[0]) == 2
     assert rows(columns((64, 9000), "bf16")[0], 36_000) == 8, "sums that leave the first cache"
+    assert rows(columns((64, 6144), "f32")[0], 24_576) == 4
+    assert rows(columns((64, 9000), "f32")[0], 36_000) == 8
     assert rows(norm_gradients(64, 512, "f32")) == 2
     assert rows(norm_gradients(64, 9000, "f32"), 36_000) == 4
     assert rows(norm_gradients(64, 512, "f32", "element")) == 2

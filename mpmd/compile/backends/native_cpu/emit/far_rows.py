@@ -21,8 +21,8 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, store_level
 
 _MOST_STREAMS = 8  # that a core's prefetchers follow well
-_ROWS = 4
-_NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are, as long as these stay in L1
+_ROWS = 4  # as long as their sums fit into L1
+_NARROW_ROWS = 2  # of bf16, whose sums are twice as long as they are
 _FEWEST_ROWS = 2
 _MOST_OPERATIONS = 64  # of one vector of every row: arithmetic as long as this hides all loads of sums
 _LINE_BYTES = 64
@@ -50,7 +50,7 @@ def rows_at_once(plan: KernelPlan, target: CpuTarget, roots: Sequence[int], line
     if line_bytes <= target.l1_bytes // 2:
         rows = max(_FEWEST_ROWS, (_NARROW_ROWS if narrow else _ROWS) // streams)
     else:
-        rows = _MOST_STREAMS if narrow else _ROWS
+        rows = _MOST_STREAMS if narrow or line_bytes > target.l1_bytes else _ROWS
     operations = sum(isinstance(n, Apply) and n.op != "convert" for n in needed)
     rows = min(rows, _MOST_STREAMS // streams, _MOST_OPERATIONS // max(1, operations))
     return 1 << max(0, rows.bit_length() - 1)

@@ -113,8 +113,11 @@ class LineKernel:
     def vectors(self) -> int:
         """Vectors of each row, or pairs of them, that are computed together."""
         fitting = vectors_at_once(self.plan, self.target, self.roots)
-        most = _MOST_VECTORS_AHEAD if self.ahead else _MOST_VECTORS
-        return fitting if self.rows == 1 else 1 if self.rows > _MOST_ROWS else min(fitting, most)
+        if self.rows == 1:
+            return fitting
+        if self.ahead:
+            return min(fitting, _MOST_VECTORS_AHEAD)
+        return 1 if self.rows > _MOST_ROWS else min(fitting, _MOST_VECTORS)
 
     @cached_property
     def ahead(self) -> list[Load]:
