@@ -354,6 +354,12 @@ def test_one_place_for_all_arguments():
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_name_with_a_comma_is_refused():
+    topology = mpmd.make_topology({"m0": 1})
+    with pytest.raises(ConfigError, match="'a,b' is assigned to 'm0': a name has no commas"):
+        mpmd.make_config(topology, {"a,b": "m0"})
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
