@@ -123,6 +123,9 @@ def _placement(name: str, place: Place, topology: Topology, problems: list[str])
     if not isinstance(name, str) or not name:
         problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
         return None
+    if "," in name:
+        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which stand between names")
+        return None
     mesh, stage = (*place, None)[:2] if isinstance(place, (tuple, list)) and place else (place, None)
     if not isinstance(mesh, str) or (isinstance(place, (tuple, list)) and len(place) > 2):
         problems.append(
