@@ -300,7 +300,7 @@ def test_linen_modules_that_change_state_in_a_stage():
     want = jax.jit(functools.partial(step, False))(*given)
     assert set(want[1]["intermediates"]) == {"first", "second"}
     for got in (
-        pipelined(functools.partial(step, True), backend)(*given),
+        pipelined(functools.partial(step, True))(*given),
         jax.jit(functools.partial(step, True))(*given),
     ):
         assert jax.tree.structure(got) == jax.tree.structure(want)
