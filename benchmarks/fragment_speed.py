@@ -2,7 +2,7 @@
 
 `fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
 other in every round, and the best round of each counts: CPU time on one thread, wall time on several.  Rounds
-of fragments of some microseconds are short, and there are more of them.
+of fragments of some microseconds are short, and go on for a second.
 glibc is told to keep its heap, so that fresh pages are nobody's cost.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-SHORT, MORE_ROUNDS = 1e-4, 8  # seconds of a fragment whose rounds are too short for few of them
+SHORT, ENOUGH = 1e-4, 1.0  # seconds of a call of which few are undisturbed, and for how long it is repeated
 SIZES = {
     "gpt2": {"batch": 2, "tokens": 512, "width": 768, "heads": 12, "vocabulary": 8192},
     "small": {"batch": 4, "tokens": 64, "width": 128, "heads": 4, "vocabulary": 512},
@@ -156,9 +156,9 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
     jax.block_until_ready(jitted(*given))  # compiled once more, for the shortest call that JAX has
     clock = time.process_time if threads == 1 else time.perf_counter
     best = {"native": math.inf, "xla": math.inf}
-    for number in range(rounds * MORE_ROUNDS):
-        if number >= rounds and min(best.values()) > SHORT:
-            break
+    number, end = 0, time.perf_counter() + ENOUGH
+    while number < rounds or (min(best.values()) < SHORT and time.perf_counter() < end):
+        number += 1
         for name, run in (("native", native), ("xla", jitted)):
             repeat = max(1, min(100, int(0.02 / best[name])))
             begin = clock()
