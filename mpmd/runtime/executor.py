@@ -201,9 +201,10 @@ class Executor:
     def _check_arguments(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.program.inputs):
             raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
-        paths = {spec.index: spec.path for spec in self.program.inputs}
-        gone = [paths[k] for k in self._read if _is_deleted(inputs[k])]
-        if gone:
+        deleted = [k for k in self._read if _is_deleted(inputs[k])]
+        if deleted:
+            paths = {spec.index: spec.path for spec in self.program.inputs}
+            gone = [paths[k] for k in deleted]
             more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
             raise SignatureError(
                 f"deleted before the step: {', '.join(gone[:3])}{more}\n"
@@ -212,6 +213,7 @@ class Executor:
             )
         if not self.program.donated_inputs or len({*map(id, inputs)}) == len(inputs):
             return
+        paths = {spec.index: spec.path for spec in self.program.inputs}
         for k in self.program.donated_inputs:
             twins = [j for j, other in enumerate(inputs) if other is inputs[k] and j != k]
             if twins and hasattr(inputs[k], "is_deleted"):
