@@ -14,6 +14,7 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials, final_inputs, finish_columns
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
@@ -32,28 +33,23 @@ _ROWS_AHEAD = 4
 
 
 @dataclass(frozen=True)
-class ColumnKernel:
+class ColumnKernel(PlanKernel):
     """A kernel over a plan of kind `column` whose reductions are all of elements.
 
     A unit is a strip of the last dim, of one index of the other row dims and of the batch dims, for one
     group of outer indices.  With one group the sums are final and no second kernel is needed.
+
+    Attributes:
+        partials: where the sums of each group are kept.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     partials: Partials
 
     @property
     def pointers(self) -> tuple[str, ...]:
         """One pointer per operand, then the partial sums if there are several groups."""
         sums = self.partials.names if self.partials.groups > 1 else ()
-        return (*(f"p{k}" for k in range(len(self.plan.operands))), *sums)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
+        return (*super().pointers, *sums)
 
     @property
     def vectors(self) -> int:

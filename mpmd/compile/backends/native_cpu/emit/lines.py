@@ -25,6 +25,7 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.row_pairs import add_pairs, in_order, raw_vectors, summed_loads
 from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
@@ -35,8 +36,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
-from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, Load, store_level
 
 _MOST_VECTORS = 2  # of each row, where there are several
 _MOST_VECTORS_AHEAD = 4  # the same where lines are asked for ahead
@@ -44,24 +44,18 @@ _MOST_ROWS = 4  # with more than one vector
 
 
 @dataclass(frozen=True)
-class LineKernel:
+class LineKernel(PlanKernel):
     """A kernel over a plan of kind `column` with row dims.
 
     A unit is a group of outer indices, or a panel of the columns of one, for one index of the batch dims.
 
     Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: the CPU.
         partials: where the sums of each group are kept.
         panels: how many panels the last dim is cut into; more than one only where it is the only row dim and
             nothing happens once per row.
         streamed: numbers of the results that go past the caches.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     partials: Partials
     panels: int = 1
     streamed: frozenset[int] = frozenset()
@@ -69,12 +63,7 @@ class LineKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """One pointer per operand, then one per reduction for its partial sums."""
-        return (*(f"p{k}" for k in range(len(self.plan.operands))), *self.partials.names)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
+        return (*super().pointers, *self.partials.names)
 
     @property
     def units(self) -> int:

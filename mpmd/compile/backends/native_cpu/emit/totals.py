@@ -16,6 +16,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import nested, unflatten, vector
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
+from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -32,21 +33,15 @@ _MOST_SUMS = 16  # registers
 
 
 @dataclass(frozen=True)
-class TotalKernel:
+class TotalKernel(PlanKernel):
     """A kernel over a plan of kind `mixed` whose reductions are sums over all elements.
 
     A unit is a group of rows, with one number per reduction as its partial sums.
 
     Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: the CPU.
         partials: where the sums of each group are kept.
     """
 
-    name: str
-    plan: KernelPlan
-    target: CpuTarget
     partials: Partials
 
     @staticmethod
@@ -69,12 +64,7 @@ class TotalKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """One pointer per operand, then one per reduction for its partial sums."""
-        return (*(f"p{k}" for k in range(len(self.plan.operands))), *self.partials.names)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
+        return (*super().pointers, *self.partials.names)
 
     @property
     def units(self) -> int:
