@@ -143,7 +143,7 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
 
     from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 
-    jitted = jax.jit(function)
+    jitted = jax.jit(lambda *given: jax.tree.leaves(function(*given)))  # a list, as a fragment returns
     lowered = jitted.lower(*arrays)
     fragment = as_fragment(lowered, arrays)
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))

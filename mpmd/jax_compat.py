@@ -72,7 +72,7 @@ def compiled_for(
 def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     """What calls a compiled function of arrays, one that returns a list, with the least in between.
 
-    On one device, arrays of types that were taken before go to the executable at once: 0.9 µs less than by
+    On one device, arrays of types that were taken before go to the executable at once: 1.2 µs less than by
     JAX's own call, and 0.2 µs less per argument.  That they are of its device is then seen by XLA; that their
     elements lie in order, which `in_order` sees to, by nobody.  All other arguments go through JAX, and so
     does everything where this JAX has no such calls.
@@ -87,8 +87,9 @@ def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
 
 def _launch(
     executable: Any, parameters: Any
-) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
-    """What starts an executable of one device, what makes arrays of results, and what tells an array's type.
+) -> tuple[int, Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
+    """How many arrays an executable of one device takes; what starts it, makes arrays of results, and tells
+    the type of an array.
 
     None if a call has more to do, or JAX has none of these.
     """
@@ -107,36 +108,64 @@ def _launch(
     is_flat = [getattr(parameters, name, nothing) for name in ("in_tree", "out_tree")] == flat
     kept = set(getattr(runner, "kept_var_idx", ()))
     whole = kept == set(range(count)) and not getattr(parameters, "const_args", True)
-    return (start, handlers, type_of) if is_flat and whole and len(loaded.local_devices()) == 1 else None
+    if not is_flat or not whole or len(loaded.local_devices()) != 1:
+        return None
+    return count, start, handlers, type_of
+
+
+_CALL = """
+def call({names}):
+    try:
+        known = {known}
+    except TypeError:  # one is no array, or stands for one
+        known = False
+    if not known:
+        return other({names})
+    try:
+        started = start(({names}))
+    except failure as error:
+        return refused(error, {names})
+    return started.consume_with_handlers(handlers)
+"""
 
 
 def _call_of_known_types(
     checked: Callable[..., Any],
+    count: int,
     start: Callable[..., Any],
     handlers: Sequence[Any],
     type_of: Callable[[Any], Any],
 ) -> Callable[..., Any]:
-    """A call that leaves to `checked` arguments of other types than those it has seen it take."""
-    accepted: list[Any] | None = None
+    """A call that leaves to `checked` arguments of other types than those it has seen it take.
 
-    def call(*arrays: Any) -> Any:
-        nonlocal accepted
+    It is written out for its number of arguments, and looks first whether their types are the very objects of
+    the last call: to compare a list of types with another takes 0.3 µs more of a call with two arguments.
+    """
+
+    def other(*arrays: Any) -> Any:
         try:
-            types = list(map(type_of, arrays))
-        except TypeError:  # one is no array, or stands for one
+            types = {f"type_{k}": type_of(array) for k, array in enumerate(arrays)}
+        except TypeError:
             return checked(*arrays)
-        if types != accepted:
-            made = checked(*arrays)
-            accepted = types
-            return made
-        try:
-            started = start(arrays)
-        except jax.errors.JaxRuntimeError as error:
-            if "INVALID_ARGUMENT" in str(error):  # nothing has begun, and JAX knows why
-                return checked(*arrays)
-            raise
-        return started.consume_with_handlers(handlers)
+        if all(scope[name] == type for name, type in types.items()):
+            scope.update(types)
+            return call(*arrays)
+        made = checked(*arrays)
+        scope.update(types)
+        return made
 
+    def refused(error: Exception, *arrays: Any) -> Any:
+        if "INVALID_ARGUMENT" in str(error):  # nothing has begun, and JAX knows why
+            return checked(*arrays)
+        raise error
+
+    names = "".join(f"array_{k}, " for k in range(count))
+    known = " and ".join(f"type_of(array_{k}) is type_{k}" for k in range(count)) or "True"
+    scope: dict[str, Any] = {f"type_{k}": None for k in range(count)}
+    scope |= {"start": start, "handlers": handlers, "failure": jax.errors.JaxRuntimeError}
+    scope |= {"type_of": type_of, "other": other, "refused": refused}
+    exec(_CALL.format(names=names, known=known), scope)
+    call: Callable[..., Any] = scope["call"]
     return call
 
 

@@ -80,6 +80,12 @@ def test_a_call_takes_as_many_arrays_as_the_fragment_has_arguments():
             executable(*wrong)
 
 
+def test_a_fragment_may_take_nothing():
+    executable = loaded(lambda: jnp.arange(4.0) * 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(executable()[0], [0, 3, 6, 9])
+
+
 def test_what_is_no_array_of_jax_is_taken_as_jax_takes_it():
     x, y = arrays((3, 4), (3, 4))
     executable = loaded(scaled, x, y)
