@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
@@ -91,11 +90,6 @@ class HloComputation:
     def parameters(self) -> list[HloInstruction]:
         """Parameters by number."""
         return sorted(self._parameters, key=lambda i: i.parameter_number)
-
-    @property
-    def result_shape(self) -> Shape:
-        """Shape of the root."""
-        return self.root.shape
 
     def signature(self) -> str:
         """`(f32[2], s32[]) -> pred[]`, layouts left out."""
