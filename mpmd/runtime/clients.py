@@ -81,23 +81,20 @@ _clients: dict[tuple[int, tuple[int, ...], int], Any] = {}
 _clients_lock = threading.Lock()
 
 
-def mesh_devices(
-    counts: Mapping[str, int], *, platform: str | None = None, pinning: Pinning = "auto"
-) -> dict[str, list[Any]]:
-    """JAX devices for each mesh.
+def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dict[str, list[Any]]:
+    """Devices of JAX's default platform for each mesh.
 
     Clients are made once per process and used again for an equal topology: a client cannot be ended.
 
     Args:
         counts: devices per mesh, by name.
-        platform: "cpu", "gpu", …; None for the default platform.
         pinning: "auto" for the rule of this module; "never" for the default client; "always" to fail
             where there are too few cores.
 
     Raises:
         ConfigError: there are not enough devices, or cores.
     """
-    platform = platform or jax_compat.default_platform()
+    platform = jax_compat.default_platform()
     if platform == "cpu":
         places = plan_places(counts, _available_cores(), pinning)
         if any(place.cores is not None for place in places):

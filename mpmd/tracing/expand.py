@@ -165,7 +165,7 @@ class Expansion:
 
     def expand_loop(self, loop: ir.Op, count: int, top: bool) -> None:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere."""
-        counted = counted_loop(loop, self.symbols)
+        counted = counted_loop(loop)
         if not top:
             self.expand_ops(unroll(counted), count, top=False)
             return

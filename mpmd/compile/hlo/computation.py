@@ -241,22 +241,17 @@ class HloComputation:
 
     # -- copies -------------------------------------------------------------------------------------
 
-    def clone(
-        self, name: str = "", module: HloModule | None = None, keep_names: bool = False
-    ) -> HloComputation:
+    def clone(self, name: str = "", module: HloModule | None = None) -> HloComputation:
         """A copy in a module (this one by default); called computations are shared."""
         target = module or self.module
         made = target.create_computation(name or self.name)
         made.execution_thread = self.execution_thread
-        copies = self.copy_into(made, {}, keep_names)
+        copies = self.copy_into(made, {})
         made.set_root(copies[self.root])
         return made
 
     def copy_into(
-        self,
-        target: HloComputation,
-        known: Mapping[HloInstruction, HloInstruction],
-        keep_names: bool = False,
+        self, target: HloComputation, known: Mapping[HloInstruction, HloInstruction]
     ) -> dict[HloInstruction, HloInstruction]:
         """Append copies of all instructions but those in `known` to `target`; returns old → copy.
 
@@ -267,9 +262,7 @@ class HloComputation:
         for instruction in order:
             if instruction in copies:
                 continue
-            copy = instruction.clone(
-                [copies[o] for o in instruction.operands], name=instruction.given_name if keep_names else ""
-            )
+            copy = instruction.clone([copies[o] for o in instruction.operands])
             copies[instruction] = target.add(copy)
             for before in instruction.control_predecessors:
                 copy.add_control_predecessor(copies[before])
