@@ -20,12 +20,13 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
+from mpmd.support.cores import on_cores
 
 Pinning = Literal["auto", "always", "never"]
 
@@ -157,7 +158,7 @@ def _client(place: MeshPlace, number: int) -> Any | None:
                 "cpu"
             )  # the default client first, on all cores: it serves what names no device
             before = _threads()
-            with _on_cores(place.cores):
+            with on_cores(place.cores):
                 client = jax_compat.make_cpu_client(place.num_devices)
             if place.floats:
                 _let_float(_threads() - before)
@@ -178,17 +179,3 @@ def _let_float(threads: set[int]) -> None:
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread, _available_cores())
-
-
-@contextlib.contextmanager
-def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Runs the block with the calling thread on `cores`; threads started in it stay there."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
