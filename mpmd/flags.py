@@ -25,6 +25,7 @@ _PASSES = (*PASSES.values(), *HLO_PASSES.values())
 _NOT_FLAGS = frozenset(
     {
         "name_to_mesh_assignment",
+        "mirrored_names",
         "input_assignment",
         "output_assignment",
         "constraints",
@@ -57,13 +58,15 @@ def pipeline_flag(field: str) -> str:
     return f"mpmd_{field}"
 
 
+def flagged_options() -> list[str]:
+    """The options of the pipelines that have a flag, in order."""
+    return [f.name for f in dataclasses.fields(PipelineOptions) if f.name not in _NOT_FLAGS]
+
+
 def _define_pipeline_flags() -> None:
     docs = option_docs(PipelineOptions)
-    for field in dataclasses.fields(PipelineOptions):
-        if field.name in _NOT_FLAGS:
-            continue
-        name, default = pipeline_flag(field.name), getattr(USER_DEFAULTS, field.name)
-        text = docs.get(field.name, field.name)
+    for field in flagged_options():
+        name, default, text = pipeline_flag(field), getattr(USER_DEFAULTS, field), docs.get(field, field)
         if isinstance(default, bool):
             flags.DEFINE_bool(name, default, text)
         elif isinstance(default, int):
@@ -79,9 +82,7 @@ def _define_pass_flags() -> None:
     for kind in _PASSES:
         for field in dataclasses.fields(kind):
             text = f"Option {field.name.replace('_', '-')} of {kind.name}, over what the pipeline gives it."
-            name = pass_flag(kind, field.name)
-            if name not in FLAGS:
-                flags.DEFINE_string(name, None, text)
+            flags.DEFINE_string(pass_flag(kind, field.name), None, text)
 
 
 def options_from_flags() -> PipelineOptions:
@@ -93,10 +94,9 @@ def options_from_flags() -> PipelineOptions:
     if not FLAGS.is_parsed():
         return USER_DEFAULTS
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(PipelineOptions):
-        if field.name not in _NOT_FLAGS:
-            value = FLAGS[pipeline_flag(field.name)].value
-            values[field.name] = tuple(value) if isinstance(value, list) else value
+    for field in flagged_options():
+        value = FLAGS[pipeline_flag(field)].value
+        values[field] = tuple(value) if isinstance(value, list) else value
     return PipelineOptions(**values, pass_options=tuple(_pass_options()))
 
 

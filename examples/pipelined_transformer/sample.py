@@ -10,10 +10,10 @@ from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.model import GPT, Params
 from examples.pipelined_transformer.tokenizer import Tokenizer
 
+TEMPERATURE = 0.7
 
-def generate(
-    config: TrainConfig, params: Params, tokenizer: Tokenizer, prompt: str, temperature: float = 0.7
-) -> str:
+
+def generate(config: TrainConfig, params: Params, tokenizer: Tokenizer, prompt: str) -> str:
     """The prompt and `config.sample_tokens` tokens after it; the same for the same seed.
 
     Each token costs a forward pass over a window of `seq_len` tokens: there is no cache.
@@ -22,7 +22,7 @@ def generate(
     @jax.jit
     def next_token(window: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
         logits = GPT(config).apply({"params": params}, window[None])[0, last]
-        return jax.random.categorical(key, logits / temperature)
+        return jax.random.categorical(key, logits / TEMPERATURE)
 
     tokens = tokenizer.encode(prompt.encode()).tolist()
     for key in jax.random.split(jax.random.key(config.seed), config.sample_tokens):

@@ -72,19 +72,16 @@ class StepBounds:
         return "\n".join(lines) + "\n"
 
 
-def step_bounds(
-    program: Program, executables: Mapping[str, Executable], speed: DeviceSpeed | None = None
-) -> StepBounds:
+def step_bounds(program: Program, executables: Mapping[str, Executable]) -> StepBounds:
     """What bounds the parts of a step, as the cost models project it.
 
-    Fragments of XLA are priced as one kernel, by their operations and bytes.
+    Fragments of XLA are priced as one kernel, by their operations and bytes; messages as between CPU cores.
 
     Args:
         program: the streams.
         executables: by name.
-        speed: of messages between devices; by default about that of CPU cores.
     """
-    speed = speed or DeviceSpeed()
+    speed = DeviceSpeed()
     runs: collections.Counter[str] = collections.Counter()
     sent: dict[str, list[float]] = {}
     for stream in program.streams:

@@ -210,7 +210,7 @@ def _tree_text(tree: Any, what: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]} [...]"
 
 
-def check_names(module: ir.Module, config: Config, called: Collection[str] = ()) -> None:
+def check_names(module: ir.Module, config: Config, called: Collection[str]) -> None:
     """Every name that is used must be assigned, and every name that is assigned must be used.
 
     Names in `called` are used, although nothing may be left of what they name.

@@ -75,7 +75,7 @@ def measured_timeline(
     placement: Placement,
     leaves: Sequence[Any],
     meshes: Sequence[str],
-    workspace: Workspace | None = None,
+    workspace: Workspace,
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with watchers on it; its flat results and what ran when.
 
@@ -92,7 +92,7 @@ def timeline_of(
     program: Program,
     measured: Sequence[MeasuredSpan],
     meshes: Sequence[str],
-    workspace: Workspace | None = None,
+    workspace: Workspace,
 ) -> Timeline:
     """The measured spans of one step as a timeline that begins at 0."""
     begin = min((span.start_s for span in measured), default=0.0)
@@ -101,7 +101,7 @@ def timeline_of(
     for span in measured:
         table = times.runs if span.kind == "run" else times.messages
         table[number[span.mesh], span.at] = (span.start_s - begin, span.end_s - begin)
-    return _timeline(program, times, meshes, f"{program.name}, measured", workspace or {})
+    return _timeline(program, times, meshes, f"{program.name}, measured", workspace)
 
 
 def _timeline(

@@ -69,7 +69,7 @@ class FragmentModule:
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...] = ()) -> dict[str, FragmentModule]:
+def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...]) -> dict[str, FragmentModule]:
     """The distinct fragments of an exported module, by name, in the order of their first call.
 
     Args:

@@ -34,9 +34,9 @@ def _leave(entered: ir.Context) -> None:
         entered.__exit__(None, None, None)
 
 
-def to_text(module: ir.Module, locations: bool = False) -> str:
+def to_text(module: ir.Module) -> str:
     """The module as MLIR text; `parse` is the way back."""
-    text: str = module.operation.get_asm(enable_debug_info=locations)
+    text: str = module.operation.get_asm()
     return text
 
 

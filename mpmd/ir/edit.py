@@ -20,7 +20,7 @@ from mpmd.ir.context import context
 from mpmd.ir.kept import bury, bury_block, keep, stand_ins
 from mpmd.ir.ops import Fragment, Func, Transfer
 from mpmd.ir.query import is_unused, ops
-from mpmd.ir.types import MeshTensor, Origin, string_array
+from mpmd.ir.types import MeshTensor, string_array
 
 at_start = ir.InsertionPoint.at_block_begin
 at_end = ir.InsertionPoint.at_block_terminator
@@ -51,15 +51,13 @@ def make_fragment(
     types: Sequence[ir.Type],
     where: ir.InsertionPoint,
     body: Callable[[list[Value], ir.InsertionPoint], Sequence[Value]],
-    origins: Sequence[Origin] = (),
+    location: ir.Location,
     inferred_by: Sequence[str] = (),
-    location: ir.Location | None = None,
 ) -> Fragment:
-    """A fragment whose ops are made by `body(args, insertion point)`, which gives what it returns."""
-    location = location or ir.Location.unknown(context())
+    """A fragment without origin; `body(args, insertion point)` makes its ops and gives what it returns."""
     attributes = {
         "mesh_name": ir.StringAttr.get(mesh, context()),
-        "origin": ir.ArrayAttr.get([o.attribute() for o in origins], context()),
+        "origin": ir.ArrayAttr.get([], context()),
     }
     if inferred_by:
         attributes["mpmd.inferred_by"] = string_array(inferred_by)

@@ -20,12 +20,13 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
+from mpmd.support.cores import on_cores
 
 Pinning = Literal["auto", "always", "never"]
 
@@ -81,23 +82,20 @@ _clients: dict[tuple[int, tuple[int, ...], int], Any] = {}
 _clients_lock = threading.Lock()
 
 
-def mesh_devices(
-    counts: Mapping[str, int], *, platform: str | None = None, pinning: Pinning = "auto"
-) -> dict[str, list[Any]]:
-    """JAX devices for each mesh.
+def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dict[str, list[Any]]:
+    """Devices of JAX's default platform for each mesh.
 
     Clients are made once per process and used again for an equal topology: a client cannot be ended.
 
     Args:
         counts: devices per mesh, by name.
-        platform: "cpu", "gpu", …; None for the default platform.
         pinning: "auto" for the rule of this module; "never" for the default client; "always" to fail
             where there are too few cores.
 
     Raises:
         ConfigError: there are not enough devices, or cores.
     """
-    platform = platform or jax_compat.default_platform()
+    platform = jax_compat.default_platform()
     if platform == "cpu":
         places = plan_places(counts, _available_cores(), pinning)
         if any(place.cores is not None for place in places):
@@ -160,7 +158,7 @@ def _client(place: MeshPlace, number: int) -> Any | None:
                 "cpu"
             )  # the default client first, on all cores: it serves what names no device
             before = _threads()
-            with _on_cores(place.cores):
+            with on_cores(place.cores):
                 client = jax_compat.make_cpu_client(place.num_devices)
             if place.floats:
                 _let_float(_threads() - before)
@@ -181,17 +179,3 @@ def _let_float(threads: set[int]) -> None:
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread, _available_cores())
-
-
-@contextlib.contextmanager
-def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Runs the block with the calling thread on `cores`; threads started in it stay there."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

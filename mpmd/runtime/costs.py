@@ -17,6 +17,8 @@ from mpmd.runtime.instructions import Send
 from mpmd.runtime.interpreter import CallStep, Frame, RecvStep, Step, failure_of
 from mpmd.runtime.program import Program
 
+_REPEATS = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCosts:
@@ -70,9 +72,7 @@ def measure_costs(
     return results, ProgramCosts(fragments, transfer_seconds(executor.program, placement))
 
 
-def transfer_seconds(
-    program: Program, placement: Placement, repeats: int = 5
-) -> dict[tuple[BufferType, BufferType], float]:
+def transfer_seconds(program: Program, placement: Placement) -> dict[tuple[BufferType, BufferType], float]:
     """The median seconds of every kind of message, from a ready array to a ready array."""
     seconds: dict[tuple[BufferType, BufferType], float] = {}
     for stream in program.streams:
@@ -80,16 +80,16 @@ def transfer_seconds(
             if isinstance(op, Send):
                 kinds = stream.buffers[op.buffer].type, program.channels[op.channel].types[op.sequence]
                 if kinds not in seconds:
-                    seconds[kinds] = _copy_seconds(placement, *kinds, repeats)
+                    seconds[kinds] = _copy_seconds(placement, *kinds)
     return seconds
 
 
-def _copy_seconds(placement: Placement, source: BufferType, target: BufferType, repeats: int) -> float:
+def _copy_seconds(placement: Placement, source: BufferType, target: BufferType) -> float:
     copy = placement.copier(source, target)
     array = placement.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
     array.block_until_ready()
     found = []
-    for _ in range(repeats + 1):
+    for _ in range(1 + _REPEATS):
         start = time.perf_counter()
         copy(array).block_until_ready()
         found.append(time.perf_counter() - start)

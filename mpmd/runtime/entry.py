@@ -17,9 +17,9 @@ _NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "comple
 
 def read_entry(
     module: ir.Module,
-    argument_paths: Sequence[str] = (),
-    result_paths: Sequence[str] = (),
-    donated: Collection[int] = (),
+    argument_paths: Sequence[str],
+    result_paths: Sequence[str],
+    donated: Collection[int],
 ) -> EntryGraph:
     """The entry function of an exported module as a graph.
 
@@ -50,8 +50,7 @@ def read_entry(
         return numbers[value]
 
     inputs = tuple(
-        InputSpec(number(arg), i, _at(argument_paths, i, "argument"), i in donated)
-        for i, arg in enumerate(main.args)
+        InputSpec(number(arg), i, argument_paths[i], i in donated) for i, arg in enumerate(main.args)
     )
     ops: list[FragmentCall | TransferOp] = []
     donated_by: dict[str, tuple[int, ...]] = {}
@@ -66,14 +65,8 @@ def read_entry(
             ops.append(_call(op, inputs_of, outputs_of, donated_by[callee], stages))
         else:
             raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
-    outputs = tuple(
-        OutputSpec(number(v), i, _at(result_paths, i, "result")) for i, v in enumerate(main.returned)
-    )
+    outputs = tuple(OutputSpec(number(v), i, result_paths[i]) for i, v in enumerate(main.returned))
     return EntryGraph(tuple(ops), types, inputs, outputs, main.symbol)
-
-
-def _at(paths: Sequence[str], i: int, what: str) -> str:
-    return paths[i] if i < len(paths) else f"{what} {i}"
 
 
 def _donated(f: ir.Func) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ Besides, messages may be on their way: bytes at the receiver that no buffer of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpmd.runtime.instructions import (
@@ -157,31 +157,6 @@ def _category(op: Instruction) -> str:
                 op.phase, "other"
             )
     return "other"
-
-
-def memory_text(memories: Sequence[MeshMemory], *, holders: int = 5) -> str:
-    """A table: per mesh the peak, where it stands, its categories and its largest holders."""
-    lines = []
-    for m in memories:
-        lines.append(f"mesh {m.mesh}: peak {_bytes(m.peak_bytes)} at [{m.position}] {m.instruction}")
-        parts = [f"{name} {_bytes(size)}" for name, size in m.by_category.items()]
-        parts += [f"workspace {_bytes(m.workspace_bytes)}"] if m.workspace_bytes else []
-        lines.append(f"  {', '.join(parts)}; on its way at most {_bytes(m.in_flight_bytes)}")
-        lines += [f"  {_bytes(h.bytes):>12}  {h.category:<10}  {h.name}" for h in m.holders[:holders]]
-        if len(m.holders) > holders:
-            lines.append(f"  {'':>12}  and {len(m.holders) - holders} more")
-    return "\n".join(lines) + "\n"
-
-
-def _bytes(count: int) -> str:
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} TiB"
 
 
 class MemoryMeter:

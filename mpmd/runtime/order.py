@@ -99,11 +99,6 @@ def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list
     return nodes, {s: k for s, k in enumerate(at) if k < lengths[s]}
 
 
-def blocked_positions(program: Program) -> dict[int, int]:
-    """For each stream that can never finish, the position where it stops; empty for a live program."""
-    return linear_order(program, waits_for(program, messages(program)))[1]
-
-
 def occupancy(
     program: Program, nodes: list[Node], before: dict[Node, list[Node]], pairs: list[list[Message]]
 ) -> tuple[int, ...]:

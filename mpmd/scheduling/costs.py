@@ -97,31 +97,6 @@ class Costs:
         """The same costs for every stage."""
         return Costs((stage,) * num_stages)
 
-    @staticmethod
-    def from_seconds(seconds: Mapping[tuple[int, Phase], float]) -> Costs:
-        """Costs from seconds per stage and phase, as estimated or measured.
-
-        A stage whose backward was only seen whole, or only in halves, gets the other: ``B`` is ``I`` and
-        ``W`` together, and each half is half of ``B``.  A stage without any backward takes none.
-
-        Raises:
-            ScheduleError: a stage has no forward.
-        """
-        stages = []
-        for stage in range(1 + max((stage for stage, _ in seconds), default=-1)):
-            found = {phase: seconds[stage, phase] for phase in Phase if (stage, phase) in seconds}
-            if Phase.F not in found:
-                given = ", ".join(f"{s}{phase.value}" for s, phase in seconds)
-                raise ScheduleError(
-                    f"no seconds are given for the forward of stage {stage}\n  given: {given}"
-                )
-            halves = found.get(Phase.I, 0.0) + found.get(Phase.W, 0.0)
-            whole = found.get(Phase.B, halves)
-            first = found.get(Phase.I, whole - found.get(Phase.W, whole / 2))
-            second = found.get(Phase.W, whole - first)
-            stages.append(StageCosts(found[Phase.F], whole, max(0.0, first), max(0.0, second)))
-        return Costs(tuple(stages))
-
     def seconds(self, task: Task) -> float:
         """Seconds of one task."""
         return self.stages[task.stage].seconds(task.phase)

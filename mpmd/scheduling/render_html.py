@@ -115,8 +115,9 @@ def _held(timeline: Timeline, span: Span) -> int:
     return memory.at(span.start_s)
 
 
-def _memory_plot(memory: MeshMemory, makespan_s: float, width: int = 1000, height: int = 120) -> str:
+def _memory_plot(memory: MeshMemory, makespan_s: float) -> str:
     """Stacked steps, one colour per category."""
+    width, height = 1000, 120
     scale_x = width / (makespan_s or 1.0)
     scale_y = height / memory.peak_bytes
     ends = [seconds for seconds, _ in memory.samples[1:]] + [makespan_s]

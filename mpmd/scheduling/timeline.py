@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpmd.scheduling.task import Task
@@ -112,12 +112,6 @@ class Timeline:
     meshes: tuple[str, ...]
     title: str = ""
     memory: tuple[MeshMemory, ...] = field(default=())
-
-    @staticmethod
-    def from_spans(spans: Iterable[Span], title: str = "") -> Timeline:
-        """A timeline whose meshes are those of the spans, in order of appearance."""
-        spans = tuple(spans)
-        return Timeline(spans, tuple(dict.fromkeys(span.mesh for span in spans)), title)
 
     @functools.cached_property
     def makespan_s(self) -> float:

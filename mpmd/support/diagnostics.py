@@ -62,7 +62,7 @@ class Diagnostics(list[Diagnostic]):
         """The findings of one severity."""
         return [d for d in self if d.severity is severity]
 
-    def raise_if_errors(self, heading: str = "") -> None:
+    def raise_if_errors(self) -> None:
         """Raises one `PassError` that holds every error found.
 
         Raises:
@@ -77,7 +77,7 @@ class Diagnostics(list[Diagnostic]):
             text = f"{len(errors)} errors:\n" + "\n".join(
                 f"  {n}. {_indented(d.message)}" for n, d in enumerate(errors, 1)
             )
-        raise PassError(f"{heading}{text}", tuple(self))
+        raise PassError(text, tuple(self))
 
 
 def _indented(message: str) -> str:

@@ -18,7 +18,7 @@ from mpmd import passes, pipeline
 from mpmd.compile import passes as hlo_passes
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.hlo_pass import Fixpoint
-from mpmd.flags import option_docs, pass_flag, pipeline_flag
+from mpmd.flags import flagged_options, option_docs, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.support.passes import Pass, option_text
 
@@ -117,9 +117,11 @@ def flags_page() -> str:
         "A configuration with `options` does not look at them.\n\n"
         "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
     ]
-    for field in dataclasses.fields(PipelineOptions):
-        default = option_text(getattr(USER_DEFAULTS, field.name))
-        parts.append(f"| `--{pipeline_flag(field.name)}` | `{default}` | {docs.get(field.name, '')} |\n")
+    for field in flagged_options():
+        default = option_text(getattr(USER_DEFAULTS, field))
+        shown = f"`{default}`" if default else "none"
+        meaning = docs.get(field, "").replace("|", "\\|")  # a cell ends at a bar, even one in code
+        parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {meaning} |\n")
     parts.append(
         "\n## Single passes\n\nOver what the pipeline gives the pass; unset by default.\n\n"
         "| flag | option of |\n|---|---|\n"

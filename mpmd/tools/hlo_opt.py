@@ -183,3 +183,7 @@ def _finding(message: str, kind: str = "error") -> Finding:
     if place is None:
         return Finding(kind, message)
     return Finding(kind, place[3], int(place[1]), int(place[2]))
+
+
+if __name__ == "__main__":
+    run()

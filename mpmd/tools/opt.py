@@ -235,3 +235,7 @@ def _line_and_column(location: object) -> tuple[int | None, int | None]:
     if place is None or place[0] != "-":
         return None, None
     return place[1], place[2]
+
+
+if __name__ == "__main__":
+    run()

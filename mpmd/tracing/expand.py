@@ -64,17 +64,7 @@ class Expansion:
 
         `top` says that it is the entry function, where calls and loops may stay.
         """
-        for op in ir.ops(block):
-            if isinstance(op, ir.FuncCall):
-                self.expand_call(op, count, top)
-            elif op.operation.name == "stablehlo.optimization_barrier" and len(op.operands) > 1:
-                _split_barrier(op)
-            elif op.operation.name == "stablehlo.while" and self._names_in(op):
-                self.expand_loop(op, count, top)
-            else:
-                for region in op.operation.regions:
-                    for inner in region.blocks:
-                        inline_all(inner, self.symbols)
+        self.expand_ops(ir.ops(block), count, top)
 
     def expand_call(self, call: ir.FuncCall, count: int, top: bool) -> None:
         """Converts one call."""
@@ -100,9 +90,9 @@ class Expansion:
             for op in inline_call(call, self.symbols[symbol]):
                 self._inline_inside(op)
 
-    def expand_ops(self, inlined: list[ir.Op], count: int, top: bool) -> None:
-        """Converts ops that were just inlined."""
-        for op in inlined:
+    def expand_ops(self, ops: list[ir.Op], count: int, top: bool) -> None:
+        """Converts ops of a block, or those that were just inlined into one."""
+        for op in ops:
             if isinstance(op, ir.FuncCall):
                 self.expand_call(op, count, top)
             elif op.operation.name == "stablehlo.optimization_barrier" and len(op.operands) > 1:
@@ -165,7 +155,7 @@ class Expansion:
 
     def expand_loop(self, loop: ir.Op, count: int, top: bool) -> None:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere."""
-        counted = counted_loop(loop, self.symbols)
+        counted = counted_loop(loop)
         if not top:
             self.expand_ops(unroll(counted), count, top=False)
             return

@@ -23,7 +23,7 @@ class CountedLoop:
         return self.op.regions[1].blocks[0]
 
 
-def counted_loop(op: ir.Op, symbols: dict[str, ir.Func]) -> CountedLoop:
+def counted_loop(op: ir.Op) -> CountedLoop:
     """What a `while` counts.
 
     Raises:

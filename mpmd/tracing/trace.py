@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import jax
 
@@ -27,8 +26,3 @@ def expand(module: ir.Module, topology: ir.Topology) -> None:
     """Converts a module that JAX lowered, in place."""
     with ir.context(), ir.Location.unknown():
         Expansion(module, topology).run()
-
-
-def flat_args(lowered: jax.stages.Lowered) -> list[Any]:
-    """What JAX knows of each flat argument: aval and whether it is donated."""
-    return jax.tree.leaves(lowered.args_info)

@@ -17,7 +17,7 @@ from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import predict_memory
-from mpmd.runtime.order import blocked_positions, issue_order
+from mpmd.runtime.order import issue_order, linear_order, messages, waits_for
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
 from tests.unit.runtime.fakes import FakeEngine, expected, fake_arguments, fake_executables
@@ -122,7 +122,8 @@ def damaged(program: Program, rng: random.Random) -> Program:
 def test_deadlock_and_occupancy_agree_with_random_execution(graph, capacity, rng):
     """Receives moved at random; a channel holds `capacity` messages."""
     program = shuffled_receives(linearize(graph), rng, capacity)
-    stuck = bool(blocked_positions(program))
+    _, blocked = linear_order(program, waits_for(program, messages(program)))
+    stuck = bool(blocked)
     runs = [random_execution(program, random.Random(rng.random())) for _ in range(5)]
     assert [run is None for run in runs] == [stuck] * 5
     if not stuck:

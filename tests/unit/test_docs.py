@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from absl import flags
@@ -10,7 +11,7 @@ from absl import flags
 from mpmd.flags import option_docs, options_from_flags, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES
-from mpmd.tools.docs import ROOT, stale
+from mpmd.tools.docs import ROOT, flags_page, stale
 
 
 def test_the_generated_pages_are_current():
@@ -27,6 +28,12 @@ def test_every_option_of_the_pipelines_is_documented():
 def test_every_option_of_a_pass_has_a_flag(name):
     for field in dataclasses.fields(PASSES[name]):
         assert pass_flag(PASSES[name], field.name) in flags.FLAGS
+
+
+def test_the_page_lists_the_flags_that_there_are():
+    rows = re.findall(r"^\| `--(\w+)` \|", flags_page(), re.MULTILINE)
+    ours = flags.FLAGS.flags_by_module_dict()["mpmd.flags"]
+    assert sorted(rows) == sorted(flag.name for flag in ours)
 
 
 def test_flags_reach_the_options():

@@ -107,10 +107,6 @@ class Dataflow:
         """The value at a position, which must be no tuple."""
         return self._held[instruction, index]
 
-    def values_of(self, instruction: HloInstruction) -> list[HloValue]:
-        """The values of all positions of a result, each once."""
-        return list(dict.fromkeys(self._held[instruction, i] for i, _ in instruction.shape.leaves()))
-
     def defined_by(self, instruction: HloInstruction) -> list[HloValue]:
         """The values that an instruction defines."""
         found = (self._held[instruction, i] for i, _ in instruction.shape.leaves())

@@ -12,8 +12,7 @@ class Reachability:
     """Ancestors of every instruction, as one bitset (a Python int) each.
 
     5,000 instructions take 3 MB and a few milliseconds.  A change of the computation makes it stale: tell
-    it by
-    `update`, or build it anew.
+    it by `update`, or build it anew.
     """
 
     def __init__(self, computation: HloComputation) -> None:
@@ -43,10 +42,6 @@ class Reachability:
     def connected(self, a: HloInstruction, b: HloInstruction) -> bool:
         """True if one depends on the other."""
         return self.reaches(a, b) or self.reaches(b, a)
-
-    def fusing_makes_circle(self, producer: HloInstruction, consumer: HloInstruction) -> bool:
-        """True if, with the two as one, some third instruction would both need and feed it."""
-        return any(o is not producer and self.reaches(producer, o) for o in consumer.operands)
 
     def ancestors(self, instruction: HloInstruction) -> int:
         """The bitset: bit `number(i)` is set for every instruction i that it depends on, and for itself."""

@@ -15,7 +15,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.parser import parse_module
 from mpmd.compile.hlo.printer import PrintOptions, print_module
 from mpmd.compile.hlo.serialize import deserialize, serialize
-from mpmd.compile.hlo.shape import TOKEN, Shape, array, compatible, parse_shape, tuple_of
+from mpmd.compile.hlo.shape import TOKEN, Shape, array, parse_shape, tuple_of
 from mpmd.compile.hlo.verifier import verify
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "PrintOptions",
     "Shape",
     "array",
-    "compatible",
     "deserialize",
     "fingerprint",
     "parse_module",

@@ -254,8 +254,8 @@ class HloBuilder:
         return self.add("while", init, called=(condition, body))
 
 
-def scalar_computation(module: HloModule, opcode: str, dtype: str, name: str = "") -> HloComputation:
+def scalar_computation(module: HloModule, opcode: str, dtype: str) -> HloComputation:
     """`(a, b) -> opcode(a, b)` on scalars: the reducer of sums, maxima and the like."""
-    builder = HloBuilder.create(module, name or f"{opcode}_{dtype}")
+    builder = HloBuilder.create(module, f"{opcode}_{dtype}")
     a, b = builder.parameter(array(dtype)), builder.parameter(array(dtype))
     return builder.build(builder.add(opcode, a, b))

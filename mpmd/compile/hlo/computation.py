@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
@@ -91,11 +90,6 @@ class HloComputation:
     def parameters(self) -> list[HloInstruction]:
         """Parameters by number."""
         return sorted(self._parameters, key=lambda i: i.parameter_number)
-
-    @property
-    def result_shape(self) -> Shape:
-        """Shape of the root."""
-        return self.root.shape
 
     def signature(self) -> str:
         """`(f32[2], s32[]) -> pred[]`, layouts left out."""
@@ -247,22 +241,17 @@ class HloComputation:
 
     # -- copies -------------------------------------------------------------------------------------
 
-    def clone(
-        self, name: str = "", module: HloModule | None = None, keep_names: bool = False
-    ) -> HloComputation:
+    def clone(self, name: str = "", module: HloModule | None = None) -> HloComputation:
         """A copy in a module (this one by default); called computations are shared."""
         target = module or self.module
         made = target.create_computation(name or self.name)
         made.execution_thread = self.execution_thread
-        copies = self.copy_into(made, {}, keep_names)
+        copies = self.copy_into(made, {})
         made.set_root(copies[self.root])
         return made
 
     def copy_into(
-        self,
-        target: HloComputation,
-        known: Mapping[HloInstruction, HloInstruction],
-        keep_names: bool = False,
+        self, target: HloComputation, known: Mapping[HloInstruction, HloInstruction]
     ) -> dict[HloInstruction, HloInstruction]:
         """Append copies of all instructions but those in `known` to `target`; returns old → copy.
 
@@ -273,9 +262,7 @@ class HloComputation:
         for instruction in order:
             if instruction in copies:
                 continue
-            copy = instruction.clone(
-                [copies[o] for o in instruction.operands], name=instruction.given_name if keep_names else ""
-            )
+            copy = instruction.clone([copies[o] for o in instruction.operands])
             copies[instruction] = target.add(copy)
             for before in instruction.control_predecessors:
                 copy.add_control_predecessor(copies[before])

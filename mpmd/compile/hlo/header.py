@@ -42,7 +42,7 @@ def _program_shape(text: str) -> tuple[tuple[Shape, ...], Shape]:
     return parameters, result
 
 
-def print_header(module: HloModule, layouts: bool = True) -> str:
+def print_header(module: HloModule) -> str:
     """The header as one line."""
     parts = [f"HloModule {module.name}"]
     if module.is_scheduled:
@@ -52,8 +52,6 @@ def print_header(module: HloModule, layouts: bool = True) -> str:
     if module.buffer_donor:
         parts.append("buffer_donor={ " + ", ".join(map(str, module.buffer_donor)) + " }")
     parameters, result = module.entry_shapes()
-    if not layouts:
-        parameters, result = tuple(p.logical for p in parameters), result.logical
     parts.append(f"entry_computation_layout={{({', '.join(map(str, parameters))})->{result}}}")
     if module.replica_count != 1:
         parts.append(f"replica_count={module.replica_count}")

@@ -235,11 +235,6 @@ class HloInstruction:
         return cast(str, self._attribute("custom_call_target"))
 
     @property
-    def fusion_kind(self) -> str:
-        """`kLoop`, `kInput`, `kOutput` or `kCustom`."""
-        return cast(str, self._attribute("kind"))
-
-    @property
     def to_apply(self) -> HloComputation:
         """The one computation it calls (reduce, call, fusion, sort, scatter ...)."""
         if len(self.called) != 1:

@@ -77,10 +77,6 @@ class Layout:
         """Dims from the outermost inwards: the permutation that makes the array row-major."""
         return self.minor_to_major[::-1]
 
-    def with_memory_space(self, memory_space: int) -> Layout:
-        """The same order in another memory."""
-        return Layout(self.minor_to_major, memory_space, self.element_bits, self.tiles, self.extra)
-
     def __str__(self) -> str:
         return "{" + self.inner_text() + "}"
 

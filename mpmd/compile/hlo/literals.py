@@ -30,7 +30,7 @@ def literal_shape(literal: Literal) -> Shape:
     return array(dtype_of(literal), literal.shape)
 
 
-def freeze(value: object, dtype: str | None = None) -> np.ndarray:
+def freeze(value: object, dtype: str | None) -> np.ndarray:
     """A read-only array for a literal.
 
     Raises:

@@ -21,17 +21,11 @@ class PrintOptions:
     Attributes:
         metadata: op names, source positions and the tables they refer to.
         percent: `%` before names.
-        layouts: layouts of shapes.
-        sharding: shardings and frontend attributes.
-        backend_config: backend configurations.
         elide_constants: write constants of more elements as `{...}`, which cannot be read; -1: write all.
     """
 
     metadata: bool = False
     percent: bool = False
-    layouts: bool = True
-    sharding: bool = True
-    backend_config: bool = True
     elide_constants: int = -1
 
 
@@ -40,7 +34,7 @@ _DEFAULT = PrintOptions()
 
 def print_module(module: HloModule, options: PrintOptions = _DEFAULT) -> str:
     """The module as text: callees before callers, operands before users."""
-    out = [print_header(module, options.layouts), ""]
+    out = [print_header(module), ""]
     if options.metadata and module.tables:
         out += [module.tables, ""]
     for computation in module.call_order():
@@ -78,8 +72,7 @@ def print_instruction(instruction: HloInstruction, options: PrintOptions = _DEFA
         inside = ", ".join(["%" + o.name for o in instruction.operands])
     else:
         inside = ", ".join([o.name for o in instruction.operands])
-    shape = instruction.shape if options.layouts else instruction.shape.logical
-    line = f"{sign}{instruction.name} = {shape} {opcode}({inside})"
+    line = f"{sign}{instruction.name} = {instruction.shape} {opcode}({inside})"
     tail = attribute_text(instruction, sign)
     if instruction.control_predecessors:
         before = ", ".join(sign + i.name for i in instruction.control_predecessors)
@@ -101,14 +94,13 @@ def _constant(instruction: HloInstruction, options: PrintOptions) -> str:
 
 def _annotations(instruction: HloInstruction, options: PrintOptions) -> str:
     tail = ""
-    if options.sharding:
-        if instruction.sharding:
-            tail += f", sharding={instruction.sharding}"
-        if instruction.frontend_attributes:
-            tail += f", frontend_attributes={instruction.frontend_attributes}"
+    if instruction.sharding:
+        tail += f", sharding={instruction.sharding}"
+    if instruction.frontend_attributes:
+        tail += f", frontend_attributes={instruction.frontend_attributes}"
     if options.metadata and instruction.metadata:
         tail += f", metadata={instruction.metadata}"
-    if options.backend_config and instruction.backend_config:
+    if instruction.backend_config:
         tail += f", backend_config={instruction.backend_config}"
     return tail
 

@@ -117,11 +117,6 @@ class Shape:
         return self.dtype == "tuple"
 
     @property
-    def is_token(self) -> bool:
-        """True for tokens, which only order side effects."""
-        return self.dtype == "token"
-
-    @property
     def is_scalar(self) -> bool:
         """True for arrays without dims."""
         return not self.dims and self.dtype in DTYPES
@@ -174,15 +169,6 @@ class Shape:
     def physical_dims(self) -> tuple[int, ...]:
         """Sizes from the outermost dim in memory inwards."""
         return tuple(self.dims[d] for d in reversed(self.minor_to_major))
-
-    @property
-    def element_strides(self) -> tuple[int, ...]:
-        """Per logical dim, the distance in elements between neighbours, untiled."""
-        strides, step = [0] * len(self.dims), 1
-        for dim in self.minor_to_major:
-            strides[dim] = step
-            step *= self.dims[dim]
-        return tuple(strides)
 
     @property
     def has_layouts(self) -> bool:
@@ -285,11 +271,6 @@ def array(dtype: str, dims: Sequence[int] = (), minor_to_major: Sequence[int] | 
 def tuple_of(elements: Sequence[Shape]) -> Shape:
     """A tuple shape."""
     return Shape("tuple", elements=tuple(elements))
-
-
-def compatible(a: Shape, b: Shape) -> bool:
-    """True if the shapes are equal once layouts are ignored."""
-    return a.logical is b.logical
 
 
 # -- text -------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ The scanner works on offsets into one string, so that every problem can be repor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from mpmd.errors import HloError
 
 _MARK = re.compile(r'[(){}\[\]"]')
+_SPLIT = re.compile(r'[({\[",]')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _OPENS = {"(": ")", "{": "}", "[": "]"}
@@ -74,25 +74,19 @@ def closing(text: str, start: int) -> int:
         position = at + 1
 
 
-def split_top(text: str, separator: str = ",") -> list[str]:
-    """Parts of `text` between separators that stand outside brackets and strings, stripped."""
-    return [part for part, _ in split_top_at(text, separator)]
-
-
-def split_top_at(text: str, separator: str = ",") -> Iterator[tuple[str, int]]:
-    """Like `split_top`, each part with its offset in `text`.  An empty text has no parts."""
+def split_top(text: str) -> list[str]:
+    """Parts of `text` between commas outside of brackets and strings, stripped.  An empty text has none."""
+    parts: list[str] = []
     if not text.strip():
-        return
+        return parts
     position = start = 0
-    marks = re.compile(f'[({{\\["{re.escape(separator)}]')
     while True:
-        mark = marks.search(text, position)
+        mark = _SPLIT.search(text, position)
         if mark is None:
-            yield text[start:].strip(), start
-            return
+            return [*parts, text[start:].strip()]
         at = mark.start()
-        if mark.group() == separator:
-            yield text[start:at].strip(), start
+        if mark.group() == ",":
+            parts.append(text[start:at].strip())
             position = start = at + 1
         elif mark.group() == '"':
             string = _STRING.match(text, at)

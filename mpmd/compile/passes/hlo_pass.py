@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
@@ -39,13 +39,20 @@ class ComputationPass(HloPass):
     """A pass that rewrites one computation after the other, callees before callers.
 
     Bodies of fusions are left alone: they belong to the passes that make them.
+
+    Attributes:
+        abandons: a rewrite may leave computations behind that nobody calls any more; they are removed then.
     """
+
+    abandons: ClassVar[bool] = False
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites the computations."""
         changed = False
         for computation in unfused(module):
             changed |= self.rewrite_computation(computation)
+        if changed and self.abandons:
+            module.remove_unreached()
         return changed
 
     @abc.abstractmethod

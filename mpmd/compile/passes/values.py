@@ -82,13 +82,6 @@ def only_user(value: HloInstruction) -> HloInstruction | None:
     return next(iter(value.users))
 
 
-def through(value: HloInstruction, *opcodes: str) -> HloInstruction:
-    """What a chain of unary instructions of these opcodes begins with."""
-    while value.opcode in opcodes:
-        value = value.operands[0]
-    return value
-
-
 def reducer(computation: HloComputation) -> str | None:
     """The opcode of a computation `(a, b) -> opcode(a, b)` on scalars."""
     return simple_opcode(computation)

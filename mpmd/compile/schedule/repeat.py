@@ -63,7 +63,7 @@ def repeat(
         computes what is needed of a fusion alone.
     """
     readers = {r: None for found in late.values() for r in found}
-    if not readers or not _reachable(instruction, order, at, readers):
+    if not readers or not _reachable(instruction, readers):
         return None
     computation = instruction.parent
     wanted = [v.index[0] for v in late if v.index]
@@ -87,9 +87,7 @@ def repeat(
     return done
 
 
-def _reachable(
-    instruction: HloInstruction, order: Sequence[HloInstruction], at: int, readers: Iterable[HloInstruction]
-) -> bool:
+def _reachable(instruction: HloInstruction, readers: Iterable[HloInstruction]) -> bool:
     """Whether late readers get the instruction's results directly, or through bitcasts and elements alone."""
     return all(any(_chain(o, instruction) for o in reader.operands) for reader in readers)
 

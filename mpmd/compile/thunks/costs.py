@@ -136,17 +136,14 @@ def _device_line(device: Device) -> str:
     return f"on {device.name}: {rates}; {device.bandwidth / 1e9:.1f} GB/s"
 
 
-def fragment_costs(
-    thunks: Sequence[Thunk], module: HloModule | None = None, device: Device = HOST
-) -> FragmentCosts:
-    """The costs of a sequence of thunks.
+def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
+    """The costs of a sequence of thunks, for `HOST`: a description, so that they are always the same.
 
     Args:
         thunks: the work of a fragment.
-        module: says how often loops run; without it, and where it does not say, they run once.
-        device: what prices are for; a description and not a measurement, so that they are always the same.
+        module: says how often loops run; where it does not say, they run once.
     """
-    trips = {} if module is None else trip_counts(module)
+    trips = trip_counts(module)
     found: dict[str, tuple[SimpleThunk, list[Workload], int, list[str]]] = {}
     for thunk, times in _runs(thunks, trips, 1):
         kind, text = _identity(thunk)
@@ -159,20 +156,19 @@ def fragment_costs(
             first, work, before, names = known
             found[text] = (first, work, before + times, [*names, thunk.name])
     kernels = tuple(
-        _priced(f"{names[0]} {_names(names[1:])}", work, times, device)
-        for _, work, times, names in found.values()
+        _priced(f"{names[0]} {_names(names[1:])}", work, times) for _, work, times, names in found.values()
     )
-    return FragmentCosts(device, kernels)
+    return FragmentCosts(HOST, kernels)
 
 
-def _priced(label: str, work: Sequence[Workload], times: int, device: Device) -> KernelCost:
+def _priced(label: str, work: Sequence[Workload], times: int) -> KernelCost:
     return KernelCost(
         label,
         times,
         times * sum(w.flops for w in work),
         times * sum(w.memory_bytes for w in work),
-        combined([speed_of_light(w, device) for w in work]),
-        combined([projected(w, device) for w in work]),
+        combined([speed_of_light(w, HOST) for w in work]),
+        combined([projected(w, HOST) for w in work]),
     )
 
 

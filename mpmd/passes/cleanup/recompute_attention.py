@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
-from mpmd.passes.fragments.block_order import in_block_order
-from mpmd.passes.fragments.residuals import Maker, given, is_free, recompute, residuals_of
+from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
 
 _ROWS = CHEAP | {"stablehlo.exponential", "stablehlo.reduce"}
 _PRODUCT = "stablehlo.dot_general"
@@ -75,22 +74,8 @@ class RecomputeAttention(FunctionPass):
 
     def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
         """The ops that make a residual from values at hand, None if it is not one of attention."""
-        needed: dict[ir.Op, None] = {}
-        todo = [maker.returned[ir.result_index(value)]]
-        while todo:
-            inner = todo.pop()
-            if any(result in have for result in maker.results.get(inner, ())):
-                continue
-            if inner in maker.outer and is_free(maker.outer[inner], have):
-                continue
-            op = ir.producer(inner)
-            if op is None or not _is_of_rows(op):
-                return None
-            needed[op] = None
-            if len(needed) > self.max_ops:
-                return None
-            todo += op.operands
-        return in_block_order(needed) if _products(needed) else None
+        ops = ops_to_remake(maker, value, have, _is_of_rows, self.max_ops)
+        return ops if ops and _products(ops) else None
 
 
 def _products(ops: Iterable[ir.Op]) -> list[ir.Op]:

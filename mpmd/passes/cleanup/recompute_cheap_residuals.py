@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.block_order import in_block_order
-from mpmd.passes.fragments.residuals import Maker, given, is_free, recompute, residuals_of
+from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
 
 _NAMES = """
     abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
@@ -52,33 +51,15 @@ class RecomputeCheapResiduals(FunctionPass):
         for position, value, maker in residuals_of(fragment):
             if maker not in makers:
                 makers[maker] = Maker(maker)
-            plan = self._plan(makers[maker], value, have)
-            if plan is None:
-                have.add(value)
-            else:
+            plan = ops_to_remake(makers[maker], value, have, _is_cheap, self.max_ops)
+            if plan:
                 plans.append((position, maker, plan))
+            else:
+                have.add(value)
         if plans:
             recompute(fragment, plans)
 
-    def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
-        """The ops of `maker` that make `value` from values at hand, in order; None if there is no such plan.
 
-        A value that is itself among the forward fragment's arguments needs no ops: it is left alone.
-        """
-        outer = maker.outer
-        needed: dict[ir.Op, None] = {}
-        todo = [maker.returned[ir.result_index(value)]]
-        while todo:
-            inner = todo.pop()
-            if any(result in have for result in maker.results.get(inner, ())):
-                continue
-            if inner in outer and is_free(outer[inner], have):
-                continue
-            op = ir.producer(inner)
-            if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
-                return None
-            needed[op] = None
-            if len(needed) > self.max_ops:
-                return None
-            todo += op.operands
-        return in_block_order(needed) or None
+def _is_cheap(op: ir.Op) -> bool:
+    """Whether a compiler fuses an op into what reads it."""
+    return op.operation.name in CHEAP and not len(op.operation.regions)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mpmd import ir
+from mpmd.passes.fragments.block_order import in_block_order
 
 
 class Maker:
@@ -50,6 +53,39 @@ def is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
 def is_free(value: ir.Value, have: set[ir.Value]) -> bool:
     """Whether the backward fragment can read a value without keeping it alive for longer."""
     return value in have or ir.producer(value) is None
+
+
+def ops_to_remake(
+    maker: Maker, value: ir.Value, have: set[ir.Value], accepts: Callable[[ir.Op], bool], most: int
+) -> list[ir.Op] | None:
+    """The ops of a forward fragment that make a residual from values at hand, in order.
+
+    Args:
+        maker: the forward fragment.
+        value: its result; one that is among its own arguments needs no ops.
+        have: values that the backward fragment reads anyway.
+        accepts: whether an op may be computed again.
+        most: ops that may be.
+
+    Returns:
+        None if there are no such ops.
+    """
+    needed: dict[ir.Op, None] = {}
+    todo = [maker.returned[ir.result_index(value)]]
+    while todo:
+        inner = todo.pop()
+        if any(result in have for result in maker.results.get(inner, ())):
+            continue
+        if inner in maker.outer and is_free(maker.outer[inner], have):
+            continue
+        op = ir.producer(inner)
+        if op is None or not accepts(op):
+            return None
+        needed[op] = None
+        if len(needed) > most:
+            return None
+        todo += op.operands
+    return in_block_order(needed)
 
 
 def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:

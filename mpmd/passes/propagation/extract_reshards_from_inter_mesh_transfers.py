@@ -64,7 +64,7 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
                 transfer.result, target, topology
             )
             if to_host or (not from_host and shrinks):
-                _reshard_before(transfer, source, target, f)
+                _reshard_before(transfer, source, target)
             else:
                 _reshard_after(transfer, source, target)
         reports.give()
@@ -82,7 +82,7 @@ def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology:
 
 
 def _reshard_before(
-    transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None, f: ir.Func
+    transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
 ) -> None:
     """Gives the transfer's operand the sharding `new`, where it is made or right before the transfer."""
     value = transfer.tensor

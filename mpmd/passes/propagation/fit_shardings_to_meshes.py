@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import ClassVar
 
 from mpmd import ir
@@ -12,8 +12,6 @@ from mpmd.passes.constants import attributes_of
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
-
-Axes = Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)

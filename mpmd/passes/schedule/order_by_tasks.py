@@ -81,7 +81,7 @@ class OrderByTasks(FunctionPass):
         turned = [*cycle[start:], *cycle[:start], first]
         mesh, task = task_of[first]
         lines = [
-            f"  {_called(op, task_of)}\n    {_reason(op, needed, task_of)} {_called(needed, task_of)}"
+            f"  {_called(op, task_of)}\n    {_reason(op, needed)} {_called(needed, task_of)}"
             for op, needed in itertools.pairwise(turned)
         ]
         text = (
@@ -138,6 +138,6 @@ def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str
     return f"{task_of[op][1]} {describe(op)}" if op in task_of else describe(op)
 
 
-def _reason(op: ir.Op, needed: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str:
+def _reason(op: ir.Op, needed: ir.Op) -> str:
     reads = any(ir.producer(v) == needed for v in ir.read_by(op))
     return "reads a result of" if reads else "stands in the order behind"

@@ -212,12 +212,11 @@ def _placement_of(orders: Sequence[Sequence[Task]]) -> Placement:
     return tuple(mesh_of[stage] for stage in range(stages))
 
 
-def from_csv(path_or_text: str | Path, *, name: str | None = None) -> PipelineSchedule:
+def from_csv(path_or_text: str | Path) -> PipelineSchedule:
     """A schedule from CSV: one line per mesh, tasks such as ``0F0,0F1,1B0``; empty cells are skipped.
 
     Args:
         path_or_text: a file, or the text itself, told apart by whether it has a comma or several lines.
-        name: what to call it in errors and charts; by default the file's name.
 
     Raises:
         ScheduleError: the file cannot be read, a cell is no task, or a task is impossible.
@@ -245,4 +244,4 @@ def from_csv(path_or_text: str | Path, *, name: str | None = None) -> PipelineSc
                     problems.append(f"line {number}, cell {column}: {error}")
     if problems:
         raise collect(ScheduleError, problems[:8], f"{len(problems)} cells of {source!r} are no tasks:")
-    return from_table(orders, name=name or source)
+    return from_table(orders, name=source)

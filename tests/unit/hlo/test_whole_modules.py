@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.analysis.aliases import Aliases, HloBuffer
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.buffers.ranges import Occupancy, Span, merged
@@ -27,6 +26,7 @@ from mpmd.compile.hlo import (
     verify,
 )
 from mpmd.compile.lowering import lower
+from tests.support.hlo_aliases import shared_buffers
 from tests.support.xla_hlo import ROOT, XlaWorker
 
 DUMPS = sorted((ROOT.parent / "shared" / "conformance" / "hlo").glob("*.txt.gz"))
@@ -166,21 +166,21 @@ def test_buffers_are_in_use_when_xla_says(dumps):
     listing = listing[listing.index("BufferLiveRange") :]
     theirs = re.findall(r"^    ([\w.\-]+\{[\d,]*\}):(\d+)-(\d+)$", listing, re.MULTILINE)
     module = parse_module(path.read_text(), path.name)
-    aliases = Aliases(Dataflow(module))
-    occupancy = Occupancy(aliases.dataflow)
+    flow = Dataflow(module)
+    occupancy, buffers = Occupancy(flow), shared_buffers(flow)
     holder = {
-        f"{instruction.name}{{{','.join(map(str, index))}}}": buffer
-        for buffer in aliases.buffers
-        for value in buffer.values
+        f"{instruction.name}{{{','.join(map(str, index))}}}": number
+        for number, values in enumerate(buffers)
+        for value in values
         for instruction, index in value.positions
     }
     tuples = {f"{i.name}{{}}" for i in module.instructions() if i.shape.is_tuple}
-    spans: dict[HloBuffer, list[Span]] = {}
+    spans: dict[int, list[Span]] = {}
     for name, start, end in theirs:
         if name not in tuples:
             spans.setdefault(holder[name], []).append(Span(int(start), int(end)))
-    assert len(spans) == len(aliases.buffers) > 100
-    assert {b: occupancy.together(b.values) for b in spans} == {b: merged(s) for b, s in spans.items()}
+    assert len(spans) == len(buffers) > 100
+    assert {b: occupancy.together(buffers[b]) for b in spans} == {b: merged(s) for b, s in spans.items()}
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import H200, cpu_device
 from mpmd.compile.kernels.cost.models import projected, speed_of_light
+from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts
-from mpmd.compile.kernels.cost.workload import matmul_workload, plan_workload
+from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.index import dim, linear
+from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.sharing import may_share
 
 CPU = cpu_device(
@@ -42,6 +44,12 @@ def softmax(rows, width):
     e = b.apply("exponential", b.apply("subtract", v, b.reduce_row("maximum", v)))
     b.store_dense(b.operand("y", "f32", rows * width), b.apply("divide", e, b.reduce_row("add", e)))
     return b.finish()
+
+
+def product(m, n, k, dtype="f32"):
+    a, b, c = View(dtype, 0, k, 1), View(dtype, 0, n, 1), View(dtype, 0, n, 1)
+    (work,) = product_workloads(MatmulPlan("product", (), m, n, k, a, b, c))
+    return work
 
 
 def test_workloads_count_what_is_there():
@@ -76,18 +84,18 @@ def test_models_order_kernels_as_hardware_does():
     assert per_byte[0] < per_byte[1], "caches are faster than memory"
     one_row, many_rows = plan_workload(softmax(1, 1 << 16)), plan_workload(softmax(64, 1 << 10))
     assert projected(one_row, CPU).seconds > 1.5 * projected(many_rows, CPU).seconds, "one row is one thread"
-    for work in (light, heavy, small, one_row, matmul_workload(512, 512, 512, "f32")):
+    for work in (light, heavy, small, one_row, product(512, 512, 512)):
         for device in (CPU, H200):
             assert 0 < speed_of_light(work, device).seconds <= projected(work, device).seconds * 1.0001
 
 
 def test_matmul_prices_follow_dtype_and_shape():
-    big = matmul_workload(1024, 1024, 1024, "f32")
+    big = product(1024, 1024, 1024)
     assert projected(big, CPU).limiter == "compute"
     assert projected(big, CPU).seconds == pytest.approx(big.flops / (200e9 * 0.92), rel=0.1)
-    half = matmul_workload(1024, 1024, 1024, "bf16")
+    half = product(1024, 1024, 1024, "bf16")
     assert 1.8 < projected(big, CPU).seconds / projected(half, CPU).seconds < 2.2
-    assert speed_of_light(matmul_workload(1, 4096, 4096, "f32"), CPU).limiter == "memory"
+    assert speed_of_light(product(1, 4096, 4096), CPU).limiter == "memory"
 
 
 def test_measurements_are_kept_and_calibrate(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 import mpmd
 from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
-from mpmd.compile.kernels.cost.workload import matmul_workload
+from mpmd.compile.kernels.cost.products import product_workloads
+from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.cost_plot import cost_plot
 from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
@@ -81,7 +82,7 @@ def test_the_picture_has_a_bar_for_each_kernel():
 
 
 def test_parts_of_a_kernel_start_once():
-    work = matmul_workload(64, 64, 64, "f32")
+    (work,) = product_workloads(MatmulPlan("product", (), 64, 64, 64, *[View("f32", 0, 64, 1)] * 3))
     one, two = projected(work, HOST), combined([projected(work, HOST)] * 2)
     assert two.seconds == pytest.approx(2 * one.seconds - one.start_seconds)
     light = speed_of_light(work, HOST)

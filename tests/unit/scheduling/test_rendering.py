@@ -30,7 +30,8 @@ def measured() -> Timeline:
         for s in predicted().spans
         if s.kind == "compute"
     ]
-    return Timeline.from_spans([*spans, Span("mesh0", "optimizer & co", None, 0.02, 0.021)], "measured")
+    optimizer = Span("mesh0", "optimizer & co", None, 0.02, 0.021)
+    return Timeline((*spans, optimizer), ("mesh0", "mesh1"), "measured")
 
 
 def test_the_chart_of_1f1b() -> None:

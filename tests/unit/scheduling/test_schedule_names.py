@@ -157,6 +157,8 @@ def test_a_function_orders_tasks() -> None:
     split = from_function(lambda t: ("FIW".index(t.phase.value), t.microbatch), splits_backward=True)
     assert orders(split, 2, 2, 2)[0] == "F0 F1 I0 I1 W0 W1"
     assert get_schedule(split).table(2, 2, 2).splits_backward
+    evaluation = from_function(lambda t: t.microbatch, has_backward=False)
+    assert orders(evaluation, 2, 2, 2) == ["F0 F1", "F0 F1"]
 
 
 def test_a_function_that_deadlocks_is_found() -> None:

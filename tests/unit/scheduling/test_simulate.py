@@ -7,7 +7,6 @@ from mpmd.errors import ScheduleError
 from mpmd.scheduling import (
     Costs,
     Link,
-    Phase,
     ScheduleTable,
     Skip,
     StageCosts,
@@ -87,15 +86,6 @@ def test_skip_connections_are_waited_for() -> None:
         ScheduleError, match=r"^skip connection from stage 0 to stage 1: expected a stage and a later"
     ):
         Costs((StageCosts(),) * 3, (Skip(0, 1, 1),))
-
-
-def test_costs_from_seconds() -> None:
-    given = {(0, Phase.F): 1.0, (0, Phase.B): 3.0, (1, Phase.F): 2.0, (1, Phase.I): 1.0, (1, Phase.W): 4.0}
-    costs = Costs.from_seconds(given | {(2, Phase.F): 5.0})
-    seconds = [[stage.seconds(phase) for phase in Phase] for stage in costs.stages]
-    assert seconds == [[1, 3, 1.5, 1.5], [2, 5, 1, 4], [5, 0, 0, 0]]
-    with pytest.raises(ScheduleError, match=r"^no seconds are given for the forward of stage 0"):
-        Costs.from_seconds({(1, Phase.F): 1.0})
 
 
 def test_memory_by_category() -> None:

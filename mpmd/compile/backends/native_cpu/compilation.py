@@ -221,7 +221,7 @@ def prepare_fragment(
 def compiled_or_kept(
     fragment: FragmentModule,
     target: CpuTarget,
-    options: CompileOptions = DEFAULTS,
+    options: CompileOptions,
     module: HloModule | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> tuple[Artefact, bool]:

@@ -23,23 +23,23 @@ from mpmd.compile.kernels.cost.workload import Workload, plan_workload
 from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
 from mpmd.compile.kernels.plan import KernelPlan
 
+_ROUNDS, _ROUND_SECONDS = 5, 1e-3
 _CHAINS = 12  # independent sums: more than latency times units of any core
-_COPY_ELEMENTS = 8 << 20
 _READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best
 _READ_BYTES = 256  # of each of them in turn
 _READ_AHEAD = 1536  # bytes
 _LINE_BYTES = 64
 
 
-def best_seconds(run: Callable[[], object], *, rounds: int = 5, at_least: float = 1e-3) -> float:
+def best_seconds(run: Callable[[], object]) -> float:
     """Seconds of one call: the best of some rounds, each long enough to be timed."""
     run()
     start = time.perf_counter()
     run()
     once = time.perf_counter() - start
-    repeat = max(1, int(at_least / max(once, 1e-9)))
+    repeat = max(1, int(_ROUND_SECONDS / max(once, 1e-9)))
     best = once
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         start = time.perf_counter()
         for _ in range(repeat):
             run()
@@ -84,7 +84,7 @@ def fma_peak(target: CpuTarget, dtype: str = "f32", *, steps: int = 200_000) -> 
     return measure
 
 
-def copy_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Callable[[], float]:
+def copy_bandwidth(target: CpuTarget, *, elements: int) -> Callable[[], float]:
     """A function that measures how fast one core copies memory, in bytes read and written per second."""
     b = PlanBuilder("copy", (elements,))
     b.store_dense(b.operand("y", "f32", elements), b.load_dense(b.operand("x", "f32", elements)))
@@ -132,7 +132,7 @@ def emit_read(module: Module, elements: int) -> int:
     return lanes * len(places)
 
 
-def read_bandwidth(target: CpuTarget, *, elements: int = _COPY_ELEMENTS) -> Callable[[], float]:
+def read_bandwidth(target: CpuTarget, *, elements: int) -> Callable[[], float]:
     """A function that measures how fast one core reads memory, in bytes per second; see `emit_read`."""
     module = Module(target)
     sums = aligned_empty((emit_read(module, elements),), np.float32)

@@ -9,11 +9,9 @@ sleep.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
-import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +25,7 @@ from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.waiting import PATIENCE, wait_until
 from mpmd.errors import ConfigError
+from mpmd.support.cores import on_cores
 
 # Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
 _MUTEX, _CONDITION, _JOB_MUTEX = 0, 64, 128
@@ -146,20 +145,6 @@ def _pool_code() -> dict[str, LoadedCode]:
     return shared_code([PoolRun(), PoolWorker()], host_target())
 
 
-@contextlib.contextmanager
-def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Runs the block with the calling thread on some cores, where the system can do that."""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 class WorkerPool:
     """Threads that run native jobs together with whoever asks.
 
@@ -190,7 +175,7 @@ class WorkerPool:
             threading.Thread(target=worker, args=(self.address, k), daemon=True, name=f"native-{k}")
             for k in range(1, threads)
         ]
-        with _on_cores(cores):  # threads stay where they are started
+        with on_cores(cores):  # threads stay where they are started
             for thread in self._workers:
                 thread.start()
         self._closed = False

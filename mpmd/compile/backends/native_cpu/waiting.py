@@ -12,8 +12,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.
 PATIENCE = 600
 
-BARRIER_BYTES = 128
-
 
 def wait_until(f: FunctionBuilder, pointer: Value, predicate: str, value: Value) -> Value:
     """Wait until an `i64` that another thread stores compares as wanted; returns it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import Padding, SliceDims
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, check_scalars, logical
+from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, check_starts, logical
 
 
 def stated(query: Query) -> Shape:
@@ -135,7 +135,7 @@ def dynamic_slice(query: Query) -> Shape:
         f"dynamic-slice of {source} needs {source.rank} starts and sizes, "
         f"got {len(query.operands) - 1} and {len(sizes)}",
     )
-    check_scalars(query, 1, "start")
+    check_starts(query, 1)
     for d, size in enumerate(sizes):
         check(0 <= size <= source.dims[d], f"slice size {size} does not fit dim {d} of {source}")
     return logical(source.dtype, sizes)
@@ -150,7 +150,7 @@ def dynamic_update_slice(query: Query) -> Shape:
         f"got {update} and {len(query.operands) - 2}",
     )
     check(update.dtype == source.dtype, f"the update of {source} must be {source.dtype}, got {update}")
-    check_scalars(query, 2, "start")
+    check_starts(query, 2)
     for d, size in enumerate(update.dims):
         check(size <= source.dims[d], f"update {update} does not fit dim {d} of {source}")
     return source

@@ -62,20 +62,20 @@ def check(condition: bool, message: str) -> None:
         raise HloError(message)
 
 
-def check_dims(query: Query, name: str, dims: Ints, rank: int, distinct: bool = True) -> None:
+def check_dims(query: Query, name: str, dims: Ints, rank: int) -> None:
     """Dim numbers must lie in 0..rank-1, each once."""
     wrong = next((d for d in dims if not 0 <= d < rank), None)
     check(wrong is None, f"{name} of {query.opcode} names dim {wrong}, but there are {rank} dims")
-    check(not distinct or len(set(dims)) == len(dims), f"{name} of {query.opcode} names a dim twice: {dims}")
+    check(len(set(dims)) == len(dims), f"{name} of {query.opcode} names a dim twice: {dims}")
 
 
-def check_scalars(query: Query, first: int, what: str) -> None:
-    """Operands from `first` on must be scalars of one integer type."""
+def check_starts(query: Query, first: int) -> None:
+    """Operands from `first` on are starts: integer scalars."""
     for index in range(first, len(query.operands)):
         shape = query.array(index)
         check(
             shape.is_scalar and shape.info.is_integral,
-            f"{what} {index} of {query.opcode} must be an integer scalar, got {shape}",
+            f"start {index} of {query.opcode} must be an integer scalar, got {shape}",
         )
 
 

@@ -116,22 +116,6 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
     )
 
 
-def matmul_workload(m: int, n: int, k: int, dtype: str, *, out_dtype: str = "", batch: int = 1) -> Workload:
-    """The work of a batch of matrix products."""
-    size, out = DTYPE_BYTES[dtype], DTYPE_BYTES[out_dtype or dtype]
-    flops = 2.0 * m * n * k * batch
-    return Workload(
-        kind="matmul",
-        flops=flops,
-        vector_bytes=0.0,
-        read_bytes=float((m * k + k * n) * batch * size),
-        again_bytes=0.0,
-        written_bytes=float(m * n * batch * out),
-        parts=max(1, batch * -(-n // 32) * -(-m // 512)),
-        matmul_dtype=dtype,
-    )
-
-
 def _points(plan: KernelPlan, number: int, *, whole: bool = False) -> int:
     """How often a node is computed; with `whole`, how often its value is consumed by a reduction."""
     level = plan.levels[number]

@@ -173,7 +173,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     sizes = [size_of(g, loops) for g in (*outer, *(part[0] if part else [] for part in last))]
     count = len(outer)
     space = tuple(sizes[: count + 2])
-    at_dot = _dot_place(dot, loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
+    at_dot = _dot_place(loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
 
     def view(side: Side, row: list[list[int]], column: list[list[int]]) -> View:
         def step(part: list[list[int]]) -> int:
@@ -201,9 +201,7 @@ def size_of(group: Sequence[int], loops: Loops) -> int:
     return size
 
 
-def _dot_place(
-    dot: HloInstruction, loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]
-) -> Place:
+def _dot_place(loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]) -> Place:
     """Where the product's result lies in the kernel's space."""
     index: dict[int, Index] = {}
     for number, group in enumerate(groups):

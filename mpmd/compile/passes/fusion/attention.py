@@ -73,7 +73,7 @@ class Attention:
         return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
 
 
-def cone_of(value: HloInstruction, stop: Collection[HloInstruction] = ()) -> Cone:
+def cone_of(value: HloInstruction, stop: Collection[HloInstruction]) -> Cone:
     """What a matrix is made of: elementwise work and reductions of rows, down to products and arrays.
 
     Args:

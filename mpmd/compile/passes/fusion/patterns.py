@@ -58,20 +58,19 @@ class _Selection:
 
 
 def join_patterns(
-    grouping: Grouping, most: int, multi_output: bool, prices: Prices, kept: int = _KEPT, beam: int = _BEAM
+    grouping: Grouping, most: int, prices: Prices, kept: int = _KEPT, beam: int = _BEAM
 ) -> None:
     """Join groups along arrays by the best plan that the search finds.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
-        multi_output: groups may have several results.
         prices: what prices patterns.
         kept: patterns that are kept for each group.
         beam: selections that are followed in each cluster.
     """
     for _ in range(_MOST_ROUNDS):
-        space = _Space(grouping, most, multi_output, prices)
+        space = _Space(grouping, most, prices)
         patterns = space.patterns(kept)
         chosen = _plan(space, patterns, beam)
         if not chosen:
@@ -98,8 +97,8 @@ class _Space:
         above, below: for each node the nodes that it needs, and that need it, as masks.
     """
 
-    def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
-        self.grouping, self.most, self.multi_output, self.prices = grouping, most, multi_output, prices
+    def __init__(self, grouping: Grouping, most: int, prices: Prices) -> None:
+        self.grouping, self.most, self.prices = grouping, most, prices
         self.groups = grouping.groups()
         apart = [i for i in grouping.order if i not in grouping.group_of]
         nodes: list[Node] = [*self.groups, *apart]
@@ -167,7 +166,7 @@ class _Space:
         if not is_convex(mask, self.above, self.below) or any(g.product or g.updates for g in groups):
             return None
         members = sorted((m for g in groups for m in g.members), key=grouping.position.__getitem__)
-        if len(members) > self.most or (not self.multi_output and len(grouping.results(members)) > 1):
+        if len(members) > self.most:
             return None
         return self.prices.of(members, functools.partial(grouping.plan, members))
 

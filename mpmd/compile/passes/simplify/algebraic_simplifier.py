@@ -11,8 +11,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 
-_WITH_LAYOUTS = frozenset(["bitcast", "copy", "tuple", "get-tuple-element"])
-
 
 @dataclasses.dataclass(frozen=True)
 class AlgebraicSimplifier(ComputationPass):

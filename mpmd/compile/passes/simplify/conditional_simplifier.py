@@ -8,7 +8,6 @@ from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import remove_unused
@@ -29,13 +28,7 @@ class ConditionalSimplifier(ComputationPass):
     """
 
     name = "hlo-conditional-simplifier"
-
-    def rewrite(self, module: HloModule) -> bool:
-        """Rewrites the computations, and removes those that nobody calls any more."""
-        changed = super().rewrite(module)
-        if changed:
-            module.remove_unreached()
-        return changed
+    abandons = True
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Simplifies the conditionals of one computation."""

@@ -6,7 +6,6 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, Category
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import remove_unused
@@ -35,15 +34,9 @@ class WhileLoopUnroller(ComputationPass):
     """
 
     name = "hlo-while-loop-unroller"
+    abandons = True
     most_trips: int = 8
     most_instructions: int = 512
-
-    def rewrite(self, module: HloModule) -> bool:
-        """Rewrites the computations, and removes the loops' own ones."""
-        changed = super().rewrite(module)
-        if changed:
-            module.remove_unreached()
-        return changed
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Unrolls the loops of one computation."""

@@ -8,7 +8,6 @@ import json
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import remove_unused
 from mpmd.compile.passes.simplify.call_inliner import inline
@@ -42,14 +41,8 @@ class WhileSimplifier(ComputationPass):
     """
 
     name = "hlo-while-simplifier"
+    abandons = True
     largest_constant: int = 64
-
-    def rewrite(self, module: HloModule) -> bool:
-        """Rewrites the computations, and removes those that nobody calls any more."""
-        changed = super().rewrite(module)
-        if changed:
-            module.remove_unreached()
-        return changed
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Simplifies the loops of one computation."""

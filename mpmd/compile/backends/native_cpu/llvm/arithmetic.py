@@ -215,10 +215,6 @@ class Arithmetic(ABC):
             a = combine(low, high)
         return a
 
-    def lane_sum(self, a: Value) -> Value:
-        """The sum of all lanes, added pairwise."""
-        return self.lane_fold(a, self.add)
-
     def any_lane(self, mask: Value) -> Value:
         """An `i1`: whether any lane of a mask is set."""
         if lanes_of(mask.type) == 1:

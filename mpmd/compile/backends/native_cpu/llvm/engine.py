@@ -19,6 +19,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.errors import CompileError
 
+_EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
 
 
@@ -33,10 +34,10 @@ def _initialize(triple: str) -> None:
 
 
 @lru_cache(maxsize=16)
-def _machine(target: CpuTarget, opt: int) -> Any:
+def _machine(target: CpuTarget) -> Any:
     _initialize(target.triple)
     return binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=opt, reloc="pic", codemodel="small", jit=True
+        cpu=target.cpu, features=target.features, opt=_EFFORT, reloc="pic", codemodel="small", jit=True
     )
 
 
@@ -50,33 +51,32 @@ def _parse(text: str, target: CpuTarget) -> Any:
     return parsed
 
 
-def emit_object(module: Module, *, opt: int = 2) -> bytes:
+def emit_object(module: Module) -> bytes:
     """Machine code of a module as an object file; see `object_of`."""
-    return object_of(module.text(), module.target, opt=opt)
+    return object_of(module.text(), module.target)
 
 
-def object_of(text: str, target: CpuTarget, *, opt: int = 2) -> bytes:
+def object_of(text: str, target: CpuTarget) -> bytes:
     """Machine code of LLVM assembly as an object file.
 
     Args:
         text: what to compile.
         target: for which CPU.
-        opt: effort of LLVM's code generation, 0 to 3.
 
     Raises:
         CompileError: LLVM does not accept the text.
     """
-    return bytes(_machine(target, opt).emit_object(_parse(text, target)))
+    return bytes(_machine(target).emit_object(_parse(text, target)))
 
 
-def emit_assembly(module: Module, *, opt: int = 2) -> str:
+def emit_assembly(module: Module) -> str:
     """Machine code of a module as assembly text, for reading and for tests."""
-    return assembly_of(module.text(), module.target, opt=opt)
+    return assembly_of(module.text(), module.target)
 
 
-def assembly_of(text: str, target: CpuTarget, *, opt: int = 2) -> str:
+def assembly_of(text: str, target: CpuTarget) -> str:
     """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
-    return str(_machine(target, opt).emit_assembly(_parse(text, target)))
+    return str(_machine(target).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)
@@ -159,8 +159,6 @@ def compile_module(
     module: Module,
     exports: Sequence[str],
     imports: Mapping[str, LoadedCode] | None = None,
-    *,
-    opt: int = 2,
 ) -> LoadedCode:
     """Compile and load in one step."""
-    return load_object(emit_object(module, opt=opt), exports, imports)
+    return load_object(emit_object(module), exports, imports)
