@@ -97,8 +97,7 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
             if op.operation.name == "sdy.mesh":
                 op.operation.clone(ir.InsertionPoint(alone.body))
         main = f.operation.clone(ir.InsertionPoint(alone.body)).opview
-        called = {c.callee.value for c in ir.walk(main, ir.FuncCall)}
-        for name in sorted(called):
+        for name in sorted(ir.functions_used(f, symbols)):
             symbols[name].operation.clone(ir.InsertionPoint(alone.body))
         ir.put(main, "sym_name", ir.StringAttr.get("main"))
         ir.put(main, "sym_visibility", ir.StringAttr.get("public"))

@@ -5,7 +5,7 @@
     call @mpmd.call.3.(%x)             -->  mpmd.call @callee(%x) {call_counter = 3}
     call @mpmd.microbatches.0.(%x)     -->  its reshape, {mpmd.microbatches = 0}
     while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
-    any other call                     -->  its body
+    any other call, or composite       -->  its body
 
 How often a name was transposed stands in the location of its call, such as
 `jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass counts as
@@ -43,8 +43,11 @@ class Expansion:
         main = self.symbols["main"]
         original = set(self.symbols)
         main.topology = self.topology
+        for composite in ir.walk(self.module, ir.Composite):
+            _call_decomposition(composite)
         self.expand(main.body, 0, top=True)
         kept = {"main", *self.callees.values()}
+        kept |= {used for name in kept for used in ir.functions_used(self.symbols[name], self.symbols)}
         for name in original - kept:
             if not self.symbols[name].is_public:
                 self.symbols[name].operation.erase()
@@ -200,6 +203,15 @@ def _mark_cut(inlined: list[ir.Op], dim: int) -> None:
         if op.operation.name == "stablehlo.reshape":
             i64 = ir.IntegerType.get_signless(64)
             ir.put(op, "mpmd.microbatches", ir.IntegerAttr.get(i64, dim))
+
+
+def _call_decomposition(composite: ir.Op) -> None:
+    """Calls what an operation of the user's own is said to mean, so that it is a call as any other."""
+    made = ir.create(
+        "func.call", list(composite.operands), [r.type for r in composite.results], ir.before(composite),
+        {"callee": composite.decomposition}, composite.location,
+    )  # fmt: skip
+    ir.replace(composite, list(made.results))
 
 
 def _split_barrier(op: ir.Op) -> None:
