@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
-from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
+from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead, run_ahead
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.nest import shuffled
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
@@ -268,3 +268,35 @@ def test_an_order_without_a_pattern(count):
     if count >= 24:
         steps = [b - a for a, b in itertools.pairwise(order)]
         assert max(map(steps.count, steps)) <= 3 + count // 16, "no step comes often"
+
+
+def converted(size, source, dtype, *others, op=None):
+    """x of one type as another one, and the sum with other arrays."""
+    b = PlanBuilder("convert", (size,))
+    x = b.convert(b.load_dense(b.operand("x", source, size)), "f32")
+    x = b.apply(op, x) if op else x
+    for name in others:
+        x = b.apply("add", x, b.load_dense(b.operand(name, "f32", size)))
+    b.store_dense(b.operand("y", dtype, size), b.convert(x, dtype))
+    return b.finish()
+
+
+@pytest.mark.parametrize("source,dtype", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f32", "bf16")])
+def test_a_single_run_is_asked_for(source, dtype):
+    far = small_caches(named_target("avx512_bf16"))
+    text = assembly_of(converted(1 << 15, source, dtype), far)
+    assert text.count("prefetcht0") >= 2 and "vmovnt" in text
+    assert "prefetch" not in assembly_of(converted(1 << 15, source, dtype), named_target("avx512_bf16"))
+    for size in (1 << 15, (1 << 15) + 17, 8200):
+        agrees(converted(size, source, dtype), SIZES[1], shift=0)
+        agrees(converted(size, source, dtype), SIZES[1], threads=3, shift=16)
+
+
+def test_what_of_runs_is_not_asked_for():
+    far = small_caches(named_target("avx512"))
+    streamed = streamed_operands(converted(1 << 15, "f32", "f32"), far)
+    assert run_ahead(converted(1 << 15, "f32", "f32"), far, streamed).size == 4
+    assert run_ahead(converted(1 << 15, "f32", "f32"), far, ()) is None, "results stay in the caches"
+    assert run_ahead(converted(1 << 15, "f32", "f32", "z"), far, {2}) is None, "two runs"
+    assert run_ahead(converted(1 << 15, "f32", "f32", op="tanh"), far, streamed) is None, "memory can wait"
+    assert run_ahead(converted(4000, "f32", "f32"), far, streamed) is None, "short"

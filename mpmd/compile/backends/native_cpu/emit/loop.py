@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.ahead import Ahead, rows_ahead
+from mpmd.compile.backends.native_cpu.emit.ahead import Ahead, RunAhead, rows_ahead, run_ahead
 from mpmd.compile.backends.native_cpu.emit.nest import (
     Order,
     order_between,
@@ -83,7 +83,8 @@ class LoopKernel(PlanKernel):
     @cached_property
     def _writer(self) -> RowWriter:
         fitting = vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
-        return RowWriter(self.plan, self._lanes, fitting, rows_ahead(self.plan, self.target))
+        run = run_ahead(self.plan, self.target, self.streamed)
+        return RowWriter(self.plan, self._lanes, fitting, rows_ahead(self.plan, self.target), run)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -124,13 +125,15 @@ class RowWriter:
         plan: what is computed.
         lanes: of a vector.
         fitting: vectors that fit into the registers side by side.
-        ahead: what is asked for before its turn.
+        ahead: rows that are asked for before their turn.
+        run: what is asked for ahead of the place where it is read.
     """
 
     plan: KernelPlan
     lanes: int
     fitting: int
     ahead: Ahead | None
+    run: RunAhead | None = None
 
     @property
     def _group(self) -> int:
@@ -198,6 +201,8 @@ class RowWriter:
             for first in range(0, len(parts), group):
                 if self.ahead:
                     self.ahead.ask(f, coming, parts[first : first + group])
+            if self.run:
+                self.run.ask(scope, parts)
             if group % 2 == 0 and self._halved(f.target):
                 parts = [half for low in parts[::2] for half in low.halves()]
             store_all([scope.inside(lanes=part) for part in parts], [group] * (len(parts) // group))
