@@ -79,7 +79,7 @@ def test_what_takes_longer_together_stays_apart():
     module = before_fusion(scaled, *arguments)
     grouping = Grouping(module.entry)
     device = dataclasses.replace(HOST, cycles_per_second=math.inf)  # nothing to compute ever takes time
-    merge_groups(grouping, 96, Prices(device=device))
+    merge_groups(grouping, 96, True, Prices(device=device))
     assert len(grouping.groups()) == 1
 
 

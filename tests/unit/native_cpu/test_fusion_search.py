@@ -59,7 +59,7 @@ class Listed(Prices):
 
 def groups_of(text, prices, **options):
     grouping = Grouping(parse_module(text, "text").entry)
-    join_patterns(grouping, 96, prices, **options)
+    join_patterns(grouping, 96, True, prices, **options)
     return ["".join(m.name for m in g.members) for g in grouping.groups()]
 
 
@@ -103,7 +103,7 @@ ENTRY main {
   ROOT t = (f32[4096]{0}, f32[4096]{0}) tuple(b, d)
 }
 """
-    space = _Space(Grouping(parse_module(text, "text").entry), 96, Prices())
+    space = _Space(Grouping(parse_module(text, "text").entry), 96, True, Prices())
     number = {g.members[0].name: k for k, g in enumerate(space.groups)}
     first = 1 << number["a"] | 1 << number["d"]
     second = 1 << number["c"] | 1 << number["b"]
@@ -150,7 +150,7 @@ def test_patterns_join_what_a_row_needs():
     module = prepare_fragment(fragment, host_target(), options).module
     grouping = Grouping(module.entry)
     before = len(grouping.groups())
-    join_patterns(grouping, 96, Prices())
+    join_patterns(grouping, 96, True, Prices())
     assert before > 3 and len(grouping.groups()) == 1
 
 

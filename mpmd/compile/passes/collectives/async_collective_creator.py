@@ -10,6 +10,9 @@ from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
 
+_OWN = {"all-reduce": 1, "all-gather": 2, "collective-permute": 2}
+_WRAPPED = ("reduce-scatter", "all-to-all", "collective-broadcast", "ragged-all-to-all")
+
 
 @dataclasses.dataclass(frozen=True)
 class AsyncCollectiveCreator(ComputationPass):
@@ -20,24 +23,37 @@ class AsyncCollectiveCreator(ComputationPass):
     Those without a start of their own are wrapped in a computation that async-start calls.
 
     Requires: no schedule; combiners and simplifiers of collectives have run: they know no pairs.
-    Ensures: no collective is left that is not asynchronous.
+    Ensures: no collective of `opcodes` and of `least_bytes` is left that is not asynchronous.
     Cost: linear.
     Source: XLA's async collective creator.
+
+    Attributes:
+        opcodes: collectives that are split.
+        least_bytes: smallest operands that are split, in bytes per device.
     """
 
     name = "hlo-async-collective-creator"
+    opcodes: tuple[str, ...] = (*_OWN, *_WRAPPED)
+    least_bytes: int = 0
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation; those that are wrapped already stay."""
         if any(i.info.category.name == "ASYNC" for i in computation.callers):
             return False
-        return Rewriter(computation).run(_RULES, lambda instruction: True)
+        rules: dict[str, tuple[Rule, ...]] = {}
+        for opcode in self.opcodes:
+            single = opcode == "collective-permute"
+            rules[opcode] = (_start_permute if single else _start if opcode in _OWN else _wrap,)
+        return Rewriter(computation).run(rules, self._is_large)
+
+    def _is_large(self, instruction: HloInstruction) -> bool:
+        return sum(o.shape.byte_size for o in instruction.operands) >= self.least_bytes
 
 
 def _start(site: Site) -> HloInstruction:
-    """A start of the same name; that of a gather or permute gives its operands as well."""
+    """A start of the same name; that of a gather gives its operands as well."""
     shape = site.shape
-    if site.at.opcode != "all-reduce":
+    if _OWN[site.at.opcode] == 2:
         shape = tuple_of([_together([o.shape for o in site.operands]), shape])
     attributes = dict(site.at.attributes)
     start = site.build.add(
@@ -71,14 +87,3 @@ def _wrap(site: Site) -> HloInstruction:
 
 def _together(shapes: list[Shape]) -> Shape:
     return shapes[0] if len(shapes) == 1 else tuple_of(shapes)
-
-
-_RULES: dict[str, tuple[Rule, ...]] = {
-    "all-reduce": (_start,),
-    "all-gather": (_start,),
-    "collective-permute": (_start_permute,),
-    "reduce-scatter": (_wrap,),
-    "all-to-all": (_wrap,),
-    "collective-broadcast": (_wrap,),
-    "ragged-all-to-all": (_wrap,),
-}

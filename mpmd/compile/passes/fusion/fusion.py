@@ -37,6 +37,7 @@ class Fusion(HloPass):
 
     Attributes:
         most: instructions in one group.
+        multi_output: groups may have several results.
         costs: the model that prices groups: `projected`, `speed-of-light`, `measured`, which times each group
             that it considers, once, or the path of costs that were measured so.  Measured costs make the
             choice depend on the machine.
@@ -46,6 +47,7 @@ class Fusion(HloPass):
 
     name = "hlo-fusion"
     most: int = 96
+    multi_output: bool = True
     costs: str = "projected"
     search: str = GREEDY
 
@@ -67,7 +69,7 @@ class Fusion(HloPass):
         for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, Prices(self.costs), self.search)
+            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs), self.search)
             changed |= outline(grouping)
         return changed
 

@@ -18,31 +18,36 @@ from mpmd.support import diagnostics
 GREEDY, BEAM = "greedy", "beam"
 
 
-def merge_groups(grouping: Grouping, most: int, prices: Prices, search: str = GREEDY) -> None:
+def merge_groups(
+    grouping: Grouping, most: int, multi_output: bool, prices: Prices, search: str = GREEDY
+) -> None:
     """Join groups until no two more should.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
+        multi_output: groups may have several results.
         prices: what says whether joining saves time.
         search: `greedy` joins pairs, `beam` looks for patterns first.
     """
-    merging = _Merging(grouping, most, prices)
+    merging = _Merging(grouping, most, multi_output, prices)
     merging.epilogues()
     if search == BEAM:
-        join_patterns(grouping, most, prices)
+        join_patterns(grouping, most, multi_output, prices)
     merging.along_arrays()
-    merging.neighbours()
-    merging.along_arrays()
-    repeat_cheap_results(grouping, prices)
+    if multi_output:
+        merging.neighbours()
+        merging.along_arrays()
+        repeat_cheap_results(grouping, prices)
 
 
 class _Merging:
     """The work on one computation."""
 
-    def __init__(self, grouping: Grouping, most: int, prices: Prices) -> None:
+    def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
         self.grouping = grouping
         self.most = most
+        self.multi_output = multi_output
         self.prices = prices
 
     # -- products
@@ -165,6 +170,8 @@ class _Merging:
         grouping = self.grouping
         if len(members) > self.most:
             return f"together they have {len(members)} instructions, more than {self.most}"
+        if not self.multi_output and len(grouping.results(members)) > 1:
+            return "they would have several results"
         if grouping.would_circle(a, b):
             return "what one needs is made of what the other gives"
         if _plain(members):

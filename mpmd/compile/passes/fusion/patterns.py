@@ -58,19 +58,20 @@ class _Selection:
 
 
 def join_patterns(
-    grouping: Grouping, most: int, prices: Prices, kept: int = _KEPT, beam: int = _BEAM
+    grouping: Grouping, most: int, multi_output: bool, prices: Prices, kept: int = _KEPT, beam: int = _BEAM
 ) -> None:
     """Join groups along arrays by the best plan that the search finds.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
+        multi_output: groups may have several results.
         prices: what prices patterns.
         kept: patterns that are kept for each group.
         beam: selections that are followed in each cluster.
     """
     for _ in range(_MOST_ROUNDS):
-        space = _Space(grouping, most, prices)
+        space = _Space(grouping, most, multi_output, prices)
         patterns = space.patterns(kept)
         chosen = _plan(space, patterns, beam)
         if not chosen:
@@ -97,8 +98,8 @@ class _Space:
         above, below: for each node the nodes that it needs, and that need it, as masks.
     """
 
-    def __init__(self, grouping: Grouping, most: int, prices: Prices) -> None:
-        self.grouping, self.most, self.prices = grouping, most, prices
+    def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
+        self.grouping, self.most, self.multi_output, self.prices = grouping, most, multi_output, prices
         self.groups = grouping.groups()
         apart = [i for i in grouping.order if i not in grouping.group_of]
         nodes: list[Node] = [*self.groups, *apart]
@@ -166,7 +167,7 @@ class _Space:
         if not is_convex(mask, self.above, self.below) or any(g.product or g.updates for g in groups):
             return None
         members = sorted((m for g in groups for m in g.members), key=grouping.position.__getitem__)
-        if len(members) > self.most:
+        if len(members) > self.most or (not self.multi_output and len(grouping.results(members)) > 1):
             return None
         return self.prices.of(members, functools.partial(grouping.plan, members))
 

@@ -9,7 +9,6 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.passes.hlo_pass import HloPass, unfused
 from mpmd.compile.passes.rewriter import remove_unused
 
@@ -33,10 +32,12 @@ class Cse(HloPass):
 
     Attributes:
         constants: also share constants.
+        collectives: also share collectives.
     """
 
     name = "hlo-cse"
     constants: bool = True
+    collectives: bool = True
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites the computations; callees first, so that equal callees compare equal."""
@@ -68,9 +69,9 @@ class Cse(HloPass):
             return False
         if instruction.opcode == "constant":
             return self.constants
-        if instruction.info.category is Category.ASYNC:
-            return False
-        return instruction.info.category is Category.COLLECTIVE or not instruction.has_side_effect
+        if instruction.info.category.name in ("COLLECTIVE", "ASYNC"):
+            return self.collectives and instruction.info.category.name == "COLLECTIVE"
+        return not instruction.has_side_effect
 
 
 def _key(instruction: HloInstruction, digests: dict[HloComputation, bytes]) -> Hashable:

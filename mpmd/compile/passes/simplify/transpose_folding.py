@@ -21,34 +21,41 @@ class TransposeFolding(ComputationPass):
     Ensures: no transpose feeds a dot, unless it changes the order of several free dims, which the result has.
     Cost: linear.
     Source: dimension numbers are a transpose already.
+
+    Attributes:
+        leading_batches: fold only where batch dims stay in front, as matrix libraries want them.
     """
 
     name = "hlo-transpose-folding"
+    leading_batches: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        rules = {"dot": (_fold,)}
+        rules = {"dot": (self._fold,)}
         return Rewriter(computation).run(rules, lambda instruction: len(instruction.operands) == 2)
 
+    def _fold(self, site: Site) -> HloInstruction | None:
+        a, b = site.operands
+        dims = site.at.dot_dims
+        if a.opcode == "transpose":
+            free = dims.lhs_free(a.shape.rank)
+            if self._fits(a.dimensions, free, dims.lhs_batch):
+                contracting, batch = _through(a, dims.lhs_contracting), _through(a, dims.lhs_batch)
+                made = DotDims(contracting, dims.rhs_contracting, batch, dims.rhs_batch)
+                return site.same(a.operands[0], b, shape=site.shape, dot_dims=made)
+        if b.opcode == "transpose":
+            free = dims.rhs_free(b.shape.rank)
+            if self._fits(b.dimensions, free, dims.rhs_batch):
+                contracting, batch = _through(b, dims.rhs_contracting), _through(b, dims.rhs_batch)
+                made = DotDims(dims.lhs_contracting, contracting, dims.lhs_batch, batch)
+                return site.same(a, b.operands[0], shape=site.shape, dot_dims=made)
+        return None
 
-def _fold(site: Site) -> HloInstruction | None:
-    a, b = site.operands
-    dims = site.at.dot_dims
-    if a.opcode == "transpose" and _keeps_order(a, dims.lhs_free(a.shape.rank)):
-        contracting, batch = _through(a, dims.lhs_contracting), _through(a, dims.lhs_batch)
-        made = DotDims(contracting, dims.rhs_contracting, batch, dims.rhs_batch)
-        return site.same(a.operands[0], b, shape=site.shape, dot_dims=made)
-    if b.opcode == "transpose" and _keeps_order(b, dims.rhs_free(b.shape.rank)):
-        contracting, batch = _through(b, dims.rhs_contracting), _through(b, dims.rhs_batch)
-        made = DotDims(dims.lhs_contracting, contracting, dims.lhs_batch, batch)
-        return site.same(a, b.operands[0], shape=site.shape, dot_dims=made)
-    return None
-
-
-def _keeps_order(transpose: HloInstruction, free: Ints) -> bool:
-    """Whether the free dims stand in the operand in the order that the result has them in."""
-    places = _through(transpose, free)
-    return list(places) == sorted(places)
+    def _fits(self, order: Ints, free: Ints, batch: Ints) -> bool:
+        places = [order[d] for d in free]
+        if places != sorted(places):
+            return False
+        return not self.leading_batches or sorted(order[d] for d in batch) == list(range(len(batch)))
 
 
 def _through(transpose: HloInstruction, dims: Ints) -> Ints:
