@@ -6,8 +6,8 @@ import `jax._src`, `jaxlib` or an experimental module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
@@ -29,6 +29,7 @@ __all__ = [
     "make_cpu_client",
     "mpmd_dialect",
     "register_operation",
+    "trace_context",
 ]
 
 func_dialect = _func_ops_gen._Dialect
@@ -46,6 +47,18 @@ def make_cpu_client(num_devices: int) -> Any | None:
         return None
     make = getattr(xla_client, "make_cpu_client", None)
     return None if make is None else make(num_devices=num_devices)
+
+
+def trace_context() -> Hashable:
+    """What JAX's own state says about tracing: a function traced under another is another program.
+
+    The random bits, the precision of products and 64-bit types hang on it.  Empty where this JAX does not
+    tell: a change of such a switch then goes unnoticed by what was compiled before.
+    """
+    from jax._src import config
+
+    found = getattr(config, "trace_context", None)
+    return () if found is None else cast("Hashable", found())
 
 
 def compiled_for(

@@ -14,6 +14,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, 
 from mpmd.api.stages import Compiled, Lowered, Traced
 from mpmd.api.tracing import trace
 from mpmd.errors import ConfigError
+from mpmd.jax_compat import trace_context
 
 
 def jit(
@@ -33,8 +34,9 @@ def jit(
         def step(state, batch): ...
 
     The function is traced when it is first called, and again for every other signature: shapes, dtypes,
-    static values, options.  Arguments may be anywhere, host memory included: they are placed on the meshes
-    that use them.  Results are `jax.Array`s on the meshes that made them.
+    static values, and the switches of JAX that tracing reads.  Arguments may be anywhere, host memory
+    included: they are placed on the meshes that use them.  Results are `jax.Array`s on the meshes that made
+    them.
 
     Args:
         fn: the function; leave it out to use `jit` as a decorator.
@@ -114,7 +116,7 @@ class Jitted:
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:
-            key = arguments.key
+            key = arguments.key, trace_context()
         except TypeError:  # some leaf is no array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise

@@ -185,6 +185,9 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
                 f"argument {name} has no value yet: the step is called inside of jax.jit, jax.grad or such\n"
                 "  a step for several meshes takes arrays: transform what is inside, or use its __wrapped__"
             )
+        if isinstance(leaf, np.ma.MaskedArray):
+            problems.append(f"{name} is a masked array, and masks would be lost: use its filled()")
+            continue
         try:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 jax.typeof(leaf)
@@ -252,7 +255,13 @@ def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def describe(leaf: Any) -> Leaf:
-    """Shape, dtype and weakness of an array-like; what a program is compiled for."""
+    """Shape, dtype and weakness of an array-like; what a program is compiled for.
+
+    Raises:
+        TypeError: it is none; `check_leaves` says so in the user's words.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array")
     if isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         weak = bool(getattr(leaf, "weak_type", False))
         return tuple(leaf.shape), _canonical(leaf.dtype), weak

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import ir
+from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
@@ -59,6 +60,7 @@ class Traced:
         """The pytree of the results."""
         return jax.tree.structure(self.jax_traced.out_info)
 
+    @without_ambient_mesh
     def lower(self, observer: Observer | None = None) -> Lowered:
         """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
@@ -159,6 +161,7 @@ class Lowered:
         """
         return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
 
+    @without_ambient_mesh
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
 
@@ -241,6 +244,7 @@ class Compiled:
         """
         return self.run_flat(self._checked(args, kwargs))
 
+    @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments; under `jax.debug_nans` fragment by fragment."""
         try:
@@ -336,6 +340,7 @@ class Compiled:
         """For each mesh the predicted peak in bytes over its devices, and what holds it."""
         return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
 
+    @without_ambient_mesh
     def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
         """Runs one step and counts the arrays of its streams; its results, and the peak of each mesh.
 
@@ -363,6 +368,7 @@ class Compiled:
         meshes = list(self.lowered.config.topology)
         return predicted_timeline(self.program, _known(costs), meshes, self._workspace)
 
+    @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
         leaves = self._numbers(self._checked(args, kwargs))
@@ -370,6 +376,7 @@ class Compiled:
         results, costs = measure_costs(self._executor, self._placement, leaves)
         return self._results(results), costs
 
+    @without_ambient_mesh
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 

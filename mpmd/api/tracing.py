@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
 from mpmd.api.stages import Traced
@@ -16,6 +17,7 @@ from mpmd.errors import SignatureError
 from mpmd.tracing.names import names_called
 
 
+@without_ambient_mesh
 def trace(
     fn: Callable[..., Any],
     config: Config,

@@ -97,7 +97,7 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
             if op.operation.name == "sdy.mesh":
                 op.operation.clone(ir.InsertionPoint(alone.body))
         main = f.operation.clone(ir.InsertionPoint(alone.body)).opview
-        for name in sorted(ir.functions_used(f, symbols)):
+        for name in sorted(_used(f, symbols)):
             symbols[name].operation.clone(ir.InsertionPoint(alone.body))
         ir.put(main, "sym_name", ir.StringAttr.get("main"))
         ir.put(main, "sym_visibility", ir.StringAttr.get("public"))
@@ -116,6 +116,20 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
             donated=donated,
             reserved_bytes=0 if reserved is None else ir.IntegerAttr(reserved).value,
         )
+
+
+def _used(f: ir.Func, symbols: dict[str, ir.Func]) -> set[str]:
+    """The functions that one needs: those it calls or has custom calls call, those they need, and so on."""
+    found: set[str] = set()
+    todo = [f]
+    while todo:
+        op = todo.pop()
+        names = {call.callee.value for call in ir.walk(op, ir.FuncCall)}
+        for custom in ir.walk(op, ir.stablehlo.CustomCallOp):
+            names |= {reference.value for reference in custom.called_computations or ()}
+        todo += [symbols[name] for name in sorted(names - found)]
+        found |= names
+    return found
 
 
 def value_spec(kind: Any) -> ValueSpec:

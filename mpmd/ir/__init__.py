@@ -29,13 +29,12 @@ from mpmd.ir.edit import (
 from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
-    Assign, Broadcast, Call, Composite, CustomCall, For, Fragment, FragmentCall, Func, FuncCall,
-    NamedComputation, NamedTensor, Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put,
-    put_attribute_dicts,
+    Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
+    Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    PURE, arg_index, fragments, funcs, functions_used, is_constant, is_pure, is_unused, module_of, ops,
-    producer, read_by, result_index, stands_before, symbol_table, users, uses, walk,
+    PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
+    read_by, result_index, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
 from mpmd.ir.types import MeshTensor, Origin, Topology

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import func, mpmd, stablehlo
+from jax.extend.mlir.dialects import func, mpmd
 
 from mpmd.ir import counting
 from mpmd.ir.context import context
@@ -19,15 +19,6 @@ NamedTensor = mpmd.NamedTensorOp
 Broadcast = mpmd.BroadcastOp
 Return = mpmd.ReturnOp
 FuncCall = func.CallOp
-
-
-def _read(kind: Any) -> Any:
-    """The class that the bindings make objects of: a dialect may show one below it, for building alone."""
-    return next(c for c in kind.__mro__ if "OPERATION_NAME" in vars(c))
-
-
-Composite = _read(stablehlo.CompositeOp)
-CustomCall = _read(stablehlo.CustomCallOp)
 
 
 def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:

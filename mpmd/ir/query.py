@@ -10,7 +10,7 @@ from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.ir.context import context
-from mpmd.ir.ops import CustomCall, Fragment, Func, FuncCall
+from mpmd.ir.ops import Fragment, Func
 
 PURE = "mpmd.pure"  # says of a call that what it calls only computes
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
@@ -61,21 +61,6 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     only = kind if hasattr(kind, "OPERATION_NAME") else None
     where.operation.walk(visit, ir.WalkOrder.PRE_ORDER, op_class=only)
     return found
-
-
-def functions_used(f: Func, symbols: dict[str, Func]) -> list[str]:
-    """The functions that one needs: those it calls or has custom calls call, those they need, and so on."""
-    found: dict[str, None] = {}
-    todo = [f]
-    while todo:
-        op = todo.pop()
-        names = [call.callee.value for call in walk(op, FuncCall)]
-        for custom in walk(op, CustomCall):
-            names += [reference.value for reference in custom.called_computations or ()]
-        more = dict.fromkeys(name for name in names if name not in found)
-        todo += [symbols[name] for name in more]
-        found |= more
-    return list(found)
 
 
 def fragments(f: Func) -> list[Fragment]:

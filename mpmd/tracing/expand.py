@@ -23,6 +23,9 @@ from mpmd.tracing.inline import body_copy, inline_all, inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 
+# The class of the objects that the bindings make; the one they show lies below it and only builds.
+_Composite = next(kind for kind in ir.stablehlo.CompositeOp.__mro__ if "OPERATION_NAME" in vars(kind))
+
 _TRANSPARENT = ("tensor", "broadcast", "reduce")
 
 
@@ -43,11 +46,10 @@ class Expansion:
         main = self.symbols["main"]
         original = set(self.symbols)
         main.topology = self.topology
-        for composite in ir.walk(self.module, ir.Composite):
+        for composite in ir.walk(self.module, _Composite):
             _call_decomposition(composite)
         self.expand(main.body, 0, top=True)
         kept = {"main", *self.callees.values()}
-        kept |= {used for name in kept for used in ir.functions_used(self.symbols[name], self.symbols)}
         for name in original - kept:
             if not self.symbols[name].is_public:
                 self.symbols[name].operation.erase()

@@ -1,0 +1,28 @@
+"""What a user has set around a step: the step has meshes of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def without_ambient_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`fn` as outside of every `jax.set_mesh`.
+
+    JAX would refuse fragments and placements for devices that are not all of that mesh's.
+    """
+
+    @functools.wraps(fn)
+    def alone(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if jax.sharding.get_abstract_mesh().empty:
+            return fn(*args, **kwargs)
+        with jax.set_mesh(None):
+            return fn(*args, **kwargs)
+
+    return alone

@@ -1,0 +1,65 @@
+"""What is set around a step: JAX's switches, a mesh of the user's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import mpmd
+from mpmd.errors import SignatureError
+from tests.support.comparing import relative_difference
+
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
+noise = mpmd.named_computation(lambda key, x: x + jax.random.normal(key, x.shape), name="lower")
+square = mpmd.named_computation(lambda x: x * x, name="upper")
+X = jnp.arange(24.0).reshape(8, 3)
+
+
+def step(key, x):
+    return square(noise(key, x))
+
+
+def pipelined(backend="xla", **more):
+    topology = mpmd.make_topology({"m0": 2, "m1": 1})
+    return mpmd.jit(step, mpmd.make_config(topology, {"lower": "m0", "upper": "m1"}, backend=backend, **more))
+
+
+def test_a_switch_that_tracing_reads_makes_another_program():
+    """What was compiled under the other switch would give other random numbers, and nobody would notice."""
+    ours, plain, key = pipelined(), jax.jit(step), jax.random.key(3)
+    for partitionable in (True, False, True):
+        with jax.threefry_partitionable(partitionable):
+            assert relative_difference(ours(key, X), plain(key, X)) < 1e-6
+    assert len(ours._compiled) == 2
+
+
+@pytest.mark.parametrize("backend", ("native", "xla"))
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+def test_a_mesh_that_the_user_has_set(backend, kind):
+    """It has other devices and other axes than the meshes of the step, which does not mind."""
+    key, mesh = jax.random.key(3), jax.make_mesh((4,), ("rows",), axis_types=(kind,))
+    want = jax.jit(step)(key, X)
+    ours = pipelined(backend, in_shardings=(None, PartitionSpec("data")))
+    x = jax.device_put(X, NamedSharding(mesh, PartitionSpec("rows")))
+    with jax.set_mesh(mesh):
+        assert relative_difference(jax.device_get(ours(key, x)), want) < 1e-6
+        result, _ = ours.lower(key, x).compile().timeline(key, x)
+        assert jax.sharding.get_abstract_mesh().axis_names == ("rows",)
+    assert relative_difference(jax.device_get(result), want) < 1e-6
+    assert relative_difference(ours(key, X), want) < 1e-6
+
+
+@pytest.mark.parametrize("warm", (True, False))
+def test_a_masked_array_is_refused(warm):
+    """As JAX does: the mask would be lost."""
+    ours, key = pipelined(), jax.random.key(3)
+    if warm:
+        ours(key, X)
+    with pytest.raises(SignatureError, match=r"x\['a'\] is a masked array"):
+        ours(key, {"a": np.ma.masked_array(np.asarray(X), np.asarray(X) > 2)})
+    with pytest.raises(SignatureError, match="x is a masked array"):
+        ours(key, np.ma.masked_array(np.asarray(X), np.asarray(X) > 2))
