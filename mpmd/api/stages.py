@@ -124,7 +124,11 @@ class Lowered:
 
     @functools.cached_property
     def fragments(self) -> dict[str, Any]:
-        """The distinct fragments by name, as they will be compiled."""
+        """The distinct fragments by name, as they will be compiled.
+
+        Raises:
+            ConfigError: one calls back to Python, and this version of JAX does not say what.
+        """
         callbacks = host_callbacks(self.jax_lowered)
         made = fragment_modules(self.partitioned.module, callbacks or ())
         calling = [name for name, fragment in made.items() if "_callback" in fragment.text]

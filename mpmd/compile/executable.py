@@ -9,10 +9,9 @@ from typing import Any, Protocol
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 
-NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "llvm", "assembly")
-"""What native code can be read as; other fragments cannot."""
-TEXTS = ("stablehlo", "hlo", "clusters", *NATIVE_TEXTS)
-"""The words of `Executable.as_text`."""
+_NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "costs", "bars", "llvm", "assembly")
+TEXTS = ("stablehlo", "hlo", "clusters", *_NATIVE_TEXTS)
+"""The words of `Executable.as_text`; of what is not native code most have no meaning."""
 
 
 def unknown_text(what: str, of: str) -> str:

@@ -11,7 +11,7 @@ from mpmd.ir.context import context
 from mpmd.ir.kept import keep
 
 
-def parse(text: str | bytes, verify: bool = True) -> ir.Module:
+def parse(text: str | bytes) -> ir.Module:
     """A module from MLIR text or bytecode.
 
     Raises:
@@ -21,9 +21,7 @@ def parse(text: str | bytes, verify: bool = True) -> ir.Module:
         _require_known_callees(text)
     try:
         with context(), ir.Location.unknown():
-            if verify:
-                return keep(ir.Module.parse(text, context()))
-            return keep(ir.Operation.parse(text, context=context()).opview)
+            return keep(ir.Module.parse(text, context()))
     except ir.MLIRError as e:
         raise IRError(f"cannot read the program: {e}") from e
 

@@ -56,10 +56,7 @@ class CompiledFragment:
 
 
 def compiled_function(
-    run: Callable[..., Sequence[Any]],
-    fragment: FragmentModule,
-    mesh: Mesh,
-    compiler_options: dict[str, Any] | None = None,
+    run: Callable[..., Sequence[Any]], fragment: FragmentModule, mesh: Mesh
 ) -> jax.stages.Compiled:
     """Compiles a function of a fragment's arguments for a mesh; adds the token, if there is one.
 
@@ -67,7 +64,6 @@ def compiled_function(
         run: gives the fragment's results, as traced arrays.
         fragment: its name, its arguments and results, and which arguments are donated.
         mesh: where it runs.
-        compiler_options: XLA's, such as `{"xla_cpu_enable_fast_math": True}`.
 
     Raises:
         CompileError: XLA does not compile it.
@@ -91,7 +87,7 @@ def compiled_function(
         with warnings.catch_warnings(), jax.enable_x64(True):
             # What cannot be donated is freed by the runtime; nothing is lost.
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            return jitted.lower(*array_types(mesh, fragment.arguments)).compile(compiler_options)
+            return jitted.lower(*array_types(mesh, fragment.arguments)).compile()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise CompileError(
             f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {error}"

@@ -66,4 +66,5 @@ def test_words_that_ask_for_no_text(backend):
     made = get_backend(backend).compile(fragment_of(jnp.tanh, X), mesh)
     with pytest.raises(CompileError, match=r"no text 'llv' of a fragment\n  there are 'stablehlo', 'hlo', "):
         made.as_text("llv")
-    assert ("no text 'llvm'" in made.as_text("llvm")) == (backend == "xla")
+    for what in ("buffers", "memory", "thunks", "kernels", "costs", "bars", "llvm", "assembly"):
+        assert (f"no text {what!r}" in made.as_text(what)) == (backend == "xla")

@@ -75,13 +75,8 @@ class XlaExecutable(CompiledFragment):
 
 @dataclasses.dataclass(frozen=True)
 class XlaBackend:
-    """Hands fragments to the PJRT client of a mesh.
+    """Hands fragments to the PJRT client of a mesh."""
 
-    Attributes:
-        compiler_options: XLA options, such as `{"xla_cpu_enable_fast_math": True}`.
-    """
-
-    compiler_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     name: str = "xla"
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> XlaExecutable:
@@ -92,7 +87,7 @@ class XlaBackend:
                 *arrays, text=fragment.text, results=fragment.results, callbacks=fragment.callbacks
             )
 
-        compiled = compiled_function(run, fragment, mesh, self.compiler_options or None)
+        compiled = compiled_function(run, fragment, mesh)
         return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
 
     def relocate(
