@@ -71,11 +71,11 @@ class OrderByTasks(FunctionPass):
         ]
         cycle = Dependencies(f, edges).stable_order()[1]
         if cycle:
-            self._report(f, cycle, rows)
+            self._report(cycle, rows)
             return
         apply_edges(f, edges, self.remove_control_dependencies)
 
-    def _report(self, f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
+    def _report(self, cycle: list[ir.Op], rows: Rows) -> None:
         """Names the first task that can never run: the first of the table that stands on the cycle."""
         tasks = ((mesh, task, group) for mesh, row in rows.items() for task, group in row.items())
         task_of = {fragment: (mesh, task) for mesh, task, group in tasks for fragment in group}
