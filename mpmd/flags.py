@@ -36,13 +36,14 @@ _NOT_FLAGS = frozenset(
 
 
 def option_docs(kind: type[Any]) -> dict[str, str]:
-    """Field -> what it is for, from the `Attributes:` of a record's docstring."""
-    text = (kind.__doc__ or "").partition("Attributes:")[2]
+    """Field -> what it is for, from the `Attributes:` of a record's docstring and those of its bases."""
     found: dict[str, str] = {}
-    for entry in re.split(r"\n {8}(?=\w+:)", text):
-        name, colon, rest = entry.strip().partition(":")
-        if colon:
-            found[name] = " ".join(rest.split())
+    for base in reversed(kind.__mro__):
+        text = (base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        for entry in re.split(r"\n {8}(?=\w+:)", f"\n{text}"):
+            name, colon, rest = entry.strip().partition(":")
+            if colon:
+                found[name] = " ".join(rest.split())
     return found
 
 
@@ -80,8 +81,9 @@ def _define_pipeline_flags() -> None:
 def _define_pass_flags() -> None:
     """Options of single passes, None unless given: what the pipeline gives a pass stands then."""
     for kind in _PASSES:
+        docs = option_docs(kind)
         for field in dataclasses.fields(kind):
-            text = f"Option {field.name.replace('_', '-')} of {kind.name}, over what the pipeline gives it."
+            text = f"Over what the pipeline gives {kind.name}: {docs.get(field.name, field.name)}"
             flags.DEFINE_string(pass_flag(kind, field.name), None, text)
 
 

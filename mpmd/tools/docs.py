@@ -120,15 +120,22 @@ def flags_page() -> str:
     for field in flagged_options():
         default = option_text(getattr(USER_DEFAULTS, field))
         shown = f"`{default}`" if default else "none"
-        meaning = docs.get(field, "").replace("|", "\\|")  # a cell ends at a bar, even one in code
-        parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {meaning} |\n")
+        parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {_cell(docs.get(field, ''))} |\n")
     parts.append(
         "\n## Single passes\n\nOver what the pipeline gives the pass; unset by default.\n\n"
-        "| flag | option of |\n|---|---|\n"
+        "| flag | option of | meaning |\n|---|---|---|\n"
     )
     for kind in (*passes.PASSES.values(), *hlo_passes.PASSES.values()):
-        parts += [f"| `--{pass_flag(kind, f.name)}` | `{kind.name}` |\n" for f in dataclasses.fields(kind)]
+        docs = option_docs(kind)
+        for f in dataclasses.fields(kind):
+            meaning = _cell(docs.get(f.name, ""))
+            parts.append(f"| `--{pass_flag(kind, f.name)}` | `{kind.name}` | {meaning} |\n")
     return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    """A text in a table, whose cells end at bars, even those in code."""
+    return text.replace("|", "\\|")
 
 
 def stale() -> list[Path]:

@@ -8,6 +8,7 @@ import re
 import pytest
 from absl import flags
 
+from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.flags import option_docs, options_from_flags, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES
@@ -24,10 +25,13 @@ def test_every_option_of_the_pipelines_is_documented():
     assert missing == []
 
 
-@pytest.mark.parametrize("name", PASSES)
-def test_every_option_of_a_pass_has_a_flag(name):
-    for field in dataclasses.fields(PASSES[name]):
-        assert pass_flag(PASSES[name], field.name) in flags.FLAGS
+@pytest.mark.parametrize("name", [*PASSES, *HLO_PASSES])
+def test_every_option_of_a_pass_has_a_flag_and_a_meaning(name):
+    kind = PASSES.get(name) or HLO_PASSES[name]
+    docs = option_docs(kind)
+    for field in dataclasses.fields(kind):
+        assert pass_flag(kind, field.name) in flags.FLAGS
+        assert docs.get(field.name), f"no {field.name} under Attributes"
 
 
 def test_the_page_lists_the_flags_that_there_are():

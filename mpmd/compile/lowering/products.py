@@ -39,13 +39,13 @@ def dot_general(site: Site) -> HloInstruction:
 
 def window_dims(
     sizes: Any,
-    strides: Any = None,
-    padding: Any = None,
+    strides: Any,
+    padding: Any,
     lhs: Any = None,
     rhs: Any = None,
     flipped: Any = None,
 ) -> Window:
-    """A window from StableHLO's lists, each of which may be left out."""
+    """A window from StableHLO's lists, each of which but the sizes may be None."""
     rank = len(sizes)
     ones = (1,) * rank
     pairs = padding.reshape(-1, 2).tolist() if padding is not None else [(0, 0)] * rank

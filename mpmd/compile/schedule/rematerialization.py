@@ -141,7 +141,7 @@ class _Work:
             if self.tries >= _MOST_TRIES:
                 return False
             self.tries += 1
-            done = repeat(instruction, order, at, self._late(instruction, at, places))
+            done = repeat(instruction, order, self._late(instruction, at, places))
             if done is None:
                 self.denied.add(instruction)
                 continue

@@ -47,7 +47,6 @@ class Repetition:
 def repeat(
     instruction: HloInstruction,
     order: Sequence[HloInstruction],
-    at: int,
     late: Mapping[HloValue, Sequence[HloInstruction]],
 ) -> Repetition | None:
     """Compute results again before the first of their late readers, who read the copy from then on.
@@ -55,7 +54,6 @@ def repeat(
     Args:
         instruction: what is computed again.
         order: of its computation.
-        at: only readers behind this place are late.
         late: results with their late readers, in order.
 
     Returns:

@@ -28,6 +28,9 @@ class CallInline(ModulePass):
     Requires: callees are there and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
     functions that are not called.  Cost: linear in what comes out.
     Source: openxla/shardy MPMD, `call_inline`.
+
+    Attributes:
+        share_bodies: let the copies of a named fragment call one function for their body.
     """
 
     name: ClassVar[str] = "mpmd-call-inline"

@@ -29,11 +29,13 @@ class MirrorStages(ModulePass):
 
     Requires: microbatches are calls.  Ensures: same values, but for the order of the sums.  Cost: linear.
     Source: the two copies of DualPipe (DeepSeek-V3 Technical Report, 2024).
+
+    Attributes:
+        names: names that get a copy, with commas.
     """
 
     name: ClassVar[str] = "mpmd-mirror-stages"
     names: str = ""
-    """Names that get a copy, with commas."""
 
     def rewrite(self, module: ir.Module) -> None:
         """Looks at every callee and its calls in the entry point."""

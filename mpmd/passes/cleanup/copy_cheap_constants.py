@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.copy_constants import value_inside
 from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
 
 
@@ -27,10 +28,13 @@ class CopyCheapConstants(FunctionPass):
 
     Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.
     Source: ours, after `copy_constants` of openxla/shardy MPMD.
+
+    Attributes:
+        max_ops: operations that one value may take.
     """
 
     name: ClassVar[str] = "mpmd-copy-cheap-constants"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
     max_ops: int = 8
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -40,7 +44,7 @@ class CopyCheapConstants(FunctionPass):
                 continue
             first = fragment.body.operations[0]
             for value, arg in zip(fragment.inputs, fragment.args):
-                source = _computed(value)
+                source = value_inside(value)
                 ops = [] if source is None else self._plan(source)
                 if source is not None and ops:
                     values: dict[ir.Value, ir.Value] = {}
@@ -62,12 +66,3 @@ class CopyCheapConstants(FunctionPass):
                 return []
             todo += op.operands
         return list(reversed(found))
-
-
-def _computed(value: ir.Value) -> ir.Value | None:
-    """The value inside of a fragment that a value between fragments is, seen through transfers."""
-    op = ir.producer(value)
-    while isinstance(op, ir.Transfer):
-        value = op.tensor
-        op = ir.producer(value)
-    return op.returned[ir.result_index(value)] if isinstance(op, ir.Fragment) else None

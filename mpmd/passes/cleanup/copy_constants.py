@@ -30,18 +30,17 @@ class CopyConstants(FunctionPass):
         """Consumers first, so that a clone is not looked at again."""
         for fragment in reversed(ir.fragments(f)):
             for value, arg in zip(fragment.inputs, fragment.args):
-                source = maker_inside(value)
-                if ir.is_constant(source):
-                    copy = ir.clone(source, ir.at_start(fragment.body))
+                source = value_inside(value)
+                constant = None if source is None else ir.producer(source)
+                if ir.is_constant(constant):
+                    copy = ir.clone(constant, ir.at_start(fragment.body))
                     ir.replace_uses(arg, copy.result)
 
 
-def maker_inside(value: ir.Value) -> ir.Op | None:
-    """The op, inside of a fragment, that computes a value between fragments, seen through transfers."""
+def value_inside(value: ir.Value) -> ir.Value | None:
+    """The value inside of a fragment that a value between fragments is, seen through transfers."""
     op = ir.producer(value)
     while isinstance(op, ir.Transfer):
         value = op.tensor
         op = ir.producer(value)
-    if isinstance(op, ir.Fragment):
-        return ir.producer(op.returned[ir.result_index(value)])
-    return None
+    return op.returned[ir.result_index(value)] if isinstance(op, ir.Fragment) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -41,7 +41,7 @@ class RecomputeAttention(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-recompute-attention"
-    runs_on: ClassVar[Literal["mpmd"]] = "mpmd"
+    runs_on = "mpmd"
     max_ops: int = 64
 
     def rewrite_function(self, f: ir.Func) -> None:

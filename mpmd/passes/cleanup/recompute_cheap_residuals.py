@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -32,10 +32,13 @@ class RecomputeCheapResiduals(FunctionPass):
     Fewer bytes then wait between forward and backward of each microbatch.
 
     Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.  Source: ours.
+
+    Attributes:
+        max_ops: operations that one residual may take.
     """
 
     name: ClassVar[str] = "mpmd-recompute-cheap-residuals"
-    runs_on: ClassVar[Literal["mpmd"]] = "mpmd"
+    runs_on = "mpmd"
     max_ops: int = 24
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -36,7 +36,7 @@ class ScaleSmallerFactor(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-scale-smaller-factor"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at both factors of every product, in regions too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -27,7 +27,7 @@ class SwapTransposedDots(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-swap-transposed-dots"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at every transpose, in regions too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -29,7 +29,7 @@ class DelayInferredFragments(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-delay-inferred-fragments"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+    runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that a chain of inferred fragments moves as a whole."""

@@ -42,6 +42,9 @@ class LowerToFragmentCalls(ModulePass):
     Cost: linear in the text of the module.
     Source: openxla/shardy MPMD, `lower_to_fragment_calls`; that calls keep call counter, stage and split
         marks is ours.
+
+    Attributes:
+        verbose_logging: say how fragments were grouped and named.
     """
 
     name: ClassVar[str] = "mpmd-lower-to-fragment-calls"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -38,10 +38,13 @@ class MarkAliasingAndDonation(FunctionPass):
     Cost: linear, but for the search for a result among those of one fragment; in the text of the module
         with `keep_microbatches_equal`.
     Source: openxla/shardy MPMD, `mark_aliasing_and_donation`; `keep_microbatches_equal` is ours.
+
+    Attributes:
+        keep_microbatches_equal: let fragments that can be one program give away the same operands.
     """
 
     name: ClassVar[str] = "mpmd-mark-aliasing-and-donation"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     keep_microbatches_equal: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -30,7 +30,7 @@ class MarkFragmentReservedMemory(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-mark-fragment-reserved-memory"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Walks the program with the bytes that are alive on every mesh."""

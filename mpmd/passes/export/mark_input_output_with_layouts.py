@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -35,7 +35,7 @@ class MarkInputOutputWithLayouts(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-mark-input-output-with-layouts"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+    runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments first, then what fragments return."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -40,7 +40,7 @@ class MarkOffloadedInputOutput(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-mark-offloaded-input-output"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+    runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Marks in program order, then checks."""

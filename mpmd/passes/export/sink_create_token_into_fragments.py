@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -31,7 +31,7 @@ class SinkCreateTokenIntoFragments(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-sink-create-token-into-fragments"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that nothing uses a token result any more when it is dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -23,10 +23,13 @@ class ValidateNoBackwardDeps(FunctionPass):
 
     Requires: fragments are calls.  Ensures: changes nothing.  Cost: linear, with chains of transfers.
     Source: openxla/shardy MPMD, `validate_no_backward_deps`.
+
+    Attributes:
+        fail_on_backward_deps: report errors, not warnings.
     """
 
     name: ClassVar[str] = "mpmd-validate-no-backward-deps"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     fail_on_backward_deps: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

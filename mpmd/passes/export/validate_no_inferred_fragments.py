@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -33,10 +33,13 @@ class ValidateNoInferredFragments(FunctionPass):
 
     Requires: merging is over.  Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_inferred_fragments`.
+
+    Attributes:
+        fail_on_inferred_fragments: report errors, not warnings.
     """
 
     name: ClassVar[str] = "mpmd-validate-no-inferred-fragments"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
     fail_on_inferred_fragments: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:

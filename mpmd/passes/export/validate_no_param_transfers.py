@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -20,10 +20,14 @@ class ValidateNoParamTransfers(FunctionPass):
     Requires: locations of arguments hold their path in the user's pytree.
     Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_param_transfers`.
+
+    Attributes:
+        fail_on_param_transfers: report errors, not warnings.
+        param_pattern: part of an argument's name by which a parameter is known.
     """
 
     name: ClassVar[str] = "mpmd-validate-no-param-transfers"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     fail_on_param_transfers: bool = False
     param_pattern: str = "params['transformer"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -20,10 +20,13 @@ class ValidateNoReshards(FunctionPass):
 
     Requires: fragments are calls.  Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_reshards`.
+
+    Attributes:
+        fail_on_reshard_only_fragments: report errors, not warnings.
     """
 
     name: ClassVar[str] = "mpmd-validate-no-reshards"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
     fail_on_reshard_only_fragments: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

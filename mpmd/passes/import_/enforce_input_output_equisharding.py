@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -22,10 +22,13 @@ class EnforceInputOutputEquisharding(FunctionPass):
     Requires: arguments and results are mesh tensors.  Ensures: each pair is on one mesh, and has one
     type if it has one shape.  Cost: linear.
     Source: openxla/shardy MPMD, `enforce_equisharding`.
+
+    Attributes:
+        constraints: pairs `"i:o"` of an argument and the result that is its next value.
     """
 
     name: ClassVar[str] = "mpmd-enforce-input-output-equisharding"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
     constraints: tuple[Constraint, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -27,6 +27,7 @@ class GenerateSdyMeshesFromTopology(ModulePass):
 
     The axes of a mesh begin with its name and an underscore.  Fully replicated shardings name `@empty_mesh`,
     which is made, and added to the topology, if there is none.
+
     Requires: a topology.  Ensures: no other meshes with axes.  Cost: linear.
     Source: openxla/shardy MPMD, `generate_sdy_meshes_from_topology`.
     """

@@ -23,6 +23,9 @@ class InlineNestedUserExposedOps(FunctionPass):
     Requires: inner names are unassigned or assigned where what is around them is.  Ensures: no name, no
     broadcast and no reduce inside of a named computation.  Cost: linear.
     Source: openxla/shardy MPMD, `inline_nested_user_exposed_ops`.
+
+    Attributes:
+        assignment: name to mesh, as in mpmd-map-named-ops-to-mpmd-ops.
     """
 
     name: ClassVar[str] = "mpmd-inline-nested-user-exposed-ops"

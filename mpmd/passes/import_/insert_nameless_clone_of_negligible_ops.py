@@ -20,6 +20,7 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     Otherwise what uses the constant would be tied to the mesh of the computation.  A constant that the
     function returns keeps the mesh that its name gives it.
     Computations in computations come first.
+
     Requires: nothing.  Ensures: the computation is unchanged; results, and clones, may be unused.
     Cost: linear.
     Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.

@@ -22,9 +22,10 @@ class IntroduceTransfers(ModulePass):
 
     Several meshes are reached in a chain, in mesh order.  A sum of values from several meshes, as gradients
     of a value used on several meshes are, is done where it is needed.  An argument of a callee that is
-    always given a value of one mesh, and is assigned in the callee, is taken to be on that mesh. Requires:
-    names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear. Source:
-    openxla/shardy MPMD, `introduce_transfers`.
+    always given a value of one mesh, and is assigned in the callee, is taken to be on that mesh.
+
+    Requires: names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear.
+    Source: openxla/shardy MPMD, `introduce_transfers`.
     """
 
     name: ClassVar[str] = "mpmd-introduce-transfers"

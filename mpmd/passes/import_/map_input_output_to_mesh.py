@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -25,10 +25,14 @@ class MapInputOutputToMesh(FunctionPass):
     Requires: indices are flat indices of the entry function.  Ensures: those positions are mesh tensors.  The
     attribute `mhlo.memory_kind` of a position goes where the type says the memory kind.  Cost: linear.
     Source: openxla/shardy MPMD, `map_input_output_to_mesh`.
+
+    Attributes:
+        input_assignment: argument to mesh: `"0@m1"`, `"2@m2#pinned_host"`.
+        output_assignment: likewise for results.
     """
 
     name: ClassVar[str] = "mpmd-map-input-output-to-mesh"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
     input_assignment: tuple[IndexPlace, ...] = ()
     output_assignment: tuple[IndexPlace, ...] = ()
 

@@ -23,6 +23,9 @@ class MapNamedOpsToMpmdOps(FunctionPass):
 
     Requires: no names inside of names.  Ensures: no names.  Attributes of a computation are dropped.
     Cost: linear.  Source: openxla/shardy MPMD, `map_named_ops_to_mpmd_ops`.
+
+    Attributes:
+        assignment: name to mesh: `"f@m1"`, `"f@m1/0"` with a stage, `"t@m1#pinned_host"` in host memory.
     """
 
     name: ClassVar[str] = "mpmd-map-named-ops-to-mpmd-ops"

@@ -18,6 +18,7 @@ class SimplifyNamedComputations(FunctionPass):
         -->  x = comp "f" (a) { p = barrier a; s = add p p; ret s }; w = add x x; return w, b
 
     Values that a computation passes on would otherwise be tied to its mesh.
+
     Requires: nothing.  Ensures: no equal operands or results, no result that is an argument, no unused pure
     result, no unused operand.  Cost: linear, times the length of the longest chain of computations that only
     pass values on.  Source: openxla/shardy MPMD, `simplify_named_computations`.

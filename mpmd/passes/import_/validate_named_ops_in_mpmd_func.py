@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -35,7 +35,7 @@ class ValidateNamedOpsInMpmdFunc(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-validate-named-ops-in-mpmd-func"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at the parent of each name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -43,7 +43,7 @@ class AbsorbInferredFragments(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-absorb-inferred-fragments"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     absorb_on_entry_point_function: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

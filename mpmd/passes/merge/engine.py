@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -24,7 +23,7 @@ class MergePass(FunctionPass):
     Cost: linear in fragments and their uses.  Source: openxla/shardy MPMD, `MergeFragmentBasePass`.
     """
 
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
 
     @abc.abstractmethod
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -30,7 +30,7 @@ class MergeInferredByRound(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-merge-inferred-by-round"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Groups by (mesh, round), then merges each group."""

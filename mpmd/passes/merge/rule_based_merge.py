@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -41,7 +41,7 @@ class RuleBasedMerge(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-rule-based-merge"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     rules: tuple[FragmentMergeRule, ...] = ()
     remove_control_dependencies: bool = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -24,7 +24,7 @@ class ConvertSdyConstants(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-convert-sdy-constants"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """However deep they stand."""

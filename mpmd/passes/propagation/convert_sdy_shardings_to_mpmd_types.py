@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -27,7 +27,7 @@ class ConvertSdyShardingsToMpmdTypes(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-convert-sdy-shardings-to-mpmd-types"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -25,7 +25,7 @@ class CutSubAxes(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-cut-sub-axes"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Every fragment and transfer, on all sides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -35,7 +35,7 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-extract-reshards-from-inter-mesh-transfers"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at each transfer, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -26,7 +26,7 @@ class ForgetEmptyShardings(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-forget-empty-shardings"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments, then the results of every op, and the arguments of loops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -26,7 +26,7 @@ class PopulateUnreducedOutSharding(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-populate-unreduced-out-sharding"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at what each fragment returns."""

@@ -50,6 +50,11 @@ class PropagateShardings(ModulePass):
         its members read may come with another sharding than they ask for, and then changes inside of them.
     Cost: linear in the module to find what is alike; Shardy's for the program without copies.
     Source: Shardy's `sdy-propagation-pipeline`; doing it once per kind of fragment is ours.
+
+    Attributes:
+        once_per_kind: give Shardy two of each kind of fragment; else the whole program.
+        tidy: clean up inside of fragments too.
+        share: let copies call one function for their common body.
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"

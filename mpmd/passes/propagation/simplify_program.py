@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -30,7 +30,7 @@ class SimplifyProgram(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-simplify-program"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that what nobody needs any more is seen at its maker.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.errors import ConfigError
@@ -43,10 +43,15 @@ class OrderByTasks(FunctionPass):
         as it is.  Notice: tasks without a fragment, and the reverse.
     Cost: linear.
     Source: ours.
+
+    Attributes:
+        orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
+        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
+        fail_on_impossible_order: a table that contradicts data flow is an error, and no warning.
     """
 
     name: ClassVar[str] = "mpmd-order-by-tasks"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "entry"
+    runs_on = "entry"
     orders: TaskOrders = _NO_ORDERS
     remove_control_dependencies: bool = True
     fail_on_impossible_order: bool = True
@@ -66,11 +71,11 @@ class OrderByTasks(FunctionPass):
         ]
         cycle = Dependencies(f, edges).stable_order()[1]
         if cycle:
-            self._report(f, cycle, rows)
+            self._report(cycle, rows)
             return
         apply_edges(f, edges, self.remove_control_dependencies)
 
-    def _report(self, f: ir.Func, cycle: list[ir.Op], rows: Rows) -> None:
+    def _report(self, cycle: list[ir.Op], rows: Rows) -> None:
         """Names the first task that can never run: the first of the table that stands on the cycle."""
         tasks = ((mesh, task, group) for mesh, row in rows.items() for task, group in row.items())
         task_of = {fragment: (mesh, task) for mesh, task, group in tasks for fragment in group}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -43,10 +43,14 @@ class PipelineScheduler(FunctionPass):
     Cost: linear, as a schedule is given by neighbours only; all pairs where it contradicts data flow, or
         where its edges stay.
     Source: openxla/shardy MPMD, `pipeline_schedule`; the schedules name theirs.
+
+    Attributes:
+        must_happen_before: name of the schedule.
+        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
     """
 
     name: ClassVar[str] = "mpmd-pipeline-scheduler"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     must_happen_before: str = "1F1B"
     remove_control_dependencies: bool = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -29,10 +29,13 @@ class RematFragment(FunctionPass):
         that nobody reads.
     Cost: linear in fragments and clones.
     Source: openxla/shardy MPMD, `remat_fragment`.
+
+    Attributes:
+        merge_remat_fragments: make the clone and its backward fragment one.
     """
 
     name: ClassVar[str] = "mpmd-remat-fragment"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
+    runs_on = "distributed"
     merge_remat_fragments: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

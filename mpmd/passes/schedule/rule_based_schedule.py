@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -27,10 +27,14 @@ class RuleBasedSchedule(FunctionPass):
         their order where nothing forbids it.  Notice: whatever of a rule had to be left out.
     Cost: linear in the module and in the rules, but for the reachability of n ops: n*n bits.
     Source: openxla/shardy MPMD, `rule_based_schedule`.
+
+    Attributes:
+        rules: fragments in the order in which they are to run.
+        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
     """
 
     name: ClassVar[str] = "mpmd-rule-based-schedule"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     rules: tuple[FragmentScheduleRule, ...] = ()
     remove_control_dependencies: bool = True
 

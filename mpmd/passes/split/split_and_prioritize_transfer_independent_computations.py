@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -26,7 +26,7 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-split-and-prioritize-transfer-independent-computations"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Splits each fragment of which some operands, but not all, come from transfers."""

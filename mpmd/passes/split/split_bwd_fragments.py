@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -28,10 +28,13 @@ class SplitBwdFragments(FunctionPass):
     Requires: shardings are not propagated; no transfers that stay on a mesh.  Ensures: nothing to split is
     left.  Cost: linear.  Source: openxla/shardy MPMD, `split_bwd_fragments`; after "Zero Bubble Pipeline
     Parallelism" (Qi et al., 2023).
+
+    Attributes:
+        between_stages: only work of microbatches counts as waiting, also on the same mesh.
     """
 
     name: ClassVar[str] = "mpmd-split-bwd-fragments"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "any"
+    runs_on = "any"
 
     between_stages: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -25,7 +25,7 @@ class ForgetCarriedStarts(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-forget-carried-starts"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at every op, in fragments too."""

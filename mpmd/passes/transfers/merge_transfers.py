@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -58,7 +58,7 @@ class MergeTransfers(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-merge-transfers"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Producers in program order.  Both sides are rebuilt, so fragments are known by their position."""

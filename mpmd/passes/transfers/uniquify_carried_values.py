@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -39,7 +39,7 @@ class UniquifyCarriedValues(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-uniquify-carried-values"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Finds the shared start values, then adds results to the fragments that make them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -33,7 +33,7 @@ class UniquifyFunctionInputsOutputs(FunctionPass):
     """
 
     name: ClassVar[str] = "mpmd-uniquify-function-inputs-outputs"
-    runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "mpmd"
+    runs_on = "mpmd"
     use_transfer_instead_of_fragment: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -47,8 +47,8 @@ def test_a_deadlock_over_two_meshes_is_spelled_out() -> None:
 def test_a_mesh_outside_the_cycle_is_not_blamed() -> None:
     # mesh 2 only waits for mesh 1, which is in the cycle with mesh 0
     text = message(table("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", "2F0 2B0 2F1 2B1", placement=(0, 1, 2)))
+    assert text.startswith("task 0B0 is impossible: the schedule deadlocks\n  mesh 0 stands at 0B0")
     assert "mesh 2 stands" not in text
-    assert text.startswith("task 0B0 is impossible: the schedule deadlocks") or "mesh 1" in text
 
 
 def test_a_task_on_the_wrong_mesh() -> None:

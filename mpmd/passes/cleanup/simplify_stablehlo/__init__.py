@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -57,12 +57,13 @@ class SimplifyStablehlo(FunctionPass):
     What unrolled loops leave behind goes: arithmetic on scalar integers, slices at constant indices, buffers
     written piece by piece and read piece by piece.  Floating point is only changed where that is exact, and
     nothing is folded that makes the text larger: an iota stays.  `sdy.sharding` on an op keeps it.
+
     Requires: nothing.  Ensures: same values; pure unused ops are gone.  Cost: linear in ops and rewrites.
     Source: the effect of StableHLO's target-independent optimization on such programs.
     """
 
     name: ClassVar[str] = "mpmd-simplify-stablehlo"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Fragments first: of those with equal bodies one is simplified, and the others take its body."""

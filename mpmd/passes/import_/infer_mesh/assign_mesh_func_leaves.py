@@ -20,14 +20,21 @@ _MADE_BY = "infer_mesh_wrap_resultless_ops"
 class InferMeshAssignMeshFuncLeaves(ModulePass):
     """Gives a mesh to what nothing uses: there are no uses to learn one from.
 
-        main(a, b): s = add a a {src_set=m2}; t = mul a a; return s -->  main(a, b@m1): s = add a a; p =
-        assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out
+        main(a, b): s = add a a {src_set=m2}; t = mul a a; return s
+        -->
+        main(a, b@m1): s = add a a; t = mul a a
+          p = assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out; return q
 
     Leaves are results and unused arguments of functions, unused ops, ops without tensors as results (wrapped
     into a fragment per mesh), and operands of broadcasts and reduces.  A mesh where the leaf can be is taken,
     if possible one where it is needed, else the first of the topology.
+
     Requires: use and source sets.  Ensures: every leaf has a mesh; use sets are cleared, as reductions have
     changed them.  Cost: linear.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+
+    Attributes:
+        infer_transfers: a leaf that can be on no mesh is left to transfers, and no error.
+        error_limit: how many errors are shown; -1 for all.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-assign-mesh-func-leaves"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -24,13 +24,17 @@ class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
         main(a@m2): u = unassign a by io_constraint_in; s = add u u; p = assign s to m2 by io_constraint_out
 
     A mesh where both are needed is best; then one where the argument is needed and the result can be.
+
     Requires: use and source sets.  Ensures: nothing if there is no such mesh; a transfer then joins the two
     (enforce-input-output-equisharding).  Cost: linear.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+
+    Attributes:
+        constraints: pairs `"i:o"` of an argument and the result that is its next value.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-assign-using-input-output-constraints"
-    runs_on: ClassVar[Literal["entry"]] = "entry"
+    runs_on = "entry"
     constraints: tuple[Constraint, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -20,12 +20,16 @@ class InferMeshConvertReduceOps(FunctionPass):
 
     Only those that the user tagged with a reduce, seen through ops with one operand; or, with the option, all
     that are marked.  Reductions of one kind that feed each other become one.
+
     Requires: source sets.  Ensures: no marked op left that may be converted.  Cost: linear.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+
+    Attributes:
+        infer_cross_mesh_reductions: convert all that are marked, tagged or not.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-convert-reduce-ops"
-    runs_on: ClassVar[Literal["any"]] = "any"
+    runs_on = "any"
     infer_cross_mesh_reductions: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:

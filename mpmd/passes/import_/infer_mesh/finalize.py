@@ -27,8 +27,13 @@ class InferMeshFinalize(ModulePass):
     Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from
     mesh to mesh; other values only with `infer-transfers`.  On its own mesh a value is transferred only to
     the memory that the user gave a tensor: there it has another type.  A reduce is done on each mesh, then
-    once more on each mesh that needs it. Requires: no meshless ops.  Ensures: no assign, unassign, broadcast
-    or reduce; no sets.  Cost: linear. Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    once more on each mesh that needs it.
+
+    Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or reduce; no sets.  Cost: linear.
+    Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+
+    Attributes:
+        infer_transfers: insert transfers for all values, instead of failing.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-finalize"

@@ -21,6 +21,7 @@ class InferMeshPopulateSrcSet(ModulePass):
     Forward: an op can be where all its operands can.  Arguments of the program can be wherever they are
     needed.  An op that adds up (or otherwise reduces) values that can nowhere be together becomes a
     *cross-mesh reduction*: it is marked, and can be where any of its operands can.
+
     Requires: use sets.  Ensures: `mpmd.src_set` on what is bound to some meshes; without it a value can be
     anywhere.  Cost: linear, times the number of calls that narrow what their callee is given.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.

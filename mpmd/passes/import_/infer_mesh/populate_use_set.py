@@ -21,9 +21,11 @@ class InferMeshPopulateUseSet(ModulePass):
         -->  s = mul a b {use_set=m1["f"]}; p = assign s to m1 by f {use_set=m1["f"]}
 
     Backward from the assigns.  A call counts as what it calls; a callee is gone through again when a call
-    adds a mesh to one of its results. Requires: names are mapped.  Ensures: `mpmd.use_set` on ops,
-    arguments, results of callees and arguments of loops that are needed anywhere.  Cost: linear, times the
-    number of rounds until callees are stable. Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    adds a mesh to one of its results.
+
+    Requires: names are mapped.  Ensures: `mpmd.use_set` on ops, arguments, results of callees and arguments
+    of loops that are needed anywhere.  Cost: linear, times the number of rounds until callees are stable.
+    Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-populate-use-set"

@@ -26,9 +26,14 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
 
     An op whose only user is a fragment is inlined there; one that few fragments use (`max-clones`), or that
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
-    callees that are needed on several meshes are doubled, which `mpmd.copies` notes. Requires: use sets,
-    and a use of every op.  Ensures: no meshless op; values pass between fragments through assigns and
-    unassigns.  Cost: linear, but for clones.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+    callees that are needed on several meshes are doubled, which `mpmd.copies` notes.
+
+    Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
+    assigns and unassigns.  Cost: linear, but for clones.
+    Source: openxla/shardy MPMD, `infer_mesh_assignment`.
+
+    Attributes:
+        max_clones: to how many fragments an op that no name covers may be copied.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"

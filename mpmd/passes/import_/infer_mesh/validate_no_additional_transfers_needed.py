@@ -17,13 +17,17 @@ from mpmd.passes.import_.infer_mesh.sets import MeshSet
 class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     """Reports ops that are needed on a mesh where they cannot be.
 
-        s = add u u {src_set=m2, use_set=m1}  -->  error: .. it is used in {m1} but it can only be placed on
-        {m2}
+        s = add u u {src_set=m2, use_set=m1}
+        -->  error: .. it is used in {m1} but it can only be placed on {m2}
 
     Only the last op of a chain is reported.  In a chain of calls of one function, what one passes to the next
     must be needed on the same meshes.
+
     Requires: use and source sets, leaves assigned.  Ensures: nothing changes.  Cost: linear.
     Source: openxla/shardy MPMD, `infer_mesh_validation`.
+
+    Attributes:
+        error_limit: how many errors are shown; -1 for all.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-validate-no-additional-transfers-needed"

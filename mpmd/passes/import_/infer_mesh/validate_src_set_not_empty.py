@@ -17,11 +17,16 @@ from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
 class InferMeshValidateSrcSetNotEmpty(ModulePass):
     """Reports ops whose operands can nowhere be together, and reductions that may not cross meshes.
 
-        s = sub u v {src_set={}}  -->  error: Mesh assignment is not possible for op as its operands are ..
+        s = sub u v {src_set={}}
+        -->  error: Mesh assignment is not possible for op as its operands are ..
 
     Only the first op of a chain is reported: the others fail because of it.
+
     Requires: source sets.  Ensures: nothing changes.  Cost: linear.
     Source: openxla/shardy MPMD, `infer_mesh_validation`.
+
+    Attributes:
+        error_limit: how many errors are shown; -1 for all.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-validate-src-set-not-empty"

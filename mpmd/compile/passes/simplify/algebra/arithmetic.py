@@ -166,9 +166,9 @@ def absolute_of_negation(site: Site) -> HloInstruction | None:
     return site.build.add("abs", inner.operands[0])
 
 
-def full(site: Site, value: float, dtype: str | None = None) -> HloInstruction:
+def full(site: Site, value: float) -> HloInstruction:
     """One value everywhere, in the shape of the instruction."""
-    return site.build.full(value, dtype or site.shape.dtype, site.shape.dims)
+    return site.build.full(value, site.shape.dtype, site.shape.dims)
 
 
 def zeros(site: Site) -> HloInstruction:
