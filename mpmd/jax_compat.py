@@ -29,6 +29,7 @@ __all__ = [
     "make_cpu_client",
     "mpmd_dialect",
     "register_operation",
+    "taking_packed",
     "trace_context",
 ]
 
@@ -61,6 +62,26 @@ def trace_context() -> Hashable:
     return () if found is None else cast("Hashable", found())
 
 
+def taking_packed(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
+    """What takes arrays of elements smaller than a byte, such as `int4`.
+
+    JAX compares the layouts of arguments with those compiled for, where only the latter say that elements are
+    packed: it refuses every such array on a device of its own choice, its own results too.  Here the order of
+    the dims that is left to say is the usual one; any other is still compared.
+    """
+    executable: Any = getattr(compiled, "_executable", None)
+    layouts = getattr(executable, "_xla_in_layouts", None)
+    if layouts is not None:
+        executable._xla_in_layouts = [None if _only_says_packed(layout) else layout for layout in layouts]
+    return compiled
+
+
+def _only_says_packed(layout: Any) -> bool:
+    order = tuple(getattr(layout, "major_to_minor", ()))
+    packed = getattr(layout, "sub_byte_element_size_in_bits", 0) > 0
+    return packed and order == tuple(range(len(order)))
+
+
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[Any], others: Sequence[Any]
 ) -> jax.stages.Compiled | None:
@@ -75,9 +96,10 @@ def compiled_for(
         return None
     try:
         written = serialize_executable.serialize(compiled)
-        return serialize_executable.deserialize_and_load(
+        loaded = serialize_executable.deserialize_and_load(
             *written, backend=others[0].client, execution_devices=list(others)
         )
+        return taking_packed(loaded)
     except (ValueError, jax.errors.JaxRuntimeError):
         return None
 

@@ -371,3 +371,27 @@ def test_shardings_that_do_not_fit_are_told_by_path(more, told):
     with pytest.raises(ConfigError) as caught:
         pipelined(training_step, each=2, **more).lower(PARAMS, X, Y)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_four_bits(backend):
+    """JAX refuses them in what was compiled ahead of time, which fragments are."""
+
+    def scaled(w, x):
+        numbers, scale = w
+        return x @ (numbers.astype(jnp.float32) * scale)
+
+    def step(weights, x):
+        h = mpmd.named_computation(scaled, name="lower")(weights[0], x)
+        doubled = jax.tree.map(lambda a: a + a, weights[1])
+        return mpmd.named_computation(scaled, name="upper")(weights[1], h), doubled, weights
+
+    weights = [((10 * p["w"]).astype(jnp.int4), jnp.float32(0.1)) for p in PARAMS.values()]
+    ours = pipelined(step, backend)
+    result, doubled, same = ours(weights, X)
+    want = jax.jit(step)(weights, X)
+    assert relative_difference(result, want[0]) < 1e-5
+    for got, expected in zip(jax.tree.leaves((doubled, same)), jax.tree.leaves(want[1:]), strict=True):
+        assert got.dtype == expected.dtype and (jax.device_get(got) == jax.device_get(expected)).all()
+    again, _, _ = ours(same, X)  # results are arguments
+    assert relative_difference(again, want[0]) < 1e-5

@@ -14,6 +14,7 @@ from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
+from mpmd.jax_compat import taking_packed
 
 
 @dataclasses.dataclass
@@ -87,7 +88,8 @@ def compiled_function(
         with warnings.catch_warnings(), jax.enable_x64(True):
             # What cannot be donated is freed by the runtime; nothing is lost.
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            return jitted.lower(*array_types(mesh, fragment.arguments)).compile()
+            lowered = jitted.lower(*array_types(mesh, fragment.arguments))
+            return taking_packed(lowered.compile())
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise CompileError(
             f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {error}"
