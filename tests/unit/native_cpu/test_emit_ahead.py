@@ -224,11 +224,15 @@ def test_what_is_not_asked_for():
     assert rows_ahead(b.finish(), far) is None, "a place that takes long to compute"
 
 
-def assembly_of(plan, target):
+def module_of(plan, target):
     module = Module(target)
     for kernel in plan_kernels(plan, target).kernels:
         kernel.emit(module)
-    return emit_assembly(module)
+    return module
+
+
+def assembly_of(plan, target):
+    return emit_assembly(module_of(plan, target))
 
 
 @pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_bf16"])
@@ -268,6 +272,24 @@ def test_an_order_without_a_pattern(count):
     if count >= 24:
         steps = [b - a for a, b in itertools.pairwise(order)]
         assert max(map(steps.count, steps)) <= 3 + count // 16, "no step comes often"
+
+
+def test_results_of_gathers_are_claimed():
+    target = dataclasses.replace(named_target("avx512"), l2_bytes=100_000)
+    plan = gathered(50, 768, "f32")
+    assert [r.operand for r in rows_ahead(plan, target).results] == [2]
+    assert (
+        "i32 1, i32 3, i32 1)" in module_of(plan, target).text()
+        and "i32 1, i32 3" not in module_of(plan, named_target("avx512")).text()
+    )
+    assert not rows_ahead(plan, named_target("avx512")).results, "the second cache has all"
+    assert not rows_ahead(plan, small_caches(target)).results, "it goes past the caches"
+    assert not rows_ahead(scattered(50, 768, "f32"), target).results, "rows at computed places"
+    (run,) = rows_ahead(along_columns(50, 768, "f32"), target).results
+    assert str(run.index) == "d0*38400 + d1*768 + d2"
+    for rows, width in ((50, 768), (40, 1001)):
+        agrees(gathered(rows, width, "f32"), [dataclasses.replace(t, l2_bytes=100_000) for t in TARGETS])
+        agrees(embedded(rows, width, "bf16"), [dataclasses.replace(t, l2_bytes=50_000) for t in TARGETS])
 
 
 def converted(size, source, dtype, *others, op=None):

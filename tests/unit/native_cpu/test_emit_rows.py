@@ -161,7 +161,7 @@ def test_rows_past_the_caches_are_asked_for_by_every_pass():
     first, second = 3, 2  # caches, as LLVM numbers them
     thirds = requests(layer_norm(64, 768, "f32"), far(near))
     assert thirds == [second] * 2 * (2 + 2 + 3), "a third of each round's lines, in code that streams or not"
-    assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2, "two rows' lines in one pass"
+    assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2 * 2, "two rows' lines in two passes"
     longer = requests(layer_norm(64, 1280, "f32"), far(near))
     assert longer == [second] * 2 * 4, "more than a page ahead in one pass only"
     assert set(requests(layer_norm(64, 768, "bf16"), far(near))) == {first}, (
@@ -169,6 +169,31 @@ def test_rows_past_the_caches_are_asked_for_by_every_pass():
     )
     assert set(requests(norm_gradient(64, 896, "f32"), far(near))) == {second}
     assert not requests(norm_gradient(64, 1024, "f32"), far(near)), "too far in two places"
+
+
+def claims(plan, target):
+    """In the order of the code whether a request is for writing."""
+    module = Module(target)
+    plan_kernels(plan, target).kernels[0].emit(module)
+    lines = [line for line in module.text().splitlines() if "call void @llvm.prefetch" in line]
+    return [", i32 1, i32 3, i32 1)" in line for line in lines]
+
+
+def test_results_are_claimed_before_the_pass_that_writes_them():
+    caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
+    target = replace(named_target("avx512_bf16"), **caches)
+    form = plan_kernels(layer_norm(512, 512, "f32"), target).kernels[0].form
+    assert form.at_once == 2 and form.coming.claims == 1 and form.coming.during(2)
+    assert claims(layer_norm(512, 512, "f32"), target) == [True] * 4 + [False] * 4
+    four = plan_kernels(layer_norm(512, 768, "bf16"), target).kernels[0].form
+    assert four.at_once == 4 and four.coming.claims == 1, "arithmetic takes longer"
+    assert True not in claims(layer_norm(512, 512, "f32", in_place=True), target), "they were read"
+    assert True not in claims(layer_norm(2048, 64, "f32"), target), "short rows"
+    assert True not in claims(norm_gradient(512, 512, "f32"), target), "one pass before it, which reads"
+    assert not claims(layer_norm(64, 512, "f32"), target), "the second cache has all"
+    assert True not in claims(layer_norm(1 << 14, 512, "f32"), target), "no cache has any"
+    check(layer_norm(257, 520, "f32"), "f32", targets=[replace(t, **caches) for t in TARGETS], shift=1)
+    check(layer_norm(519, 512, "bf16"), "bf16", targets=[replace(t, **caches) for t in TARGETS])
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

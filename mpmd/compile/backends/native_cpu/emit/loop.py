@@ -201,6 +201,8 @@ class RowWriter:
             for first in range(0, len(parts), group):
                 if self.ahead:
                     self.ahead.ask(f, coming, parts[first : first + group])
+            if self.ahead:
+                self.ahead.claim(scope, parts)
             if self.run:
                 self.run.ask(scope, parts)
             if group % 2 == 0 and self._halved(f.target):

@@ -23,6 +23,9 @@ from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, Load, Store, s
 
 SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 _MOST_ROWS = 4  # of a block
+_MOST_ROWS_IN_TURN = 2  # the same where results are claimed and arithmetic is soon done
+_WIDE = 4  # bytes of elements of which that is so
+_SHORTEST_IN_TURN = 2 << 10  # bytes of a row, read and written, from which on results are claimed
 # Bytes in vector instructions for each byte of memory from which on ...
 _WORK_FAR = 8  # ... rows past the caches go by two: there is time for it
 _WORK_DEAR = 16  # ... what is read beside dear functions comes late unless it is asked for
@@ -127,7 +130,7 @@ class RowForm:
         if self.is_dear or not any(self.shared(item) for item in self.walks):
             return 1
         if self._bytes <= self.target.l3_bytes // 2:
-            return _MOST_ROWS
+            return _MOST_ROWS_IN_TURN if self._claims and self._is_wide else _MOST_ROWS
         return 2 if self._work > _WORK_FAR else 1
 
     @cached_property
@@ -260,12 +263,34 @@ class RowForm:
                 return ComingRows.evenly(plan, self._runs, len(walks))
         if walks[1].stores:  # memory is busy with results
             return ComingRows(plan)
+        if near and self._claims:
+            return ComingRows.in_turn(plan, self._runs, self._results, len(walks))
         return ComingRows.between(plan, self._runs, near=near)
 
     @cached_property
     def _bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(o.bytes for o in self.plan.operands)
+
+    @property
+    def _claims(self) -> bool:
+        """Whether results are written at last, to lines that a cache may have lost or not."""
+        if not self.target.l2_bytes <= self._bytes < self.target.l3_bytes or self.is_dear:
+            return False
+        return len(self.walks) > 2 and bool(self._results) and self.row_bytes >= _SHORTEST_IN_TURN
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether all that is read and written in rows is of wide elements."""
+        operands = {run.operand for run in (*self._runs, *self._results)}
+        return all(BYTES[self.plan.operands[k].dtype] >= _WIDE for k in operands)
+
+    @property
+    def _results(self) -> list[Run]:
+        """What the last pass writes in every row without having read it, each once."""
+        read = {n.operand for n in self.plan.nodes if isinstance(n, Load)}
+        written = [Run(s.operand, s.index) for s in self.walks[-1].stores if s.operand not in read]
+        return [run for run in dict.fromkeys(written) if _is_run(run.index, self.plan.rank - 1)]
 
     @cached_property
     def _runs(self) -> list[Run]:

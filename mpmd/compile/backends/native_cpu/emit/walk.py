@@ -135,6 +135,7 @@ class Walk:
                 store_run(row, store_)
         self._add_columns(scopes, parts, line)
         self.form.coming.ask(self.number, self.ahead, parts)
+        self.form.coming.claim(self.number, self.rows, parts)
         count = len(self.sums.start)
         sums = [
             self.sums.add(list(zip(parts, row, strict=True)), carried[k * count : (k + 1) * count])
