@@ -6,6 +6,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,12 @@ class PipelineOptions:
         return " ".join(f"{name.replace('_', '-')}={_text(value)}" for name, value in changed)
 
 
-_CHOICES = {"attention_stitching": ("auto", "off")}
+_CHOICES = {
+    "attention_stitching": ("auto", "off"),
+    "backend": ("auto", "native", "xla"),
+    "kernel_costs": ("modelled", "measured"),
+}
+_PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}
 
 
@@ -162,8 +168,10 @@ def option_problems(o: PipelineOptions) -> list[str]:
             found.append(f"{name} is {value!r}; there are {', '.join(map(repr, _CHOICES[name]))}")
         elif name in _FROM and value < _FROM[name]:
             found.append(f"{name} is {value}; it must be at least {_FROM[name]}")
-        elif name == "dump_passes":
+        elif name in _PATTERNS:
             found += _pattern_problems(name, value)
+        elif name == "kernel_overrides" and value and not Path(value).is_dir():
+            found.append(f"{name} is {value!r}: there is no such folder")
     return found
 
 

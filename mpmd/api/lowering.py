@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -19,7 +18,7 @@ from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_placements, numbered, task_orders
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
-from mpmd.compile.options import MEASURED, MODELLED, CompileOptions
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import make_pass
 from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions, current_options
@@ -208,6 +207,7 @@ def _partition(
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
     pipeline.check_options(options)
+    compiling = compile_options(options)
     module = to_module(lowered, config.topology.ir())
     check_names(module, config, names)
     _prepare(module, config, arguments, argument_paths, out_tree)
@@ -230,13 +230,13 @@ def _partition(
     program = linearize(graph)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, compile_options(options), phases.diagnostics,
+        module, graph, program, argument_paths, options.backend, compiling, phases.diagnostics,
         phases.seconds, phases.timing.seconds,
     )  # fmt: skip
 
 
 def compile_options(options: PipelineOptions) -> CompileOptions:
-    """What the options say about compiling fragments.
+    """What options that were looked at say about compiling fragments.
 
     Raises:
         ConfigError: there is no such pass over HLO, or it has no such option; all problems at once.
@@ -249,7 +249,6 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
                 make_pass(name, given.removesuffix("}"))
             except ConfigError as error:
                 problems.append(str(error))
-    problems += _choice_problems(options)
     if problems:
         raise collect(ConfigError, problems, "the options of the compiler cannot be used:")
     overrides = Path(options.kernel_overrides) if options.kernel_overrides else None
@@ -267,20 +266,6 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         pass_options=tuple(e for e in options.pass_options if e.startswith(_OVER_HLO)),
         disable_passes=tuple(n for n in options.disable_passes if n.startswith(_OVER_HLO)),
     )
-
-
-def _choice_problems(options: PipelineOptions) -> list[str]:
-    """What is wrong with the values of options of the compiler."""
-    problems = []
-    if options.kernel_costs not in (MODELLED, MEASURED):
-        problems.append(f"kernel_costs is {options.kernel_costs!r}: it is {MODELLED!r} or {MEASURED!r}")
-    try:
-        re.compile(options.float_jitter)
-    except re.error as error:
-        problems.append(f"float_jitter is {options.float_jitter!r}, no regular expression: {error}")
-    if options.kernel_overrides and not Path(options.kernel_overrides).is_dir():
-        problems.append(f"kernel_overrides is {options.kernel_overrides!r}: there is no such folder")
-    return problems
 
 
 def _folder_in_jax_cache() -> str:

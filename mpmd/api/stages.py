@@ -179,7 +179,7 @@ class Lowered:
         executables = compile_fragments(
             fragments,
             dict(self.config.topology),
-            self.config.backend or self.partitioned.backend,
+            self.partitioned.backend,
             dataclasses.replace(
                 self.partitioned.compile_options, cores=cores_of_meshes(self.config.topology)
             ),

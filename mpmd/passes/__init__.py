@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
-from mpmd.errors import ConfigError
 from mpmd.passes import (
     calls,
     cleanup,
@@ -18,7 +16,7 @@ from mpmd.passes import (
     transfers,
     validate,
 )
-from mpmd.support.passes import Pass, with_options
+from mpmd.support.passes import Pass, pass_named
 
 FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, validate)
 
@@ -31,7 +29,4 @@ def make_pass(name: str, options: str | Sequence[tuple[str, str]] = "") -> Pass:
     Raises:
         ConfigError: no such pass or option.
     """
-    if name not in PASSES:
-        close = difflib.get_close_matches(name, PASSES, 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return with_options(PASSES[name], options)
+    return pass_named(PASSES, name, options)

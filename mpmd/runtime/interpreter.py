@@ -176,8 +176,15 @@ class CallStep:
     """A `Run`.
 
     Attributes:
+        mesh, at: where it stands in the program.
+        op: the instruction.
+        execute: the executable.
+        inputs, outputs: slots of its arguments and results.
+        consumed: slots that are empty after it.
         results: how many arrays a call returns: its outputs, and a token where there is one.
         handle: which of them tells that the call has ended; None where all are consumed.
+        unwatched: executables whose failure may only be seen here.
+        lane: the calls of its mesh that have not ended.
     """
 
     mesh: str

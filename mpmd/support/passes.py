@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +58,18 @@ def option_text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ",".join(option_text(v) for v in value)
     return str(value)
+
+
+def pass_named(passes: Mapping[str, type[Pass]], name: str, options: str | Sequence[tuple[str, str]]) -> Pass:
+    """One of some passes, by its name and its command-line options; see `with_options`.
+
+    Raises:
+        ConfigError: no such pass or option.
+    """
+    if name not in passes:
+        close = difflib.get_close_matches(name, passes, 3)
+        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    return with_options(passes[name], options)
 
 
 def with_options(kind: type[Pass], options: str | Sequence[tuple[str, str]]) -> Pass:

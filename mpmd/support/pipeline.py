@@ -49,11 +49,6 @@ class Timing:
 
     seconds: list[tuple[str, float]] = dataclasses.field(default_factory=list)
 
-    @property
-    def total(self) -> float:
-        """Seconds of all passes together."""
-        return sum(s for _, s in self.seconds)
-
     def as_text(self) -> str:
         """A table, slowest first."""
         rows = sorted(self.seconds, key=lambda row: -row[1])

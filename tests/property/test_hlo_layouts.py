@@ -14,7 +14,7 @@ from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
 from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
-from mpmd.compile.passes.layout.physical import is_bitcast
+from mpmd.compile.passes.layout.physical import is_bitcast, order_of
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.native_hlo import run_module
@@ -81,13 +81,13 @@ def check(seed: int, options: dict) -> tuple[int, int]:
 
 def in_memory(value: np.ndarray, shape: Shape) -> np.ndarray:
     """An array with the dims of its memory."""
-    return value.transpose(shape.layout.major_to_minor).copy(order="C")
+    return value.transpose(order_of(shape)).copy(order="C")
 
 
 def from_memory(value: np.ndarray, shape: Shape) -> np.ndarray:
     """An array as the program means it, from its memory."""
-    lying = value.reshape([shape.dims[d] for d in shape.layout.major_to_minor])
-    return lying.transpose(np.argsort(shape.layout.major_to_minor))
+    lying = value.reshape([shape.dims[d] for d in order_of(shape)])
+    return lying.transpose(np.argsort(order_of(shape)))
 
 
 def without_layouts(seed: int, passes=()) -> tuple[HloModule, Case, list, list]:
@@ -174,6 +174,6 @@ def test_many_layouts(options):
 def test_reshapes_that_move_nothing(source, target, moves_nothing):
     assert is_bitcast(source, target) == is_bitcast(target, source) == moves_nothing
     numbers = np.arange(source.size).reshape(source.dims)
-    here = numbers.transpose(source.layout.major_to_minor).reshape(-1)
-    there = numbers.reshape(target.dims).transpose(target.layout.major_to_minor).reshape(-1)
+    here = numbers.transpose(order_of(source)).reshape(-1)
+    there = numbers.reshape(target.dims).transpose(order_of(target)).reshape(-1)
     assert np.array_equal(here, there) == moves_nothing

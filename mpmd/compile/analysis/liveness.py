@@ -20,10 +20,6 @@ class LiveRange:
     start: int
     end: int
 
-    def overlaps(self, other: LiveRange) -> bool:
-        """True if there is an instant in both; touching at an end counts."""
-        return self.start <= other.end and other.start <= self.end
-
 
 class Timeline:
     """The instant of every instruction, and when each computation begins and ends.

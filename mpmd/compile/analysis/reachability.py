@@ -43,14 +43,6 @@ class Reachability:
         """True if one depends on the other."""
         return self.reaches(a, b) or self.reaches(b, a)
 
-    def ancestors(self, instruction: HloInstruction) -> int:
-        """The bitset: bit `number(i)` is set for every instruction i that it depends on, and for itself."""
-        return self._ancestors[instruction]
-
-    def number(self, instruction: HloInstruction) -> int:
-        """The bit of an instruction."""
-        return self._bit[instruction]
-
     def __contains__(self, instruction: object) -> bool:
         return instruction in self._bit
 

@@ -60,44 +60,41 @@ class Sharing:
         for value, places in border.items():
             self._fixed[id(self._group[value])] = places
         for wish in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
-            self.join(wish)
-
-    def group_of(self, value: HloValue) -> list[HloValue]:
-        """The values that share a value's memory, itself included."""
-        return self._group[value]
+            self._join(wish)
 
     def groups(self) -> list[list[HloValue]]:
         """All groups, by their first value."""
         return list({id(g): g for g in (self._group[v] for v in self.dataflow.values)}.values())
 
-    def join(self, wish: Wish) -> bool:
-        """Give two values one memory unless that harms; returns whether they have it now."""
+    def _join(self, wish: Wish) -> None:
+        """Give two values one memory, unless that harms."""
         a, b = self._group[wish.a], self._group[wish.b]
-        if a is b:
-            return True
+        place = self._fixed.get(id(a)) or self._fixed.get(id(b)) or frozenset()
+        if a is b or not self._may_join(wish, place):
+            return
+        a += b
+        if place:
+            self._fixed[id(a)] = place
+        for value in b:
+            self._group[value] = a
+
+    def _may_join(self, wish: Wish, place: frozenset[int]) -> bool:
+        """Whether the groups of two values may lie together, at a place of the border if one of them does."""
+        a, b = self._group[wish.a], self._group[wish.b]
         if "constant" in (wish.a.instruction.opcode, wish.b.instruction.opcode):
             return False
         if wish.a.byte_size != wish.b.byte_size or space_of(wish.a) != space_of(wish.b):
             return False
-        places = self._fixed.get(id(a), frozenset()), self._fixed.get(id(b), frozenset())
-        if -1 in places[0] | places[1] or (places[0] and places[1] and places[0] != places[1]):
+        if -1 in place or any(self._fixed.get(id(g), place) not in (frozenset(), place) for g in (a, b)):
             return False
         for x in a:
             for y in b:
                 touching = wish.touching if {x, y} == {wish.a, wish.b} else None
                 if self.occupancy.conflict(x, y, touching):
                     return False
-        place = places[0] or places[1]
         if place and any(self._homes.get(v) not in (None, *place) for v in (*a, *b)):
             return False
-        if not self._free_of_others(place, a, b):
-            return False
-        a += b
-        if places[0] or places[1]:
-            self._fixed[id(a)] = places[0] or places[1]
-        for value in b:
-            self._group[value] = a
-        return True
+        return self._free_of_others(place, a, b)
 
     def _free_of_others(self, place: frozenset[int], a: list[HloValue], b: list[HloValue]) -> bool:
         """Whether nothing else that is bound to a place of the border is in use at the same time."""

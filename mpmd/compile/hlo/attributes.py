@@ -189,6 +189,7 @@ class ReplicaGroups:
         explicit: the groups, written out; () means one group of all.
         iota: (groups, size, reshape dims, transpose) of the compact form `[2,4]<=[4,2]T(1,0)`, else None.
         mesh: the text of the form `mesh['a'=2,'b'=4]{'a'}`, else "".
+        mesh_groups: the groups that this text stands for.
     """
 
     explicit: tuple[Ints, ...] = ()

@@ -28,6 +28,7 @@ class Codec:
         read: texts of those keys (None where absent) → value.
         write: value → (key, text) pairs to print.
         needed: how many of the keys must be there for the attribute to be there; 0: any one.
+        memory: texts → value, for those that were read before.
     """
 
     keys: tuple[str, ...]

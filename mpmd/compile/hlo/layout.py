@@ -72,11 +72,6 @@ class Layout:
         plain = not (self.tiles or self.element_bits or self.extra)
         return plain and order == tuple(range(len(order) - 1, -1, -1))
 
-    @property
-    def major_to_minor(self) -> tuple[int, ...]:
-        """Dims from the outermost inwards: the permutation that makes the array row-major."""
-        return self.minor_to_major[::-1]
-
     def __str__(self) -> str:
         return "{" + self.inner_text() + "}"
 

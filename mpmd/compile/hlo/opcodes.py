@@ -79,11 +79,6 @@ class Opcode:
     side_effect: bool = False
     keyed: dict[str, Spec] = field(default_factory=dict, repr=False)
 
-    @property
-    def elementwise(self) -> bool:
-        """True if element i of the result depends on elements i of the operands alone."""
-        return self.category in ELEMENTWISE
-
 
 OPCODES: dict[str, Opcode] = {}
 

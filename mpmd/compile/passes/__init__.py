@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from mpmd.compile import schedule
 from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify
-from mpmd.errors import ConfigError
-from mpmd.support.passes import Pass, with_options
+from mpmd.support.passes import Pass, pass_named
 
 FAMILIES = (expand, simplify, collectives, layout, fusion, memory, schedule)
 
@@ -21,7 +19,4 @@ def make_pass(name: str, options: str | Sequence[tuple[str, str]] = "") -> Pass:
     Raises:
         ConfigError: no such pass or option.
     """
-    if name not in PASSES:
-        close = difflib.get_close_matches(name, PASSES, 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return with_options(PASSES[name], options)
+    return pass_named(PASSES, name, options)

@@ -22,8 +22,10 @@ class Unit:
     """One microbatch's forward or backward work on one mesh.
 
     Attributes:
-        phase: `"F"`, `"A"` or `"W"`.
+        fragment: the work.
+        phase: `"F"` forward; `"W"` the half of a backward that nobody waits for; `"A"` every other backward.
         counter: its microbatch.
+        stage: its pipeline stage, if it has one.
     """
 
     fragment: ir.Fragment
@@ -41,7 +43,7 @@ class Unit:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is `B`: `A` or `W`."""
+        """Whether it is `A` or `W`."""
         return self.phase != "F"
 
 

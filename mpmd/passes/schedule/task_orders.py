@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
 
 from mpmd.errors import ConfigError
 
@@ -50,19 +49,6 @@ class TaskOrders:
     of_mesh: tuple[tuple[str, tuple[TableTask, ...]], ...] = ()
 
     @staticmethod
-    def make(orders: Mapping[str, Sequence[tuple[int, int, str]]]) -> TaskOrders:
-        """The record for a table of (stage, microbatch, phase letter).
-
-        Raises:
-            ConfigError: an unknown phase, or the same task twice.
-        """
-        found = TaskOrders(
-            tuple((mesh, tuple(TableTask(*task) for task in tasks)) for mesh, tasks in orders.items())
-        )
-        found._check()
-        return found
-
-    @staticmethod
     def parse(text: str) -> TaskOrders:
         """The table that a text stands for.
 
@@ -87,8 +73,6 @@ class TaskOrders:
         seen: dict[TableTask, str] = {}
         for mesh, tasks in self.of_mesh:
             for task in tasks:
-                if task.phase not in PHASES:
-                    raise ConfigError(f"task {task} of mesh {mesh!r}: no phase {task.phase!r}, only {PHASES}")
                 if task in seen:
                     raise ConfigError(f"task {task} stands twice: on mesh {seen[task]!r} and on {mesh!r}")
                 seen[task] = mesh

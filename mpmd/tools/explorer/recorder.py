@@ -33,6 +33,11 @@ class Step:
     """A pass that ran, or could not: what to say about it, and what it did to the lines.
 
     Attributes:
+        title: the pass with its options.
+        phase: the pipeline that it stands in.
+        why: why it stands there.
+        kind: its class; None for the module as it was read.
+        seconds: what it took.
         lines: what happened to which line, in order; None if nothing changed.
         graphs: what to draw; None if it is what it was.
         fresh: for each function the nodes that were not there before.

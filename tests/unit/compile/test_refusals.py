@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu import ffi
-from mpmd.compile.backends.native_cpu.instance import compile_program
+from mpmd.compile.backends.native_cpu.compiled_program import compile_program
 from mpmd.compile.backends.native_cpu.program import Program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.compiler import compile_fragments, get_backend

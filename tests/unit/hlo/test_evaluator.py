@@ -7,7 +7,7 @@ import pytest
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.hlo.evaluator.conversion import convert, reduce_precision
-from mpmd.compile.hlo.evaluator.engine import missing_rules
+from mpmd.compile.hlo.evaluator.engine import JOINT_RULES, RULES
 from mpmd.compile.hlo.evaluator.values import narrow
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.errors import HloError
@@ -26,7 +26,7 @@ def run(*lines: str, arguments=(), before: str = ""):
 
 
 def test_every_opcode_has_a_rule():
-    assert missing_rules(list(OPCODES)) == []
+    assert [o for o in OPCODES if o not in {*RULES, *JOINT_RULES, "parameter"}] == []
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def check(product, dtype, k, a, b, c):
     sums = EPSILON["f64" if dtype == "f64" else "f32"] * max(k, 1)
     error = np.abs(c.astype(np.float64) - exact)
     limit = (sums + EPSILON[product.gemm.c.dtype]) * bound + 1e-30
-    assert (error <= limit).all(), f"{product.gemm.key()}: off by {error.max()}"
+    assert (error <= limit).all(), f"{product.gemm}: off by {error.max()}"
 
 
 SIZES = [

@@ -16,7 +16,7 @@ tables = st.lists(tasks, unique=True, max_size=12).map(lambda ts: {"m1": ts[::2]
 
 @given(tables)
 def test_text_round_trip(table: dict[str, list[tuple[int, int, str]]]) -> None:
-    orders = TaskOrders.make(table)
+    orders = TaskOrders(tuple((mesh, tuple(TableTask(*t) for t in ts)) for mesh, ts in table.items()))
     assert TaskOrders.parse(str(orders)) == orders
 
 
@@ -34,13 +34,9 @@ def test_as_the_option_of_a_pass() -> None:
         ("m1:0F0;m1:1F0", "mesh 'm1' has two orders"),
         ("0F0", "'0F0' is no order of a mesh"),
         ("m1:F0", "'F0' is no task"),
+        ("m1:0X0", "'0X0' is no task: expected stage, one of the phases F B I W, microbatch"),
     ],
 )
 def test_bad_tables(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         TaskOrders.parse(text)
-
-
-def test_bad_phase() -> None:
-    with pytest.raises(ConfigError, match="no phase 'X'"):
-        TaskOrders.make({"m1": [(0, 0, "X")]})

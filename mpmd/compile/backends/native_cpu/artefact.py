@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
-from mpmd.compile.backends.native_cpu.instance import CompiledProgram
+from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import CpuTarget

@@ -27,8 +27,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
-from mpmd.compile.backends.native_cpu.instance import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
 from mpmd.compile.backends.native_cpu.llvm.module import Module

@@ -154,12 +154,6 @@ def _spread(value: Value, dims: tuple[int, ...]) -> Value:
     return np.broadcast_to(np.asarray(value), dims)
 
 
-def missing_rules(opcodes: Sequence[str]) -> list[str]:
-    """Opcodes of a list that the evaluator does not know at all."""
-    known = {*RULES, *JOINT_RULES, "parameter"}
-    return [opcode for opcode in opcodes if opcode not in known]
-
-
 def check_arguments(computation: HloComputation, arguments: Sequence[Value]) -> None:
     """Arguments must fit the parameters.
 

@@ -29,11 +29,6 @@ class Frame:
     row: int = 0
 
     @property
-    def batch_dims(self) -> tuple[int, ...]:
-        """Numbers of the batch dims."""
-        return tuple(range(self.batch))
-
-    @property
     def outer_dims(self) -> tuple[int, ...]:
         """Numbers of the dims between batch and row."""
         return tuple(range(self.batch, len(self.extents) - self.row))

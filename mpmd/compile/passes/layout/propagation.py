@@ -21,7 +21,7 @@ class Propagation:
     """
 
     def __init__(self, computation: HloComputation, requirements: Requirements) -> None:
-        self._order = computation.post_order()
+        self._computation = computation
         self._requirements = requirements
         self._chosen: dict[HloInstruction, Layout] = {}
         self._down: deque[HloInstruction] = deque()
@@ -29,14 +29,14 @@ class Propagation:
 
     def run(self) -> dict[HloInstruction, Layout]:
         """The layout of each array."""
-        arrays = [i for i in self._order if i.shape.is_array]
+        arrays = [i for i in self._computation.post_order() if i.shape.is_array]
         for instruction in arrays:
             fixed = self._requirements.of_result(instruction)
             if fixed is not None:
                 self._choose(instruction, fixed)
         self._settle()
-        root = self._order and self._requirements.computation.root
-        if root and root.shape.is_array and root not in self._chosen:
+        root = self._computation.root
+        if root.shape.is_array and root not in self._chosen:
             wanted = self._requirements.of_root(()).layout
             if wanted is not None:
                 self._choose(root, wanted)
@@ -116,7 +116,6 @@ def _reshaped(layout: Layout, value: HloInstruction, other: HloInstruction) -> L
     if is_bitcast(value.shape.with_layout(layout), target):
         return target.layout
     # Dims that keep their size keep their place; those of size 1 lie innermost.
-    place: dict[int, int] = {}
     theirs = [d for d, n in enumerate(other.shape.dims) if n != 1]
     mine = [d for d, n in enumerate(value.shape.dims) if n != 1]
     if [value.shape.dims[d] for d in mine] != [other.shape.dims[d] for d in theirs]:

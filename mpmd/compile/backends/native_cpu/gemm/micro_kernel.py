@@ -19,7 +19,6 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import store, store_pair
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
@@ -66,10 +65,6 @@ class MicroKernel:
     def step_bytes(self) -> int:
         """Bytes of A that one row consumes in a step."""
         return 8 if self.step == "f64" else 4
-
-    def width(self, target: CpuTarget) -> int:
-        """Columns of the tile."""
-        return self.vectors * target.lanes(self.accumulator)
 
     def emit(self, module: Module) -> None:
         """Add the function `name` with `ARGUMENTS` to a module."""

@@ -89,15 +89,6 @@ class Gemm:
         """The dtype that sums are kept in."""
         return "f64" if self.a.dtype == "f64" else "f32"
 
-    def key(self) -> str:
-        """Text that says everything about the product."""
-        sizes = "x".join(str(s) for s in (*self.batch, self.m, self.n, self.k))
-        operands = ",".join(
-            f"{x.dtype}[{':'.join(str(s) for s in (*x.batch_strides, x.row_stride, x.column_stride))}]"
-            for x in (self.a, self.b, self.c)
-        )
-        return f"gemm {sizes} {operands}"
-
 
 def row_major(
     m: int,
