@@ -10,12 +10,13 @@ with everything prepared, and from XLA's time that of a program with the same ar
 result is taken off.  Rounds are short (a millisecond) and many: another process that uses the same cache
 disturbs a long one nearly always.
 
-A kernel is compared with a copy that moves as many bytes, timed in the same way, and with the roofline: the
-longer of that copy and of the arithmetic, which is the vector instructions that the cost model counts, at two
-per cycle (one adds while one multiplies).  Where one instruction does more than one of the model's, such as
-products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose copy is the longer of the two.
-One core reads more slowly than it copies past the caches, so a kernel whose results are under a hundredth of
-its traffic is also compared with a loop that only reads as many bytes.
+A kernel is compared with a copy that moves as many bytes, timed in the same way (`of_copy`).  One core reads
+more slowly than it copies past the caches, and many kernels read more than they write.  So the limit of the
+machine (`of_limit`) is to copy as much as is written and to read the rest, by a loop that does nothing else.
+The roofline is the longer of that limit and of the arithmetic, which is the vector instructions that the cost
+model counts, at two per cycle (one adds while one multiplies).  Where one instruction does more than one of
+the model's, such as products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose limit is the
+longer of the two.
 
 Fused kernels are measured in two sizes: `memory`, four times the last cache, where STREAM measures what a
 machine copies; and `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's
@@ -213,22 +214,43 @@ def print_product(row: dict) -> None:
 # -- fused kernels -------------------------------------------------------------------------------------------
 
 BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
-MOST_WRITTEN = 0.01  # of its traffic by a kernel that only reads
 
 
-def traffic_of(plan: KernelPlan) -> int:
-    """Bytes that a kernel reads and writes.
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes that a kernel moves.
 
-    What it changes it reads and writes: Adam's state, and the rows that a scatter adds to.
+    Attributes:
+        read: from memory.  What it changes it reads, too: Adam's state, and the rows that a scatter adds to.
+        written: to memory.
     """
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.read + self.written
+
+    def limit(self, copy: float, read: float) -> float:
+        """The seconds that the machine needs: as much is copied as can be, and the rest is read.
+
+        Args:
+            copy: seconds of a copy that moves the total.
+            read: seconds of a loop that reads the total.
+        """
+        alone = max(0, self.read - self.written)
+        return (copy * (self.total - alone) + read * alone) / self.total
+
+
+def traffic_of(plan: KernelPlan) -> Traffic:
+    """What a kernel reads and writes."""
     read = {n.operand for n in plan.nodes if isinstance(n, Load)}
     read |= {s.operand for s in plan.stores if s.combine}
-    return sum(o.bytes * ((k in read) + (k in plan.results)) for k, o in enumerate(plan.operands))
-
-
-def only_reads(plan: KernelPlan) -> bool:
-    """Whether a kernel's results are next to nothing beside what it reads."""
-    return sum(plan.operands[k].bytes for k in plan.results) < MOST_WRITTEN * traffic_of(plan)
+    return Traffic(
+        sum(plan.operands[k].bytes for k in read), sum(plan.operands[k].bytes for k in plan.results)
+    )
 
 
 def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
@@ -236,7 +258,7 @@ def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int,
     make, shape = FUSED[name]
     plan = make(*shape, dtype)
     if size == "memory":
-        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan))
+        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan).total)
         shape = (shape[0] * times, *shape[1:])
         plan = make(*shape, dtype)
     return plan, shape
@@ -250,9 +272,9 @@ class FusedCase:
         name: the kernel's.
         dtype: of its arrays.
         size: `model` or `memory`.
-        runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many where ours
-            only reads, and XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
-        traffic: bytes that it reads and writes.
+        runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many, and XLA's
+            for a model's shapes; beyond them most of its time goes to fresh pages.
+        traffic: what it reads and writes.
         arithmetic: seconds that the vector instructions take.
     """
 
@@ -260,7 +282,7 @@ class FusedCase:
     dtype: str
     size: str
     runs: dict[str, Callable[[], object]]
-    traffic: int
+    traffic: Traffic
     arithmetic: float
 
 
@@ -292,12 +314,12 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
             array[...] = rng.permutation(array.size)
     inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
     elements = math.prod(shape)
+    traffic = traffic_of(plan)
     runs = {
-        "copy": copy_bandwidth(target, elements=max(1, traffic_of(plan) // 8)),
+        "copy": copy_bandwidth(target, elements=traffic.total // 8),
+        "read": read_bandwidth(target, elements=traffic.total // 4),
         "own": kernel.prepare(*arrays),
     }
-    if only_reads(plan):
-        runs["read"] = read_bandwidth(target, elements=traffic_of(plan) // 4)
     if size == "model":
         given = [jax.numpy.asarray(a.reshape(shape) if a.size == elements else a) for a in inputs]
         xla = jax.jit(jax_functions()[name]).lower(*given).compile()
@@ -305,25 +327,26 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
         runs["xla"] = lambda: jax.block_until_ready(xla(*given))
         runs["start"] = lambda: jax.block_until_ready(nothing(*given))
     arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-    return FusedCase(name, dtype, size, runs, traffic_of(plan), arithmetic)
+    return FusedCase(name, dtype, size, runs, traffic, arithmetic)
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
     """What is said of a fused kernel, from the best time of each of its runs."""
+    limit, moved = case.traffic.limit(best["copy"], best["read"]), case.traffic.total / 1e9
     row = {
         "kernel": case.name,
         "dtype": case.dtype,
         "size": case.size,
         "microseconds": round(best["own"] * 1e6, 1),
-        "gigabytes_per_second": round(case.traffic / best["own"] / 1e9, 1),
-        "copy_gigabytes_per_second": round(case.traffic / best["copy"] / 1e9, 1),
+        "gigabytes_per_second": round(moved / best["own"], 1),
+        "copy_gigabytes_per_second": round(moved / best["copy"], 1),
+        "read_gigabytes_per_second": round(moved / best["read"], 1),
         "arithmetic_microseconds": round(case.arithmetic * 1e6, 1),
-        "memory_bound": best["copy"] >= case.arithmetic,
+        "memory_bound": limit >= case.arithmetic,
         "of_copy": round(best["copy"] / best["own"], 3),
-        "of_roofline": round(max(best["copy"], case.arithmetic) / best["own"], 3),
+        "of_limit": round(limit / best["own"], 3),
+        "of_roofline": round(max(limit, case.arithmetic) / best["own"], 3),
     }
-    if "read" in best:
-        row["of_read"] = round(best["read"] / best["own"], 3)
     if "xla" in best:
         other = max(best["xla"] - best["start"], best["xla"] / 2)
         row |= {"xla_microseconds": round(other * 1e6, 1), "ratio": round(other / best["own"], 2)}
@@ -331,24 +354,24 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
 
 
 def fused_summary(rows: list[dict]) -> dict:
-    """How near the kernels of one size come to its copy, and those that only read to its reading."""
+    """How near the kernels of one size that memory binds come to its copy, and to the machine's limit."""
     bound = [r for r in rows if r["memory_bound"]]
     return {
         "copy_gigabytes_per_second": max((r["copy_gigabytes_per_second"] for r in rows), default=0.0),
-        "of_copy_worst": min([r["of_copy"] for r in bound if "of_read" not in r], default=0.0),
-        "of_read_worst": min([r["of_read"] for r in bound if "of_read" in r], default=0.0),
+        "read_gigabytes_per_second": max((r["read_gigabytes_per_second"] for r in rows), default=0.0),
+        "of_copy_worst": min([r["of_copy"] for r in bound], default=0.0),
+        "of_limit_worst": min([r["of_limit"] for r in bound], default=0.0),
     }
 
 
 def print_fused(row: dict) -> None:
     """One line for a fused kernel."""
-    limit = "memory" if row["memory_bound"] else "arithmetic"
+    bound = "memory" if row["memory_bound"] else "arithmetic"
     against = f"  xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}" if "ratio" in row else ""
-    read = f", {row['of_read']:.0%} of a read" if "of_read" in row else ""
     print(
         f"{row['kernel']:13s} {row['dtype']:5s} {row['size']:6s} own {row['microseconds']:7.0f} us "
-        f"{row['gigabytes_per_second']:5.1f} GB/s "
-        f"({row['of_copy']:.0%} of copy{read}, {row['of_roofline']:.0%} of roofline: {limit}){against}",
+        f"{row['gigabytes_per_second']:5.1f} GB/s ({row['of_copy']:.0%} of copy, "
+        f"{row['of_limit']:.0%} of limit, {row['of_roofline']:.0%} of roofline: {bound}){against}",
         flush=True,
     )
 

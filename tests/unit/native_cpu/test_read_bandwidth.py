@@ -1,4 +1,4 @@
-"""The loop that only reads, a limit for kernels that do little else, and which kernels it is a limit for."""
+"""The loop that only reads, and the limit that it and a copy are for kernels that read more."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fused_kernels import FUSED
-from benchmarks.kernel_speed import FusedCase, fused_row, only_reads
+from benchmarks.kernel_speed import FusedCase, Traffic, fused_row, traffic_of
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -34,14 +34,24 @@ def test_bandwidth_is_that_of_some_memory():
     assert 1e6 < read_bandwidth(host_target(), elements=1 << 16)() < 1e14
 
 
-def test_which_kernels_only_read():
-    found = {name for name, (make, shape) in FUSED.items() if only_reads(make(*shape, "f32"))}
-    assert found == {"column_sums", "square_sum", "log_sums"}
+def test_what_a_kernel_changes_it_reads_and_writes():
+    moved = {name: traffic_of(make(*shape, "f32")) for name, (make, shape) in FUSED.items()}
+    assert moved["adam"].read * 3 == moved["adam"].written * 4  # also the gradient
+    assert moved["residual"].read == 2 * moved["residual"].written
+    assert moved["square_sum"].written == 4
+    assert moved["transpose"].read == moved["transpose"].written
 
 
-def test_share_of_a_read_stands_only_where_there_is_one():
-    case = FusedCase("column_sums", "f32", "memory", {}, 1 << 20, 0.0)
-    best = {"copy": 2.0, "own": 4.0}
-    assert "of_read" not in fused_row(case, best)
-    row = fused_row(case, {**best, "read": 3.0})
-    assert (row["of_read"], row["of_copy"]) == (0.75, 0.5)
+def test_the_limit_copies_what_is_written_and_reads_the_rest():
+    assert Traffic(8, 8).limit(copy=2.0, read=3.0) == 2.0
+    assert Traffic(16, 0).limit(copy=2.0, read=3.0) == 3.0
+    assert Traffic(3, 1).limit(copy=2.0, read=4.0) == 3.0
+    row = fused_row(
+        FusedCase("sum", "f32", "memory", {}, Traffic(16, 0), 3.5), {"copy": 2.0, "read": 3.0, "own": 4.0}
+    )
+    assert (row["of_copy"], row["of_limit"], row["of_roofline"], row["memory_bound"]) == (
+        0.5,
+        0.75,
+        0.875,
+        False,
+    )
