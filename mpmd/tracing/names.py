@@ -19,6 +19,7 @@ import jax
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.linen import is_initializing, mutable_states, returning_changes, write_changes
+from mpmd.tracing.nnx import call_with_modules, has_modules
 
 MICROBATCHES = "microbatches"
 """The kind of a name that marks how a batch is cut; the name itself is the batch dim."""
@@ -57,8 +58,9 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
 
     It may be a submodule of a flax module, a method of one, or close over some.  While linen initialises
-    them, it is called as it is, because parameters must not be made inside of a nested jit.  What linen
-    modules change, such as statistics of batches, are results of the computation too.
+    them, it is called as it is, because parameters must not be made inside of a nested jit.  What modules
+    change, such as statistics of batches, are results of the computation too: of linen modules, and of nnx
+    modules that it is, closes over or is given.
 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
 
@@ -80,6 +82,8 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         _note(chosen)
         if is_initializing(fn):
             return fn(*args, **kwargs)
+        if has_modules(fn, args, kwargs):
+            return call_with_modules(fn, args, kwargs, lambda pure: carrier(pure, "comp", chosen))
         states = mutable_states(fn)
         if not states:
             return carried(*args, **kwargs)

@@ -1,0 +1,119 @@
+"""What named computations owe to flax nnx: modules are objects whose arrays change while they are called.
+
+A nested jit can neither change what its function closes over, for which nnx raises, nor what it is given: a
+module that is an argument loses its new statistics and counts of random numbers there, and nobody says so.
+Here its arrays go in, and those that are others afterwards come out.  Flax is not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+
+def has_modules(fn: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function is made of nnx modules, closes over some, or is given some."""
+    return "flax.nnx" in sys.modules and any(map(_is_module, _leaves(_held_by(fn), args, kwargs)))
+
+
+def call_with_modules(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    carried: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Any:
+    """Calls a function under a nested jit, and changes its modules as the call does.
+
+    Args:
+        fn: the function.
+        args: its positional arguments; modules may stand in them.
+        kwargs: its keyword arguments, likewise.
+        carried: puts a function of arrays under the nested jit.
+    """
+    nnx: Any = sys.modules["flax.nnx"]
+    found = filter(_is_module, _leaves(_held_by(fn), args, kwargs))
+    modules = tuple({id(module): module for module in found}.values())
+    definition, state = nnx.split(modules)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_module)
+
+    def pure(state: Any, arrays: list[Any]) -> tuple[Any, Any]:
+        inside = nnx.merge(definition, state)
+        stand_ins = {id(module): other for module, other in zip(modules, inside, strict=True)}
+        before = {path: _value(variable) for path, variable in nnx.to_flat_state(nnx.state(inside))}
+        rest = iter(arrays)
+        given = [stand_ins[id(leaf)] if _is_module(leaf) else next(rest) for leaf in leaves]
+        positional, keywords = jax.tree.unflatten(tree, given)
+        made = _rebuilt(fn, stand_ins)(*positional, **keywords)
+        after = nnx.to_flat_state(nnx.state(inside))
+        changed = [(p, v) for p, v in after if p not in before or _value(v) is not before[p]]
+        return made, nnx.from_flat_state(changed)
+
+    made, changed = carried(pure)(state, [leaf for leaf in leaves if not _is_module(leaf)])
+    nnx.update(modules, changed)
+    return made
+
+
+def _is_module(found: Any) -> bool:
+    return isinstance(found, sys.modules["flax.nnx"].Pytree)
+
+
+def _value(variable: Any) -> Any:
+    """What a variable holds, as it is; an array stands for itself."""
+    ask = getattr(variable, "get_raw_value", None)
+    return variable if ask is None else ask()
+
+
+def _leaves(*trees: Any) -> list[Any]:
+    """Modules, and what else is no pytree."""
+    return jax.tree.leaves(trees, is_leaf=_is_module)
+
+
+def _held_by(fn: Any) -> list[Any]:
+    """A function's object, what it closes over and what is bound to it."""
+    held = [getattr(fn, "__self__", fn), *_contents(fn)]
+    if isinstance(fn, functools.partial):
+        held += [*_held_by(fn.func), fn.args, fn.keywords]
+    return held
+
+
+def _contents(fn: Any) -> Iterator[Any]:
+    """What the cells of a function's closure hold; those that are still empty left out."""
+    for cell in getattr(fn, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
+
+
+def _rebuilt(fn: Any, stand_ins: dict[int, Any]) -> Any:
+    """The function with other modules in it."""
+
+    def instead(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: stand_ins.get(id(leaf), leaf), tree, is_leaf=_is_module)
+
+    if id(fn) in stand_ins:
+        return stand_ins[id(fn)]
+    if isinstance(fn, functools.partial):
+        return functools.partial(_rebuilt(fn.func, stand_ins), *instead(fn.args), **instead(fn.keywords))
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(fn.__func__, instead(fn.__self__))
+    if not isinstance(fn, types.FunctionType) or not any(map(_is_module, _leaves(*_contents(fn)))):
+        return fn
+    cells = tuple(_cell(cell, instead) for cell in fn.__closure__ or ())
+    other = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+    other.__kwdefaults__ = fn.__kwdefaults__
+    return other
+
+
+def _cell(cell: types.CellType, instead: Callable[[Any], Any]) -> types.CellType:
+    """A cell with other modules in what it holds; the same one if it holds none."""
+    try:
+        held = cell.cell_contents
+    except ValueError:  # it is still empty
+        return cell
+    return types.CellType(instead(held)) if any(map(_is_module, _leaves(held))) else cell
