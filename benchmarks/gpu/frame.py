@@ -1,6 +1,7 @@
 """A call frame as XLA makes it, for calling a handler without XLA, and an API table that notes what is asked.
 
-The structs are laid out as in xla/ffi/api/c_api.h; offsets are those that `ffi` and `handler` use.
+The structs are laid out as in xla/ffi/api/c_api.h; offsets are those of native programs' handlers and
+of `handler`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.handler import API_STREAM_GET, FRAME_CONTEXT, Handler
-from mpmd.compile.backends.native_cpu import ffi
+from mpmd.compile.backends.native_cpu.handler import API, BUFFER_DATA, EXTENSION, FRAME, METADATA
 
 _ERROR = 0xE0  # what stands for an XLA_FFI_Error*
 _METADATA, _EXECUTE = 1, 3
@@ -30,13 +31,13 @@ class CallFrame:
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         self._callbacks = [function(self._create_error), function(self._get_stream)]
         self._api = (ctypes.c_void_p * 32)()
-        self._api[ffi.API["error_create"] // 8] = ctypes.cast(self._callbacks[0], ctypes.c_void_p).value
+        self._api[API["error_create"] // 8] = ctypes.cast(self._callbacks[0], ctypes.c_void_p).value
         self._api[API_STREAM_GET // 8] = ctypes.cast(self._callbacks[1], ctypes.c_void_p).value
         self._frame = (ctypes.c_int64 * 24)()
         self._kept: list[Any] = []
         self._put("api", ctypes.addressof(self._api))
         self._frame[FRAME_CONTEXT // 8] = 0xC0
-        ctypes.c_int32.from_buffer(self._frame, ffi.FRAME["stage"]).value = _EXECUTE
+        ctypes.c_int32.from_buffer(self._frame, FRAME["stage"]).value = _EXECUTE
         for count, where, buffers in (("arg_count", "args", arguments), ("ret_count", "rets", results)):
             self._put(count, len(buffers))
             self._put(where, self._listed(buffers))
@@ -49,22 +50,22 @@ class CallFrame:
         """What the handler answers when XLA asks for it: API major, minor, traits."""
         metadata = (ctypes.c_int32 * 16)(*[-1] * 16)
         extension = (ctypes.c_int64 * 4)()
-        ctypes.c_int32.from_buffer(extension, ffi.EXTENSION["type"]).value = _METADATA
-        extension[ffi.EXTENSION["metadata"] // 8] = ctypes.addressof(metadata)
+        ctypes.c_int32.from_buffer(extension, EXTENSION["type"]).value = _METADATA
+        extension[EXTENSION["metadata"] // 8] = ctypes.addressof(metadata)
         self._put("extension", ctypes.addressof(extension))
         handler.function(ctypes.addressof(self._frame))
         self._put("extension", 0)
-        major, minor, traits = (metadata[ffi.METADATA[name] // 4] for name in ("major", "minor", "traits"))
+        major, minor, traits = (metadata[METADATA[name] // 4] for name in ("major", "minor", "traits"))
         return major, minor, traits
 
     def _put(self, field: str, value: int) -> None:
-        self._frame[ffi.FRAME[field] // 8] = value
+        self._frame[FRAME[field] // 8] = value
 
     def _listed(self, buffers: Sequence[int]) -> int:
         """The address of an array of pointers to buffer structs."""
         structs = [(ctypes.c_int64 * 8)() for _ in buffers]
         for struct, address in zip(structs, buffers, strict=True):
-            struct[ffi.BUFFER_DATA // 8] = address
+            struct[BUFFER_DATA // 8] = address
         listed = (ctypes.c_void_p * max(1, len(buffers)))(*map(ctypes.addressof, structs))
         self._kept += [structs, listed]
         return ctypes.addressof(listed)

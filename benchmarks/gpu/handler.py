@@ -18,7 +18,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
-from mpmd.compile.backends.native_cpu import ffi
+from mpmd.compile.backends.native_cpu.ffi import check_version
+from mpmd.compile.backends.native_cpu.handler import (
+    API,
+    API_MAJOR,
+    API_MINOR,
+    BUFFER_DATA,
+    EXTENSION,
+    FRAME,
+    METADATA,
+)
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -134,11 +143,11 @@ class _Emitter:
         with FunctionBuilder(self.module, self.name, [("frame", "ptr")], result="ptr") as f:
             self.f, self.frame = f, f.arguments["frame"]
             self._answer_metadata()
-            stage = f.load(f.offset(self.frame, ffi.FRAME["stage"]), "i32")
+            stage = f.load(f.offset(self.frame, FRAME["stage"]), "i32")
             with f.when(f.compare("ne", stage, constant(_EXECUTE_STAGE, "i32")), returns=True, value=null):
                 pass
             for field, count in self.counts.items():
-                found = f.load(f.offset(self.frame, ffi.FRAME[field]), "i64")
+                found = f.load(f.offset(self.frame, FRAME[field]), "i64")
                 message = f"{self.name}: the call has another {field} than {count}"
                 self._fail_if(f.compare("ne", found, constant(count, "i64")), message)
             self.stream = self._stream()
@@ -152,15 +161,15 @@ class _Emitter:
 
     def _answer_metadata(self) -> None:
         f = self.f
-        extension = f.load(f.offset(self.frame, ffi.FRAME["extension"]), "ptr")
+        extension = f.load(f.offset(self.frame, FRAME["extension"]), "ptr")
         with f.when(f.op(f"icmp ne ptr {extension}, null", "i1")):
-            kind = f.load(f.offset(extension, ffi.EXTENSION["type"]), "i32")
+            kind = f.load(f.offset(extension, EXTENSION["type"]), "i32")
             asked = f.compare("eq", kind, constant(_METADATA_EXTENSION, "i32"))
             with f.when(asked, returns=True, value=Value("null", "ptr")):
-                metadata = f.load(f.offset(extension, ffi.EXTENSION["metadata"]), "ptr")
-                answers = {"major": ffi.API_MAJOR, "minor": ffi.API_MINOR, "traits": self.traits}
+                metadata = f.load(f.offset(extension, EXTENSION["metadata"]), "ptr")
+                answers = {"major": API_MAJOR, "minor": API_MINOR, "traits": self.traits}
                 for field, value in answers.items():
-                    f.store(constant(value, "i32"), f.offset(metadata, ffi.METADATA[field]))
+                    f.store(constant(value, "i32"), f.offset(metadata, METADATA[field]))
 
     def _stream(self) -> Value:
         f = self.f
@@ -169,7 +178,7 @@ class _Emitter:
         f.store(Value("null", "ptr"), request, 1)
         f.store(f.load(f.offset(self.frame, FRAME_CONTEXT), "ptr"), request, 2)
         f.store(Value("null", "ptr"), request, 3)
-        api = f.load(f.offset(self.frame, ffi.FRAME["api"]), "ptr")
+        api = f.load(f.offset(self.frame, FRAME["api"]), "ptr")
         get = f.load(f.offset(api, API_STREAM_GET), "ptr")
         error = f.op(f"call ptr {get}(ptr {request})", "ptr")
         self._return_if_error(error)
@@ -183,10 +192,10 @@ class _Emitter:
     def _buffers(self) -> list[Value]:
         f, found = self.f, []
         for field, count in (("args", self.counts["arg_count"]), ("rets", self.counts["ret_count"])):
-            buffers = f.load(f.offset(self.frame, ffi.FRAME[field]), "ptr")
+            buffers = f.load(f.offset(self.frame, FRAME[field]), "ptr")
             for number in range(count):
                 buffer = f.load(buffers, "ptr", number)
-                found.append(f.load(f.offset(buffer, ffi.BUFFER_DATA), "ptr"))
+                found.append(f.load(f.offset(buffer, BUFFER_DATA), "ptr"))
         return found
 
     def _step(self, number: int, step: Step) -> None:
@@ -264,8 +273,8 @@ class _Emitter:
             f.store(Value("null", "ptr"), request, 1)
             f.store(Value(f"@{symbol}", "ptr"), request, 2)
             f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
-            api = f.load(f.offset(self.frame, ffi.FRAME["api"]), "ptr")
-            create = f.load(f.offset(api, ffi.API["error_create"]), "ptr")
+            api = f.load(f.offset(self.frame, FRAME["api"]), "ptr")
+            create = f.load(f.offset(api, API["error_create"]), "ptr")
             branch.value = f.op(f"call ptr {create}(ptr {request})", "ptr")
         with f.when(condition, returns=True, value=branch.result()):
             pass
@@ -326,7 +335,7 @@ class Handler:
         """Makes it a custom call target; for the life of the process."""
         import jax
 
-        ffi.check_version()
+        check_version()
         jax.ffi.register_ffi_target(self.name, jax.ffi.pycapsule(self.function), platform=platform)
 
     def call(self, *operands: Any, results: Sequence[Any], aliases: dict[int, int] | None = None) -> Any:

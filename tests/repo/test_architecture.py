@@ -156,6 +156,19 @@ def test_every_error_is_raised_and_expected_by_a_test():
     assert (never, untested) == ([], [])
 
 
+def test_maps_of_packages_list_what_is_there():
+    """A package whose docstring has a table of its files has all of them there."""
+    wrong = {}
+    for path in tracked("__init__.py"):
+        rows = "".join(re.findall(r"^\| `.*?\|", text(path), re.MULTILINE))
+        listed = set(re.findall(r"`(\w+(?:\.py|/))`", rows))
+        there = {f"{f.name}/" if f.is_dir() else f.name for f in (ROOT / path).parent.iterdir()}
+        there -= {"__init__.py", "__pycache__/"}
+        if listed and listed != there:
+            wrong[str(path)] = sorted(there ^ listed)
+    assert wrong == {}
+
+
 PARTS = ("->", "Requires:", "Ensures:", "Cost:", "Source:")
 
 

@@ -2,6 +2,7 @@
 
 | file | what it holds |
 |---|---|
+| `donation.py` | which result takes the memory of which donated parameter |
 | `ranges.py` | when each value's memory is in use, holes included |
 | `sharing.py` | values that take each other's memory where that harms nobody |
 | `borrowing.py` | temporaries in the memory of results, before those are written |

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
-from mpmd.compile.hlo.builder import HloBuilder
+from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.shape import Shape, array
+from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.hlo.text import quote
 from mpmd.compile.lowering import (
     collectives,
@@ -152,10 +152,7 @@ class Lowering:
         """`(a, b) -> opcode(a, b)` on scalars; made once."""
         found = self._reducers.get((opcode, dtype))
         if found is None:
-            builder = HloBuilder.create(self.module, f"{opcode}_{dtype}")
-            scalar = array(dtype, ())
-            builder.build(builder.add(opcode, builder.parameter(scalar), builder.parameter(scalar)))
-            found = self._reducers[opcode, dtype] = builder.computation
+            found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
         return found
 
     def closed_region(self, site: Site, block: Block) -> HloComputation:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import ffi, mesh_call
+from mpmd.compile.backends.native_cpu import ffi, handler, mesh_call
 from mpmd.compile.backends.native_cpu.program import Address, Program, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
@@ -22,7 +22,7 @@ RESULTS = [jax.ShapeDtypeStruct((37, 50), jnp.float32), jax.ShapeDtypeStruct((50
 
 def registered(threads=1, slots=1, instance=""):
     program, arena_bytes = mlp()
-    compiled = ffi.compile_with_handler(program, HOST, arguments=3, results=2, arena=True)
+    compiled = handler.compile_with_handler(program, HOST, arguments=3, results=2, arena=True)
     pools = [WorkerPool(threads) for _ in range(slots)] if threads > 1 else []
     return ffi.register(compiled, HOST, arena_bytes=arena_bytes, slots=slots, pools=pools, instance=instance)
 
@@ -78,7 +78,7 @@ def test_calls_from_many_threads_share_slots():
 def test_donated_memory_is_updated_in_place():
     sequence = elementwise("increment_donated", 5000, "add")
     program = Program("bump_donated", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], [])))
-    compiled = ffi.compile_with_handler(program, HOST, arguments=1, results=1, arena=False)
+    compiled = handler.compile_with_handler(program, HOST, arguments=1, results=1, arena=False)
     target = ffi.register(compiled, HOST)
     shape = jax.ShapeDtypeStruct((5000,), jnp.float32)
     call = jax.jit(lambda x: target(x, results=[shape], aliases={0: 0})[0], donate_argnums=0)
@@ -99,7 +99,7 @@ def test_a_call_with_other_buffers_is_an_error_and_not_a_crash():
     with pytest.raises(jax.errors.JaxRuntimeError, match="takes 2 results, and the call has another number"):
         jax.block_until_ready(jax.jit(lambda *a: target(*a, results=RESULTS[:1]))(*inputs))
     with pytest.raises(CompileError, match="takes 6 pointers; 3 arguments, 1 results and an arena make 5"):
-        ffi.compile_with_handler(mlp()[0], HOST, arguments=3, results=1, arena=True)
+        handler.compile_with_handler(mlp()[0], HOST, arguments=3, results=1, arena=True)
 
 
 def test_offsets_are_those_of_the_header(monkeypatch):
@@ -129,22 +129,22 @@ def test_offsets_are_those_of_the_header(monkeypatch):
         return fields
 
     frame, args, rets = layout("XLA_FFI_CallFrame"), layout("XLA_FFI_Args"), layout("XLA_FFI_Rets")
-    assert frame["extension_start"] == ffi.FRAME["extension"] and frame["api"] == ffi.FRAME["api"]
-    assert frame["stage"] == ffi.FRAME["stage"]
-    assert frame["args"] + args["size"] == ffi.FRAME["arg_count"]
-    assert frame["args"] + args["args"] == ffi.FRAME["args"]
-    assert frame["rets"] + rets["size"] == ffi.FRAME["ret_count"]
-    assert frame["rets"] + rets["rets"] == ffi.FRAME["rets"]
-    assert layout("XLA_FFI_Buffer")["data"] == ffi.BUFFER_DATA
+    assert frame["extension_start"] == handler.FRAME["extension"] and frame["api"] == handler.FRAME["api"]
+    assert frame["stage"] == handler.FRAME["stage"]
+    assert frame["args"] + args["size"] == handler.FRAME["arg_count"]
+    assert frame["args"] + args["args"] == handler.FRAME["args"]
+    assert frame["rets"] + rets["size"] == handler.FRAME["ret_count"]
+    assert frame["rets"] + rets["rets"] == handler.FRAME["rets"]
+    assert layout("XLA_FFI_Buffer")["data"] == handler.BUFFER_DATA
     base = re.search(r"struct XLA_FFI_Metadata_Extension \{\s*(\w+) ", text)[1]  # its name differs by version
-    assert layout(base)["type"] == ffi.EXTENSION["type"]
-    assert layout("XLA_FFI_Metadata_Extension")["metadata"] == ffi.EXTENSION["metadata"]
+    assert layout(base)["type"] == handler.EXTENSION["type"]
+    assert layout("XLA_FFI_Metadata_Extension")["metadata"] == handler.EXTENSION["metadata"]
     metadata, version = layout("XLA_FFI_Metadata"), layout("XLA_FFI_Api_Version")
-    assert metadata["api_version"] + version["major_version"] == ffi.METADATA["major"]
-    assert metadata["api_version"] + version["minor_version"] == ffi.METADATA["minor"]
-    assert metadata["traits"] == ffi.METADATA["traits"]
+    assert metadata["api_version"] + version["major_version"] == handler.METADATA["major"]
+    assert metadata["api_version"] + version["minor_version"] == handler.METADATA["minor"]
+    assert metadata["traits"] == handler.METADATA["traits"]
     api, offered = layout("XLA_FFI_Api"), ("Error_Create", "RunId_Get", "DeviceOrdinal_Get")
-    assert [api[f"XLA_FFI_{name}"] for name in offered] == list(ffi.API.values())
+    assert [api[f"XLA_FFI_{name}"] for name in offered] == list(handler.API.values())
     assert frame["ctx"] == mesh_call.CONTEXT
     assert layout("XLA_FFI_RunId_Get_Args")["run_id"] == mesh_call.ANSWER
     assert layout("XLA_FFI_DeviceOrdinal_Get_Args")["device_ordinal"] == mesh_call.ANSWER

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.ffi import compile_with_handler
+from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers

@@ -189,8 +189,7 @@ class MixedBackend:
             results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
         )
         if cluster.native:
-            target = self.native.target or host_target()
-            made, _ = compiled_or_kept(alone, target, self.native.options, module.clone())
+            made, _ = compiled_or_kept(alone, host_target(), self.native.options, module.clone())
             return Part(made, "", alone.results, alone)
         return Part(None, _stablehlo(alone.text), alone.results, alone)
 

@@ -2,15 +2,21 @@
 
 | file or folder | what it holds |
 |---|---|
+| `backend.py`, `coverage.py`, `dispatch.py` | the backend; what has native code; who runs it |
+| `compilation.py`, `artefact.py` | the phases in order; what is kept of them |
+| `fitting.py`, `tuning.py` | to a limit of memory; choices that are measured |
 | `target.py` | the CPU as data |
 | `llvm/` | IR as text, object files, loading |
 | `math/` | exp, log, tanh ... for vectors of any width |
-| `storage.py` | dtypes in memory and in registers |
-| `gemm/` | matrix products |
+| `storage.py`, `narrow.py` | dtypes in memory and in registers; those of less than a byte |
 | `emit/` | kernel plans → kernels |
+| `gemm/`, `thin_products.py` | matrix products; which of them are thin |
+| `attention/` | products, rows and products as one kernel |
 | `kernel.py`, `shared.py`, `recipes.py` | what a kernel is; functions that all fragments share |
-| `program.py`, `waiting.py`, `threads.py` | kernels in order, barriers, worker threads |
-| `compilation.py`, `fitting.py`, `artefact.py` | the phases in order; a limit of memory; what is kept |
-| `instance.py`, `ffi.py`, `jax_function.py` | a program in memory: run directly, by XLA, by JAX |
-| `direct.py`, `profile.py` | single kernels on NumPy arrays, and what they take |
+| `steps.py`, `program.py` | thunks → steps; steps in order, as one function |
+| `waiting.py`, `threads.py` | barriers, worker threads |
+| `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
+| `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
+| `handler.py`, `ffi.py`, `jax_function.py` | its handler, the custom call, the function of JAX |
+| `instance.py`, `direct.py`, `profile.py` | programs and single kernels run without XLA, and what they take |
 """

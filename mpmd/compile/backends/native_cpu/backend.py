@@ -15,7 +15,7 @@ from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import Order, jax_function
-from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
+from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -38,12 +38,10 @@ class NativeExecutable(DirectCall, CompiledFragment):
 
     Attributes:
         made: what was made of it.
-        target: for which CPU.
         kept: whether it was taken from the cache.
     """
 
     made: Artefact
-    target: CpuTarget
     kept: bool = False
     backend: str = "native"
 
@@ -64,7 +62,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
         """
         if what == "clusters":
             return "cluster 0: native, the whole fragment\n"
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, self.target)
+        return self.fragment.text if what == "stablehlo" else self.made.text(what, host_target())
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
@@ -82,12 +80,10 @@ class NativeCpuBackend:
     Attributes:
         threads: how many threads run a fragment of a mesh whose cores are not known, at most: small ones run
             on one.
-        target: the CPU; this one if None.
         options: what the user says about compiling.
     """
 
     threads: int = 1
-    target: CpuTarget | None = None
     options: CompileOptions = DEFAULTS
     name: str = "native"
 
@@ -101,9 +97,8 @@ class NativeCpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        target = self.target or host_target()
-        made, kept = compiled_or_kept(fragment, target, self.options, axes=dict(mesh.shape))
-        return self._load(made, target, fragment, mesh, kept)
+        made, kept = compiled_or_kept(fragment, host_target(), self.options, axes=dict(mesh.shape))
+        return self._load(made, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
@@ -122,16 +117,16 @@ class NativeCpuBackend:
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.made, executable.target, fragment, mesh, executable.kept)
+        return self._load(executable.made, fragment, mesh, executable.kept)
 
     def _load(
-        self, made: Artefact, target: CpuTarget, fragment: FragmentModule, mesh: Mesh, kept: bool = False
+        self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
         function = jax_function(fragment, mesh, program, made.aliases, large)
-        return NativeExecutable(fragment, function, made, target, kept)
+        return NativeExecutable(fragment, function, made, kept)
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
@@ -144,7 +139,7 @@ class NativeCpuBackend:
         threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
             made.code,
-            self.target or host_target(),
+            host_target(),
             arena_bytes=made.arena_bytes,
             constants=made.constants,
             instance="-".join([name, str(threads), *map(str, cores)]),

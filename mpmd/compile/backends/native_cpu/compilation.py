@@ -14,8 +14,8 @@ from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.backends.native_cpu.artefact import Artefact, KeptArtefacts, Texts
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.ffi import compile_with_handler
 from mpmd.compile.backends.native_cpu.fitting import fit
+from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program

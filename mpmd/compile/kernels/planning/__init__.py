@@ -9,7 +9,10 @@
 | `updates.py` | dynamic-update-slice and scatter: changes in place |
 | `sorting.py` | sorts of short rows |
 | `dots.py` | matrix products on strided operands, with what follows them |
+| `attention.py` | products, rows of what they give, and products of these |
+| `collectives.py` | what each device does in a collective |
 | `kernels.py` | any instruction or fusion → its kernels |
+| `memory.py` | plans that are made once for groups of one structure |
 """
 
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction

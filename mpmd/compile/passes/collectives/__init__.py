@@ -14,19 +14,6 @@ from mpmd.compile.passes.collectives.collective_permute_combiner import Collecti
 from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier
 from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    AllGatherCombiner,
-    AllGatherSimplifier,
-    AllReduceCombiner,
-    AllReduceFolder,
-    AllReduceMover,
-    AllReducePromotion,
-    AllReduceReassociate,
-    AsyncCollectiveCreator,
-    CollectivePermuteCombiner,
-    CollectiveSimplifier,
-    ReduceScatterCombiner,
-    ReduceScatterCreator,
-)
+PASSES = passes_in(vars())

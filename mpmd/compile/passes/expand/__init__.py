@@ -34,39 +34,6 @@ from mpmd.compile.passes.expand.special_function_expander import SpecialFunction
 from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    ArgmaxRewriter,
-    BatchNormExpander,
-    BitcastConvertExpander,
-    CholeskyExpander,
-    ComparisonExpander,
-    ComplexToPairs,
-    ConvolutionExpander,
-    ConvolutionToDot,
-    DotDecomposer,
-    DotDimensionMerger,
-    FftExpander,
-    FloatJitter,
-    FloatNormalization,
-    GatherExpander,
-    GatherSimplifier,
-    LapackExpander,
-    LogisticExpander,
-    MapInliner,
-    NarrowTypeExpander,
-    ReduceWindowExpander,
-    ReduceWindowRewriter,
-    ReductionExpander,
-    RngBitGeneratorExpander,
-    SpecialFunctionExpander,
-    ReducePrecisionExpander,
-    ScatterExpander,
-    ScatterSimplifier,
-    SelectAndScatterExpander,
-    ShardingRemover,
-    StochasticConvertExpander,
-    TopkDecomposer,
-    TriangularSolveExpander,
-)
+PASSES = passes_in(vars())

@@ -5,6 +5,6 @@ from __future__ import annotations
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (SortPrefix, AttentionStitching, Fusion)
+PASSES = passes_in(vars())

@@ -8,13 +8,6 @@ from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.layout.reduction_dimension_grouper import ReductionDimensionGrouper
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    BroadcastCanonicalizer,
-    LayoutAssignment,
-    LayoutNormalization,
-    LayoutRemoval,
-    ReductionDimensionGrouper,
-    ReshapeDecomposer,
-)
+PASSES = passes_in(vars())

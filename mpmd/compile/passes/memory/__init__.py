@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (CopyInsertion,)
+PASSES = passes_in(vars())

@@ -22,27 +22,6 @@ from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvari
 from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
 from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
 from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
-from mpmd.support.passes import Pass
+from mpmd.support.passes import passes_in
 
-PASSES: tuple[type[Pass], ...] = (
-    AlgebraicSimplifier,
-    CallInliner,
-    ComputationDeduplicator,
-    ConditionalSimplifier,
-    ConstantFolding,
-    ConvertMover,
-    Cse,
-    Dce,
-    DotMerger,
-    FlattenCallGraph,
-    OptimizationBarrierRemoval,
-    ReshapeMover,
-    SimplifyFpConversions,
-    SortSimplifier,
-    TransposeFolding,
-    TupleSimplifier,
-    WhileInvariantCodeMotion,
-    WhileLoopUnroller,
-    WhileSimplifier,
-    ZeroSizedRemoval,
-)
+PASSES = passes_in(vars())
