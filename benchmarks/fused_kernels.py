@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, value
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.plan import KernelPlan, Load
 
 
 def layer_norm(rows: int, width: int, dtype: str) -> KernelPlan:
@@ -192,3 +193,32 @@ FUSED = {
     "gather": (gather, (1024, 768)),
     "scatter": (scatter, (1024, 768)),
 }
+
+BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
+MOST_WRITTEN = 0.01  # of its traffic by a kernel that only reads
+
+
+def traffic_of(plan: KernelPlan) -> int:
+    """Bytes that a kernel reads and writes.
+
+    What it changes it reads and writes: Adam's state, and the rows that a scatter adds to.
+    """
+    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
+    read |= {s.operand for s in plan.stores if s.combine}
+    return sum(o.bytes * ((k in read) + (k in plan.results)) for k, o in enumerate(plan.operands))
+
+
+def only_reads(plan: KernelPlan) -> bool:
+    """Whether a kernel's results are next to nothing beside what it reads."""
+    return sum(plan.operands[k].bytes for k in plan.results) < MOST_WRITTEN * traffic_of(plan)
+
+
+def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
+    """A kernel's plan and shape; `size` is `model`, `turns` or `memory`."""
+    make, shape = FUSED[name]
+    plan = make(*shape, dtype)
+    if size == "memory":
+        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan))
+        shape = (shape[0] * times, *shape[1:])
+        plan = make(*shape, dtype)
+    return plan, shape

@@ -17,12 +17,14 @@ products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose copy
 One core reads more slowly than it copies past the caches, so a kernel whose results are under a hundredth of
 its traffic is also compared with a loop that only reads as many bytes.
 
-Fused kernels are measured in two sizes: `memory`, four times the last cache, where STREAM measures what a
-machine copies; and `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's
-too.  The summary says of either size how near the kernels come to the copy in it.
+Fused kernels are measured in three sizes: `memory`, four times the last cache, where STREAM measures what a
+machine copies; `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's too,
+for a call that is not timed goes before those that are; and `turns`, the same shapes in so many sets of
+arrays that caches have lost each by its next turn, as happens in a step of a model.  The summary says of each
+size how near the kernels come to the copy in it.
 
     python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
-                                      [--sizes=model,memory] [--kernels=transpose,gather]
+                                      [--sizes=model,turns,memory] [--kernels=transpose,gather]
 
 One line per kernel; the last line is one JSON object.
 """
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -43,7 +46,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.fused_kernels import FUSED, jax_functions
+from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, fused_plan, jax_functions, only_reads, traffic_of
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
@@ -52,7 +55,6 @@ from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, m
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan, Load
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
@@ -91,6 +93,8 @@ def best_of(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) 
         repeat[name] = max(1, int(seconds / max(best[name], 1e-7)))
     for _ in range(rounds):
         for name, run in runs.items():
+            if repeat[name] > 1:  # the others' arrays have gone through the caches since
+                run()
             start = time.process_time()
             for _ in range(repeat[name]):
                 run()
@@ -212,35 +216,6 @@ def print_product(row: dict) -> None:
 
 # -- fused kernels -------------------------------------------------------------------------------------------
 
-BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
-MOST_WRITTEN = 0.01  # of its traffic by a kernel that only reads
-
-
-def traffic_of(plan: KernelPlan) -> int:
-    """Bytes that a kernel reads and writes.
-
-    What it changes it reads and writes: Adam's state, and the rows that a scatter adds to.
-    """
-    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
-    read |= {s.operand for s in plan.stores if s.combine}
-    return sum(o.bytes * ((k in read) + (k in plan.results)) for k, o in enumerate(plan.operands))
-
-
-def only_reads(plan: KernelPlan) -> bool:
-    """Whether a kernel's results are next to nothing beside what it reads."""
-    return sum(plan.operands[k].bytes for k in plan.results) < MOST_WRITTEN * traffic_of(plan)
-
-
-def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
-    """A kernel's plan and shape; `size` is `model` or `memory`."""
-    make, shape = FUSED[name]
-    plan = make(*shape, dtype)
-    if size == "memory":
-        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan))
-        shape = (shape[0] * times, *shape[1:])
-        plan = make(*shape, dtype)
-    return plan, shape
-
 
 @dataclasses.dataclass(frozen=True)
 class FusedCase:
@@ -249,7 +224,8 @@ class FusedCase:
     Attributes:
         name: the kernel's.
         dtype: of its arrays.
-        size: `model` or `memory`.
+        size: `model`, `turns` or `memory`.
+        turns: calls in each run, on other arrays each.
         runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many where ours
             only reads, and XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
         traffic: bytes that it reads and writes.
@@ -259,6 +235,7 @@ class FusedCase:
     name: str
     dtype: str
     size: str
+    turns: int
     runs: dict[str, Callable[[], object]]
     traffic: int
     arithmetic: float
@@ -277,6 +254,22 @@ def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) ->
     return rows
 
 
+def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """One call, or all of them, one after the other; no result is freed before all are there."""
+
+    def every() -> list[object]:
+        return [call() for call in calls]
+
+    return calls[0] if len(calls) == 1 else every
+
+
+def finished(program: Callable, *given: object) -> object:
+    """The result of a program of JAX's, once it is there."""
+    import jax
+
+    return jax.block_until_ready(program(*given))
+
+
 def fused_case(name: str, dtype: str, size: str) -> FusedCase:
     """A fused kernel of one size, with its arrays."""
     import jax
@@ -284,32 +277,39 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
     target, rng = host_target(), np.random.default_rng(0)
     device = measured_device(target, 1)
     plan, shape = fused_plan(name, dtype, size)
-    kernel = DirectSequence(plan_kernels(plan, target), target)
-    arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
-    for array in arrays:
-        array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
-        if array.dtype == np.int32:
-            array[...] = rng.permutation(array.size)
-    inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
-    elements = math.prod(shape)
+    kernel, traffic = DirectSequence(plan_kernels(plan, target), target), traffic_of(plan)
+    turns = -(-BEYOND_CACHE * target.l3_bytes // traffic) if size == "turns" else 1
+    sets = []
+    for _ in range(turns):
+        arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+        for array in arrays:
+            array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
+            if array.dtype == np.int32:
+                array[...] = rng.permutation(array.size)
+        sets.append(arrays)
     runs = {
-        "copy": copy_bandwidth(target, elements=max(1, traffic_of(plan) // 8)),
-        "own": kernel.prepare(*arrays),
+        "copy": in_turn([copy_bandwidth(target, elements=max(1, traffic // 8)) for _ in sets]),
+        "own": in_turn([kernel.prepare(*arrays) for arrays in sets]),
     }
     if only_reads(plan):
-        runs["read"] = read_bandwidth(target, elements=traffic_of(plan) // 4)
-    if size == "model":
-        given = [jax.numpy.asarray(a.reshape(shape) if a.size == elements else a) for a in inputs]
-        xla = jax.jit(jax_functions()[name]).lower(*given).compile()
-        nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given).compile()
-        runs["xla"] = lambda: jax.block_until_ready(xla(*given))
-        runs["start"] = lambda: jax.block_until_ready(nothing(*given))
+        runs["read"] = in_turn([read_bandwidth(target, elements=traffic // 4) for _ in sets])
+    if size != "memory":
+        read = [k for k in range(len(plan.operands)) if name == "adam" or k not in plan.results]
+        forms = [shape if plan.operands[k].size == math.prod(shape) else (-1,) for k in read]
+        pairs = list(zip(read, forms, strict=True))
+        given = [[jax.numpy.asarray(arrays[k].reshape(form)) for k, form in pairs] for arrays in sets]
+        xla = jax.jit(jax_functions()[name]).lower(*given[0]).compile()
+        nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given[0]).compile()
+        for label, program in (("xla", xla), ("start", nothing)):
+            calls = [functools.partial(finished, program, *each) for each in given]
+            runs[label] = in_turn(calls)
     arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-    return FusedCase(name, dtype, size, runs, traffic_of(plan), arithmetic)
+    return FusedCase(name, dtype, size, turns, runs, traffic, arithmetic)
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
     """What is said of a fused kernel, from the best time of each of its runs."""
+    best = {name: seconds / case.turns for name, seconds in best.items()}
     row = {
         "kernel": case.name,
         "dtype": case.dtype,
@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="gemm,fused")
     parser.add_argument("--dtypes", default="f32,bf16")
-    parser.add_argument("--sizes", default="model,memory")
+    parser.add_argument("--sizes", default="model,turns,memory")
     parser.add_argument("--kernels", default="", help="fused kernels to run, all unless given")
     options = parser.parse_args()
     if any(name not in os.environ for name in KEEP_HEAP):

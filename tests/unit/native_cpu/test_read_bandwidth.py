@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from benchmarks.fused_kernels import FUSED
-from benchmarks.kernel_speed import FusedCase, fused_row, only_reads
+from benchmarks.fused_kernels import FUSED, only_reads
+from benchmarks.kernel_speed import FusedCase, fused_row
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -40,7 +40,7 @@ def test_which_kernels_only_read():
 
 
 def test_share_of_a_read_stands_only_where_there_is_one():
-    case = FusedCase("column_sums", "f32", "memory", {}, 1 << 20, 0.0)
+    case = FusedCase("column_sums", "f32", "memory", 1, {}, 1 << 20, 0.0)
     best = {"copy": 2.0, "own": 4.0}
     assert "of_read" not in fused_row(case, best)
     row = fused_row(case, {**best, "read": 3.0})
