@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
+from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, value
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.plan import KernelPlan, Load
 
 
 def layer_norm(rows: int, width: int, dtype: str) -> KernelPlan:
@@ -192,3 +194,53 @@ FUSED = {
     "gather": (gather, (1024, 768)),
     "scatter": (scatter, (1024, 768)),
 }
+
+BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes that a kernel moves.
+
+    Attributes:
+        read: from memory.  What it changes it reads, too: Adam's state, and the rows that a scatter adds to.
+        written: to memory.
+    """
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.read + self.written
+
+    def limit(self, copy: float, read: float) -> float:
+        """The seconds that the machine needs: as much is copied as can be, and the rest is read.
+
+        Args:
+            copy: seconds of a copy that moves the total.
+            read: seconds of a loop that reads the total.
+        """
+        alone = max(0, self.read - self.written)
+        return (copy * (self.total - alone) + read * alone) / self.total
+
+
+def traffic_of(plan: KernelPlan) -> Traffic:
+    """What a kernel reads and writes."""
+    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
+    read |= {s.operand for s in plan.stores if s.combine}
+    return Traffic(
+        sum(plan.operands[k].bytes for k in read), sum(plan.operands[k].bytes for k in plan.results)
+    )
+
+
+def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
+    """A kernel's plan and shape; `size` is `model`, `turns` or `memory`."""
+    make, shape = FUSED[name]
+    plan = make(*shape, dtype)
+    if size == "memory":
+        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan).total)
+        shape = (shape[0] * times, *shape[1:])
+        plan = make(*shape, dtype)
+    return plan, shape

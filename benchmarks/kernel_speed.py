@@ -10,20 +10,22 @@ with everything prepared, and from XLA's time that of a program with the same ar
 result is taken off.  Rounds are short (a millisecond) and many: another process that uses the same cache
 disturbs a long one nearly always.
 
-A kernel is compared with a copy that moves as many bytes, timed in the same way (`of_copy`).  One core reads
-more slowly than it copies past the caches, and many kernels read more than they write.  So the limit of the
-machine (`of_limit`) is to copy as much as is written and to read the rest, by a loop that does nothing else.
-The roofline is the longer of that limit and of the arithmetic, which is the vector instructions that the cost
-model counts, at two per cycle (one adds while one multiplies).  Where one instruction does more than one of
-the model's, such as products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose limit is the
-longer of the two.
+A kernel is compared with copies that move as many bytes, timed in the same way: the fastest that we know, our
+own (`of_copy`), and that of the C library (`of_memcpy`).  One core reads more slowly than it copies past the
+caches, and many kernels read more than they write.  So the limit of the machine (`of_limit`) is to copy as
+much as is written and to read the rest, by a loop that does nothing else.  The roofline is the longer of
+that limit and of the arithmetic, which is the vector instructions that the cost model counts, at two per cycle
+(one adds while one multiplies).  Where one instruction does more than one of the model's, such as products of
+bf16 pairs, a kernel may beat it.  `memory` marks kernels whose limit is the longer of the two.
 
-Fused kernels are measured in two sizes: `memory`, four times the last cache, where STREAM measures what a
-machine copies; and `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's
-too.  The summary says of either size how near the kernels come to the copy in it.
+Fused kernels are measured in three sizes: `memory`, four times the last cache, where STREAM measures what a
+machine copies; `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's too,
+for a call that is not timed goes before those that are; and `turns`, the same shapes in so many sets of
+arrays that caches have lost each by its next turn, as happens in a step of a model.  The summary says of each
+size how near the kernels come to the copy in it.
 
     python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
-                                      [--sizes=model,memory] [--kernels=transpose,gather]
+                                      [--sizes=model,turns,memory] [--kernels=transpose,gather]
 
 One line per kernel; the last line is one JSON object.
 """
@@ -31,7 +33,9 @@ One line per kernel; the last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -44,7 +48,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.fused_kernels import FUSED, jax_functions
+from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, jax_functions, traffic_of
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
@@ -53,7 +57,6 @@ from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, m
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan, Load
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
@@ -92,6 +95,8 @@ def best_of(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) 
         repeat[name] = max(1, int(seconds / max(best[name], 1e-7)))
     for _ in range(rounds):
         for name, run in runs.items():
+            if repeat[name] > 1:  # the others' arrays have gone through the caches since
+                run()
             start = time.process_time()
             for _ in range(repeat[name]):
                 run()
@@ -213,56 +218,6 @@ def print_product(row: dict) -> None:
 
 # -- fused kernels -------------------------------------------------------------------------------------------
 
-BEYOND_CACHE = 4  # STREAM's rule: this many times the last cache
-
-
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """Bytes that a kernel moves.
-
-    Attributes:
-        read: from memory.  What it changes it reads, too: Adam's state, and the rows that a scatter adds to.
-        written: to memory.
-    """
-
-    read: int
-    written: int
-
-    @property
-    def total(self) -> int:
-        """Both together."""
-        return self.read + self.written
-
-    def limit(self, copy: float, read: float) -> float:
-        """The seconds that the machine needs: as much is copied as can be, and the rest is read.
-
-        Args:
-            copy: seconds of a copy that moves the total.
-            read: seconds of a loop that reads the total.
-        """
-        alone = max(0, self.read - self.written)
-        return (copy * (self.total - alone) + read * alone) / self.total
-
-
-def traffic_of(plan: KernelPlan) -> Traffic:
-    """What a kernel reads and writes."""
-    read = {n.operand for n in plan.nodes if isinstance(n, Load)}
-    read |= {s.operand for s in plan.stores if s.combine}
-    return Traffic(
-        sum(plan.operands[k].bytes for k in read), sum(plan.operands[k].bytes for k in plan.results)
-    )
-
-
-def fused_plan(name: str, dtype: str, size: str) -> tuple[KernelPlan, tuple[int, ...]]:
-    """A kernel's plan and shape; `size` is `model` or `memory`."""
-    make, shape = FUSED[name]
-    plan = make(*shape, dtype)
-    if size == "memory":
-        times = -(-BEYOND_CACHE * host_target().l3_bytes // traffic_of(plan).total)
-        shape = (shape[0] * times, *shape[1:])
-        plan = make(*shape, dtype)
-    return plan, shape
-
 
 @dataclasses.dataclass(frozen=True)
 class FusedCase:
@@ -271,9 +226,10 @@ class FusedCase:
     Attributes:
         name: the kernel's.
         dtype: of its arrays.
-        size: `model` or `memory`.
-        runs: what is timed: ours, a copy that moves as many bytes, a loop that only reads as many, and XLA's
-            for a model's shapes; beyond them most of its time goes to fresh pages.
+        size: `model`, `turns` or `memory`.
+        turns: calls in each run, on other arrays each.
+        runs: what is timed: ours, two copies that move as many bytes, a loop that only reads as many, and
+            XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
         traffic: what it reads and writes.
         arithmetic: seconds that the vector instructions take.
     """
@@ -281,6 +237,7 @@ class FusedCase:
     name: str
     dtype: str
     size: str
+    turns: int
     runs: dict[str, Callable[[], object]]
     traffic: Traffic
     arithmetic: float
@@ -299,6 +256,34 @@ def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) ->
     return rows
 
 
+def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """One call, or all of them, one after the other; no result is freed before all are there."""
+
+    def every() -> list[object]:
+        return [call() for call in calls]
+
+    return calls[0] if len(calls) == 1 else every
+
+
+def library_copy(size: int) -> Callable[[], object]:
+    """The C library's copy of so many bytes."""
+    given, made = (aligned_empty((size,), np.uint8) for _ in range(2))
+    given[...] = made[...] = 1
+    addresses = ctypes.c_void_p(made.ctypes.data), ctypes.c_void_p(given.ctypes.data)
+
+    def copy(_arrays: object = (given, made)) -> None:  # the arrays live as long as their addresses are used
+        ctypes.memmove(*addresses, size)
+
+    return copy
+
+
+def finished(program: Callable, *given: object) -> object:
+    """The result of a program of JAX's, once it is there."""
+    import jax
+
+    return jax.block_until_ready(program(*given))
+
+
 def fused_case(name: str, dtype: str, size: str) -> FusedCase:
     """A fused kernel of one size, with its arrays."""
     import jax
@@ -306,32 +291,39 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
     target, rng = host_target(), np.random.default_rng(0)
     device = measured_device(target, 1)
     plan, shape = fused_plan(name, dtype, size)
-    kernel = DirectSequence(plan_kernels(plan, target), target)
-    arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
-    for array in arrays:
-        array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
-        if array.dtype == np.int32:
-            array[...] = rng.permutation(array.size)
-    inputs = arrays if name == "adam" else [a for k, a in enumerate(arrays) if k not in plan.results]
-    elements = math.prod(shape)
-    traffic = traffic_of(plan)
+    kernel, traffic = DirectSequence(plan_kernels(plan, target), target), traffic_of(plan)
+    turns = -(-BEYOND_CACHE * target.l3_bytes // traffic.total) if size == "turns" else 1
+    sets = []
+    for _ in range(turns):
+        arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+        for array in arrays:
+            array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
+            if array.dtype == np.int32:
+                array[...] = rng.permutation(array.size)
+        sets.append(arrays)
     runs = {
-        "copy": copy_bandwidth(target, elements=traffic.total // 8),
-        "read": read_bandwidth(target, elements=traffic.total // 4),
-        "own": kernel.prepare(*arrays),
+        "copy": in_turn([copy_bandwidth(target, elements=traffic.total // 8) for _ in sets]),
+        "memcpy": in_turn([library_copy(traffic.total // 2) for _ in sets]),
+        "read": in_turn([read_bandwidth(target, elements=traffic.total // 4) for _ in sets]),
+        "own": in_turn([kernel.prepare(*arrays) for arrays in sets]),
     }
-    if size == "model":
-        given = [jax.numpy.asarray(a.reshape(shape) if a.size == elements else a) for a in inputs]
-        xla = jax.jit(jax_functions()[name]).lower(*given).compile()
-        nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given).compile()
-        runs["xla"] = lambda: jax.block_until_ready(xla(*given))
-        runs["start"] = lambda: jax.block_until_ready(nothing(*given))
+    if size != "memory":
+        read = [k for k in range(len(plan.operands)) if name == "adam" or k not in plan.results]
+        forms = [shape if plan.operands[k].size == math.prod(shape) else (-1,) for k in read]
+        pairs = list(zip(read, forms, strict=True))
+        given = [[jax.numpy.asarray(arrays[k].reshape(form)) for k, form in pairs] for arrays in sets]
+        xla = jax.jit(jax_functions()[name]).lower(*given[0]).compile()
+        nothing = jax.jit(lambda *_: jax.numpy.zeros(())).lower(*given[0]).compile()
+        for label, program in (("xla", xla), ("start", nothing)):
+            calls = [functools.partial(finished, program, *each) for each in given]
+            runs[label] = in_turn(calls)
     arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-    return FusedCase(name, dtype, size, runs, traffic, arithmetic)
+    return FusedCase(name, dtype, size, turns, runs, traffic, arithmetic)
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
     """What is said of a fused kernel, from the best time of each of its runs."""
+    best = {name: seconds / case.turns for name, seconds in best.items()}
     limit, moved = case.traffic.limit(best["copy"], best["read"]), case.traffic.total / 1e9
     row = {
         "kernel": case.name,
@@ -340,10 +332,12 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
         "microseconds": round(best["own"] * 1e6, 1),
         "gigabytes_per_second": round(moved / best["own"], 1),
         "copy_gigabytes_per_second": round(moved / best["copy"], 1),
+        "memcpy_gigabytes_per_second": round(moved / best["memcpy"], 1),
         "read_gigabytes_per_second": round(moved / best["read"], 1),
         "arithmetic_microseconds": round(case.arithmetic * 1e6, 1),
         "memory_bound": limit >= case.arithmetic,
         "of_copy": round(best["copy"] / best["own"], 3),
+        "of_memcpy": round(best["memcpy"] / best["own"], 3),
         "of_limit": round(limit / best["own"], 3),
         "of_roofline": round(max(limit, case.arithmetic) / best["own"], 3),
     }
@@ -354,13 +348,12 @@ def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
 
 
 def fused_summary(rows: list[dict]) -> dict:
-    """How near the kernels of one size that memory binds come to its copy, and to the machine's limit."""
+    """How near the kernels of one size that memory binds come to its copies, and to the machine's limit."""
     bound = [r for r in rows if r["memory_bound"]]
-    return {
-        "copy_gigabytes_per_second": max((r["copy_gigabytes_per_second"] for r in rows), default=0.0),
-        "read_gigabytes_per_second": max((r["read_gigabytes_per_second"] for r in rows), default=0.0),
-        "of_copy_worst": min([r["of_copy"] for r in bound], default=0.0),
-        "of_limit_worst": min([r["of_limit"] for r in bound], default=0.0),
+    fastest = [f"{what}_gigabytes_per_second" for what in ("copy", "memcpy", "read")]
+    nearest = ["of_copy", "of_memcpy", "of_limit"]
+    return {name: max((r[name] for r in rows), default=0.0) for name in fastest} | {
+        f"{name}_worst": min((r[name] for r in bound), default=0.0) for name in nearest
     }
 
 
@@ -370,8 +363,8 @@ def print_fused(row: dict) -> None:
     against = f"  xla {row['xla_microseconds']:7.0f} us  ratio {row['ratio']:.2f}" if "ratio" in row else ""
     print(
         f"{row['kernel']:13s} {row['dtype']:5s} {row['size']:6s} own {row['microseconds']:7.0f} us "
-        f"{row['gigabytes_per_second']:5.1f} GB/s ({row['of_copy']:.0%} of copy, "
-        f"{row['of_limit']:.0%} of limit, {row['of_roofline']:.0%} of roofline: {bound}){against}",
+        f"{row['gigabytes_per_second']:5.1f} GB/s ({row['of_copy']:.0%} of copy, {row['of_memcpy']:.0%} "
+        f"of memcpy, {row['of_limit']:.0%} of limit, {row['of_roofline']:.0%} of roofline: {bound}){against}",
         flush=True,
     )
 
@@ -385,7 +378,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="gemm,fused")
     parser.add_argument("--dtypes", default="f32,bf16")
-    parser.add_argument("--sizes", default="model,memory")
+    parser.add_argument("--sizes", default="model,turns,memory")
     parser.add_argument("--kernels", default="", help="fused kernels to run, all unless given")
     options = parser.parse_args()
     if any(name not in os.environ for name in KEEP_HEAP):

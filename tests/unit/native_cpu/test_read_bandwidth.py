@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from benchmarks.fused_kernels import FUSED
-from benchmarks.kernel_speed import FusedCase, Traffic, fused_row, traffic_of
+from benchmarks.fused_kernels import FUSED, Traffic, traffic_of
+from benchmarks.kernel_speed import FusedCase, fused_row
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -46,12 +46,7 @@ def test_the_limit_copies_what_is_written_and_reads_the_rest():
     assert Traffic(8, 8).limit(copy=2.0, read=3.0) == 2.0
     assert Traffic(16, 0).limit(copy=2.0, read=3.0) == 3.0
     assert Traffic(3, 1).limit(copy=2.0, read=4.0) == 3.0
-    row = fused_row(
-        FusedCase("sum", "f32", "memory", {}, Traffic(16, 0), 3.5), {"copy": 2.0, "read": 3.0, "own": 4.0}
-    )
-    assert (row["of_copy"], row["of_limit"], row["of_roofline"], row["memory_bound"]) == (
-        0.5,
-        0.75,
-        0.875,
-        False,
-    )
+    case = FusedCase("sum", "f32", "memory", 1, {}, Traffic(16, 0), 3.5)
+    row = fused_row(case, {"copy": 2.0, "memcpy": 5.0, "read": 3.0, "own": 4.0})
+    assert [row[f"of_{name}"] for name in ("copy", "memcpy", "limit", "roofline")] == [0.5, 1.25, 0.75, 0.875]
+    assert not row["memory_bound"]

@@ -19,8 +19,8 @@ it is asked for into the first cache some way ahead.  Two runs side by side come
 Measured on Zen 4 in C, of a copy's bandwidth: gathers of rows of 0.75 to 12 KB from 64 MB 0.40-0.50 without
 all this, 0.9-1.1 with it; in the last cache 0.85 and 0.92; sums into such rows 0.6 and 0.9.  A copy past the
 caches is 1.1-1.18 times as fast with requests 1 to 4 KB ahead, a sum of two arrays 0.9-0.98 times.  Gathers
-of 1,024 rows of 768 are 1.01-1.05 times as fast with requests for the result's lines where a cache has them,
-and 1.07-1.17 times where it has lost them.
+of 1,024 rows of 768 are 1.0-1.05 times as fast with requests for the result's lines, two in a round, where a
+cache has them, and 1.1-1.27 times where it has lost them.
 """
 
 from __future__ import annotations

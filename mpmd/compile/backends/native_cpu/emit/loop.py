@@ -33,6 +33,7 @@ from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Node, Store, stor
 # Enough units for load balance among many threads, each long enough that starting it costs nothing.
 _WANTED_UNITS = 64
 _SHORTEST_UNIT = 2048
+_VECTORS_BETWEEN_CLAIMS = 2
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,13 @@ class RowWriter:
 
     @cached_property
     def unroll(self) -> int:
-        """Vectors of a round: pieces of a row start at multiples of them."""
+        """Vectors of a round: pieces of a row start at multiples of them.
+
+        Where results are claimed rounds are short: memory likes requests for a few lines to read and then
+        for a few to write.
+        """
+        if self.ahead and self.ahead.results:
+            return min(self.fitting, _VECTORS_BETWEEN_CLAIMS)
         if not self.ahead or not self.ahead.shuffled:
             return self.fitting
         return max(1, self.fitting // self._group) * self._group
