@@ -14,9 +14,9 @@ A kernel is compared with copies that move as many bytes, timed in the same way:
 own (`of_copy`), and that of the C library (`of_memcpy`).  One core reads more slowly than it copies past the
 caches, and many kernels read more than they write.  So the limit of the machine (`of_limit`) is to copy as
 much as is written and to read the rest, by a loop that does nothing else.  The roofline is the longer of
-that limit and of the arithmetic, which is the vector instructions that the cost model counts, at two per cycle
-(one adds while one multiplies).  Where one instruction does more than one of the model's, such as products of
-bf16 pairs, a kernel may beat it.  `memory` marks kernels whose limit is the longer of the two.
+that limit and of the arithmetic, which is the vector instructions that the cost model counts, at two per
+cycle (one adds while one multiplies).  Where one instruction does more than one of the model's, such as
+products of bf16 pairs, a kernel may beat it.  `memory` marks kernels whose limit is the longer of the two.
 
 Fused kernels are measured in three sizes: `memory`, four times the last cache, where STREAM measures what a
 machine copies; `model`, the shapes of GPT-2-small, where caches hold a part of the arrays, of the copy's too,
@@ -231,6 +231,7 @@ class FusedCase:
         runs: what is timed: ours, two copies that move as many bytes, a loop that only reads as many, and
             XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
         traffic: what it reads and writes.
+        yardstick: bytes that the copies and the loop that reads move.
         arithmetic: seconds that the vector instructions take.
     """
 
@@ -240,6 +241,7 @@ class FusedCase:
     turns: int
     runs: dict[str, Callable[[], object]]
     traffic: Traffic
+    yardstick: int
     arithmetic: float
 
 
@@ -253,6 +255,8 @@ def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) ->
         for case, known in zip(cases, best, strict=True):
             rows.append(fused_row(case, known))
             print_fused(rows[-1])
+        del cases, case  # before those of the next size take memory
+        yardsticks.cache_clear()
     return rows
 
 
@@ -263,6 +267,17 @@ def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
         return [call() for call in calls]
 
     return calls[0] if len(calls) == 1 else every
+
+
+@functools.lru_cache(maxsize=8)  # kernels past the caches share these arrays
+def yardsticks(moved: int, turns: int) -> dict[str, Callable[[], object]]:
+    """What moves so many bytes and does nothing else, in as many sets of arrays."""
+    target, sets = host_target(), range(turns)
+    return {
+        "copy": in_turn([copy_bandwidth(target, elements=moved // 8) for _ in sets]),
+        "memcpy": in_turn([library_copy(moved // 2) for _ in sets]),
+        "read": in_turn([read_bandwidth(target, elements=moved // 4) for _ in sets]),
+    }
 
 
 def library_copy(size: int) -> Callable[[], object]:
@@ -301,12 +316,8 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
             if array.dtype == np.int32:
                 array[...] = rng.permutation(array.size)
         sets.append(arrays)
-    runs = {
-        "copy": in_turn([copy_bandwidth(target, elements=traffic.total // 8) for _ in sets]),
-        "memcpy": in_turn([library_copy(traffic.total // 2) for _ in sets]),
-        "read": in_turn([read_bandwidth(target, elements=traffic.total // 4) for _ in sets]),
-        "own": in_turn([kernel.prepare(*arrays) for arrays in sets]),
-    }
+    yardstick = BEYOND_CACHE * target.l3_bytes if size == "memory" else traffic.total
+    runs = {**yardsticks(yardstick, turns), "own": in_turn([kernel.prepare(*arrays) for arrays in sets])}
     if size != "memory":
         read = [k for k in range(len(plan.operands)) if name == "adam" or k not in plan.results]
         forms = [shape if plan.operands[k].size == math.prod(shape) else (-1,) for k in read]
@@ -318,12 +329,13 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
             calls = [functools.partial(finished, program, *each) for each in given]
             runs[label] = in_turn(calls)
     arithmetic = plan_workload(plan).vector_bytes / device.vector_bytes / (2 * device.vector_rate)
-    return FusedCase(name, dtype, size, turns, runs, traffic, arithmetic)
+    return FusedCase(name, dtype, size, turns, runs, traffic, yardstick, arithmetic)
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
     """What is said of a fused kernel, from the best time of each of its runs."""
     best = {name: seconds / case.turns for name, seconds in best.items()}
+    best |= {name: best[name] * case.traffic.total / case.yardstick for name in ("copy", "memcpy", "read")}
     limit, moved = case.traffic.limit(best["copy"], best["read"]), case.traffic.total / 1e9
     row = {
         "kernel": case.name,
@@ -378,7 +390,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="gemm,fused")
     parser.add_argument("--dtypes", default="f32,bf16")
-    parser.add_argument("--sizes", default="model,turns,memory")
+    parser.add_argument("--sizes", default="model,memory")
     parser.add_argument("--kernels", default="", help="fused kernels to run, all unless given")
     options = parser.parse_args()
     if any(name not in os.environ for name in KEEP_HEAP):

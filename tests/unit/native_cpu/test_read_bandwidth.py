@@ -46,7 +46,7 @@ def test_the_limit_copies_what_is_written_and_reads_the_rest():
     assert Traffic(8, 8).limit(copy=2.0, read=3.0) == 2.0
     assert Traffic(16, 0).limit(copy=2.0, read=3.0) == 3.0
     assert Traffic(3, 1).limit(copy=2.0, read=4.0) == 3.0
-    case = FusedCase("sum", "f32", "memory", 1, {}, Traffic(16, 0), 3.5)
-    row = fused_row(case, {"copy": 2.0, "memcpy": 5.0, "read": 3.0, "own": 4.0})
+    case = FusedCase("sum", "f32", "memory", 1, {}, Traffic(16, 0), 8, 3.5)
+    row = fused_row(case, {"copy": 1.0, "memcpy": 2.5, "read": 1.5, "own": 4.0})
     assert [row[f"of_{name}"] for name in ("copy", "memcpy", "limit", "roofline")] == [0.5, 1.25, 0.75, 0.875]
     assert not row["memory_bound"]
