@@ -177,6 +177,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step(
             "mpmd-merge-user-fragments-into-scheduling-units",
             "one forward and one backward fragment per mesh and microbatch",
+            merge_siblings=True,
         ),
         _step(
             "mpmd-scheduling-units-verifier",

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from mpmd.errors import ConfigError
+from mpmd.tracing.bound import taking_anything
 from mpmd.tracing.linen import is_initializing, mutable_states, returning_changes, write_changes
 from mpmd.tracing.nnx import call_with_modules, has_modules
 
@@ -55,7 +56,8 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     """Names a computation, so that it can be assigned to a mesh and a stage.
 
     Use it on a function, `named_computation(f, name="stage0")(x)`, or as a decorator with or without a
-    name; without one the function's own name is taken.  Arguments and results are pytrees of arrays.
+    name; without one the function's own name is taken.  Arguments and results are pytrees of arrays;
+    arguments that are none, such as `True` or `"train"`, are what they are inside too.
 
     It may be a submodule of a flax module, a method of one, or close over some.  While linen initialises
     them, it is called as it is, because parameters must not be made inside of a nested jit.  What modules
@@ -76,18 +78,22 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     chosen = name or getattr(fn, "__name__", "")
     if not chosen:
         raise ConfigError("named_computation needs a name: the function has none\n  write name='...'")
-    carried = carrier(fn, "comp", chosen)
+
+    def under_name(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return taking_anything(inner, lambda of_arrays: carrier(of_arrays, "comp", chosen))
+
+    carried = under_name(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _note(chosen)
         if is_initializing(fn):
             return fn(*args, **kwargs)
         if has_modules(fn, args, kwargs):
-            return call_with_modules(fn, args, kwargs, lambda pure: carrier(pure, "comp", chosen))
+            return call_with_modules(fn, args, kwargs, under_name)
         states = mutable_states(fn)
         if not states:
             return carried(*args, **kwargs)
-        made, changed = carrier(returning_changes(fn, states), "comp", chosen)(*args, **kwargs)
+        made, changed = under_name(returning_changes(fn, states))(*args, **kwargs)
         write_changes(states, changed)
         return made
 

@@ -395,3 +395,23 @@ def test_weights_of_four_bits(backend):
         assert got.dtype == expected.dtype and (jax.device_get(got) == jax.device_get(expected)).all()
     again, _, _ = ours(same, X)  # results are arguments
     assert relative_difference(again, want[0]) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ("1f1b", "zb_h1"))
+def test_two_encoders_in_one_stage(schedule):
+    """Neither uses the other, and still they are one fragment per microbatch, as all names of a stage."""
+
+    def towers(params, x, y):
+        a = mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name="left")(params[0], x)
+        b = mpmd.named_computation(lambda w, y: jnp.sin(y @ w), name="right")(params[1], y)
+        return mpmd.named_computation(lambda a, b: jnp.mean((a - b) ** 2), name="distance")(a, b)
+
+    def step(params, x, y):
+        return mpmd.accumulate_gradients(towers, MICROBATCHES)(params, x, y)
+
+    assignment = {"left": ("m0", 0), "right": ("m0", 0), "distance": ("m1", 1)}
+    config = mpmd.make_config(
+        mpmd.make_topology({"m0": 1, "m1": 1}), assignment, schedule=schedule, backend="xla"
+    )
+    params = [jax.random.normal(KEYS[0], (4, 3)), jax.random.normal(KEYS[1], (2, 3))]
+    assert relative_difference(mpmd.jit(step, config)(params, X, Y), jax.jit(step)(params, X, Y)) < 1e-5

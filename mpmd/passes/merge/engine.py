@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Iterator
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -29,8 +30,8 @@ class MergePass(FunctionPass):
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
         """Whether the two may become one."""
 
-    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
-        """The fragment to merge `producer` with; `following` is the next one on its mesh.
+    def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
+        """The fragment to merge `producer` with; `following` are those behind it on its mesh, nearest first.
 
         Unless a pass says otherwise: its first fragment user, if the pass allows the two.
         """
@@ -58,7 +59,7 @@ class MergePass(FunctionPass):
     ) -> ir.Fragment | None:
         """What `producer` has become; None if nothing is left of it."""
         while True:
-            consumer = self.candidate(producer, next(reversed(followers), None))
+            consumer = self.candidate(producer, reversed(followers))
             if consumer is None or not _stages_agree(producer, consumer):
                 return producer
             part = self.part_for(producer, consumer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from mpmd import ir
@@ -31,7 +32,7 @@ class MergeForwardWithBackward(MergePass):
         """Forward, then backward."""
         return producer.is_forward and consumer.is_backward
 
-    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
+    def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
         """The closest user, if no other fragment of the mesh stands between."""
         closest = super().candidate(producer, following)
-        return closest if closest is not None and closest == following else None
+        return closest if closest is not None and closest == next(following, None) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from mpmd import ir
@@ -65,10 +66,11 @@ class MergeInferredFragments(MergePass):
             return False
         return not (producer.split_keep_transferred and consumer.split_drop_transferred)
 
-    def candidate(self, producer: ir.Fragment, following: ir.Fragment | None) -> ir.Fragment | None:
+    def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
         """The closest user, or the closest that is allowed, or the next on the mesh."""
         if self.merge_sideways:
-            return following if following is not None and self.allows(producer, following) else None
+            behind = next(following, None)
+            return behind if behind is not None and self.allows(producer, behind) else None
         if self.merge_any_consumer:
             return next((c for c in fragment_users(producer) if self.allows(producer, c)), None)
         return super().candidate(producer, following)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from mpmd import ir
@@ -22,12 +23,25 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
     Merged are a fragment and its closest fragment user if both are named, equally often transposed, and of
     one microbatch and stage where both have one.
 
+    Attributes:
+        merge_siblings: merge also what does not use each other, such as two encoders, if it is of one stage
+            and microbatch: a fragment and the nearest named one behind it.
+
     Requires: neither of two such fragments has several transpose counts (error).
     Ensures: values are made before they are used.  Cost: linear.
-    Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`.
+    Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`; the option is ours.
     """
 
     name: ClassVar[str] = "mpmd-merge-user-fragments-into-scheduling-units"
+    merge_siblings: bool = False
+
+    def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
+        """The closest user, or the nearest sibling."""
+        found = super().candidate(producer, following)
+        if found is not None or not self.merge_siblings or not producer.is_user or producer.stage is None:
+            return found
+        behind = next((other for other in following if other.is_user), None)
+        return behind if behind is not None and _is_sibling(producer, behind) else None
 
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
         """Both named, of one phase, microbatch and stage."""
@@ -46,6 +60,18 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
             and _agree(producer.call_counter, consumer.call_counter)
             and _agree(producer.stage, consumer.stage)
         )
+
+
+def _is_sibling(a: ir.Fragment, b: ir.Fragment) -> bool:
+    """Whether two named fragments are of one phase of one microbatch and stage."""
+    phase = a.transpose_count
+    return (
+        phase is not None
+        and phase == b.transpose_count
+        and a.call_counter == b.call_counter
+        and a.stage == b.stage
+        and a.is_remat == b.is_remat
+    )
 
 
 def _agree(a: int | None, b: int | None) -> bool:

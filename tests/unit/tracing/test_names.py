@@ -56,6 +56,28 @@ def test_gradients_are_transposed_once():
     assert names_in(module_of(jax.grad(loss), W, X)) == ['"f"', '"g"', '"g"(1)', '"f"(1)']
 
 
+def test_arguments_that_are_no_arrays():
+    """They choose what is computed, so a nested jit must not see them; each choice is compiled once."""
+    compiled = []
+
+    def chosen(x, kind, settings, *, train):
+        compiled.append(kind)
+        h = {"double": 2 * x, "same": x}[kind] * settings["by"]
+        return settings["then"](h) if train else h
+
+    named = named_computation(chosen, name="f")
+    settings = {"by": 3, "then": None}
+    for _ in range(2):
+        assert (named(X, "double", settings, train=False) == 6).all()
+    assert compiled == ["double"]
+    assert (named(X, "same", {"by": 3.0, "then": jnp.negative}, train=True) == -3).all()
+
+    def loss(x):
+        return named(x, "double", {"by": 1.0, "then": jnp.sum}, train=True)
+
+    assert names_in(module_of(jax.grad(loss), X)) == ['"f"', '"f"(1)']
+
+
 def test_names_inside_a_users_own_jit():
     assert names_in(module_of(jax.grad(jax.jit(loss)), W, X)) == ['"f"', '"g"', '"g"(1)', '"f"(1)']
 

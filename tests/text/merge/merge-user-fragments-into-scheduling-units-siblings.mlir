@@ -1,0 +1,34 @@
+// RUN: mpmd-opt %s -mpmd-merge-user-fragments-into-scheduling-units=merge-siblings=true | FileCheck %s
+
+// Two named parts of a stage that do not use each other; unnamed work between them stays, and so does
+// another microbatch.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-NOT:  mpmd.fragment<mesh="m1", origin=["f"]
+// CHECK: mpmd.fragment<mesh="m1", origin=[]>
+// CHECK: mpmd.fragment<mesh="m1", origin=["f", "g"], stage=1> {{.*}} {call_counter = 0 : ui32}
+// CHECK-NEXT: stablehlo.add
+// CHECK-NEXT: stablehlo.negate
+// CHECK: mpmd.fragment<mesh="m1", origin=["f"], stage=1> {{.*}} {call_counter = 1 : ui32}
+func.func public @main(%a: !m1, %b: !m1) -> (!m1, !m1, !m1, !m1) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"], stage=1> (%a) {call_counter = 0 : ui32} (%a_: tensor<4xf32>) {
+    %x = stablehlo.add %a_, %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %u = mpmd.fragment<mesh="m1", origin=[]> (%b) (%b_: tensor<4xf32>) {
+    %x = stablehlo.tanh %b_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"], stage=1> (%b) {call_counter = 0 : ui32} (%b_: tensor<4xf32>) {
+    %y = stablehlo.negate %b_ : tensor<4xf32>
+    mpmd.return %y : tensor<4xf32>
+  } : (!m1) -> !m1
+  %k = mpmd.fragment<mesh="m1", origin=["f"], stage=1> (%b) {call_counter = 1 : ui32} (%b_: tensor<4xf32>) {
+    %x = stablehlo.add %b_, %b_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %u, %g, %k : !m1, !m1, !m1, !m1
+}
