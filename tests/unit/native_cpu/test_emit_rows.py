@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.index import constant
+from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan import Apply
 
@@ -215,6 +215,24 @@ def test_rows_of_two_dims_past_the_caches(dtype):
     most = b.reduce_row("maximum", x)
     b.store_dense(b.operand("y", dtype, rows * outer * width), b.convert(b.apply("subtract", x, most), dtype))
     check(b.finish(), dtype, targets=[far(t) for t in TARGETS])
+
+
+@pytest.mark.parametrize("stores", ["in order", "transposed"])
+@pytest.mark.parametrize("caches", [{"l2_bytes": 256}, {"l2_bytes": 256, "l3_bytes": 512}])
+def test_three_passes_over_rows_of_two_dims(stores, caches):
+    rows, outer, width = 9, 12, 80
+    whole = outer * width
+    b = PlanBuilder("planes", (rows, outer, width), row_dims=2)
+    x = b.load(b.operand("x", "f32", rows * (whole + 16)), dim(0) * (whole + 16) + dim(1) * width + dim(2))
+    gain = b.load(b.operand("g", "f32", 2 * whole), dim(1) * (2 * width) + dim(2))  # dims that do not merge
+    for _ in range(2):
+        mean = b.apply("multiply", b.reduce_row("add", x), b.constant(1 / whole, "f32"))
+        x = b.apply("subtract", x, mean)
+    place = dim(1) * width + dim(2) if stores == "in order" else dim(2) * outer + dim(1)
+    b.store(b.operand("y", "f32", rows * whole), dim(0) * whole + place, b.apply("multiply", x, gain))
+    targets = [replace(t, l1_bytes=64 << 10, **caches) for t in TARGETS]
+    assert requests(b.finish(), targets[0]), "the next rows are asked for"
+    check(b.finish(), "f32", targets=targets)
 
 
 def test_sums_over_rows_past_the_caches():

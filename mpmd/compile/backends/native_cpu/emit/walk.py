@@ -99,8 +99,9 @@ class Walk:
         for scope in scopes:
             scope.hoist(self.needed, self.lanes)
         common = self.start.inside(indices) if indices else self.start
+        ahead = [row.inside(indices) if indices else row for row in self.ahead]
         line = self.f.imul(self._run_number(indices), self.form.row_width)
-        return lambda parts, carried: self._round(common, scopes, line, parts, carried)
+        return lambda parts, carried: self._round(common, scopes, ahead, line, parts, carried)
 
     def finish(self, values: Sequence[Value]) -> list[dict[int, Value]]:
         """The row reductions that each row completes, from their running values."""
@@ -114,7 +115,13 @@ class Walk:
         return total
 
     def _round(
-        self, common: Scope, rows: Sequence[Scope], line: Position, parts: list[Lanes], carried: list[Value]
+        self,
+        common: Scope,
+        rows: Sequence[Scope],
+        ahead: Sequence[Scope],
+        line: Position,
+        parts: list[Lanes],
+        carried: list[Value],
     ) -> list[Value]:
         """A round of vectors of each row, which starts `line` elements into lines of its length."""
         if len(parts) % 2 == 0 and self.form.takes_pairs(self.item):
@@ -134,8 +141,8 @@ class Walk:
             for store_ in self.item.stores:
                 store_run(row, store_)
         self._add_columns(scopes, parts, line)
-        self.form.coming.ask(self.number, self.ahead, parts)
-        self.form.coming.claim(self.number, self.rows, parts)
+        self.form.coming.ask(self.number, ahead, parts)
+        self.form.coming.claim(self.number, rows, parts)
         count = len(self.sums.start)
         sums = [
             self.sums.add(list(zip(parts, row, strict=True)), carried[k * count : (k + 1) * count])
