@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from mpmd import ir
 from mpmd.api.ambient import without_ambient_mesh
@@ -26,7 +25,7 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
 from mpmd.runtime.channels.placement import Placement
-from mpmd.runtime.clients import cores_of
+from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -148,7 +147,7 @@ class Lowered:
             costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
                 not there.
         """
-        return predicted_timeline(self.program, _known(costs), list(self.config.topology))
+        return predicted_timeline(self.program, costs, list(self.config.topology))
 
     def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
         """What fragments and messages should take on such devices, by the work in them.
@@ -185,34 +184,6 @@ class Lowered:
             ),
         )
         return Compiled(self, executables, runtime or RuntimeOptions())
-
-
-def _known(costs: Any) -> ProgramCosts:
-    """What a user says of costs, as all of them.
-
-    Raises:
-        ConfigError: that is something else, or not seconds.
-    """
-    if isinstance(costs, ProgramCosts):
-        return costs
-    found = costs or {}
-    if not isinstance(found, Mapping) or not all(isinstance(s, (int, float)) for s in found.values()):
-        raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
-    return ProgramCosts(found)
-
-
-def cores_of_meshes(topology: Mapping[str, Mesh]) -> dict[str, tuple[int, ...]]:
-    """The cores of each mesh of CPU devices; meshes of one client share its cores out."""
-    sharing: dict[int, list[str]] = {}
-    for name, mesh in topology.items():
-        if mesh.devices.flat[0].platform == "cpu":
-            sharing.setdefault(id(mesh.devices.flat[0].client), []).append(name)
-    found: dict[str, tuple[int, ...]] = {}
-    for names in sharing.values():
-        cores = cores_of(topology[names[0]].devices.flat[0])
-        for number, name in enumerate(names):
-            found[name] = cores[number :: len(names)] or cores[:1]
-    return found
 
 
 class Compiled:
@@ -366,7 +337,7 @@ class Compiled:
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
         meshes = list(self.lowered.config.topology)
-        return predicted_timeline(self.program, _known(costs), meshes, self._workspace)
+        return predicted_timeline(self.program, costs, meshes, self._workspace)
 
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:

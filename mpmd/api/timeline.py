@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mpmd.errors import ConfigError
 from mpmd.runtime.channels.placement import Placement
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
@@ -36,18 +37,26 @@ class _Times:
 
 
 def predicted_timeline(
-    program: Program, costs: ProgramCosts, meshes: Sequence[str], workspace: Workspace | None = None
+    program: Program,
+    costs: ProgramCosts | Mapping[str, float] | None,
+    meshes: Sequence[str],
+    workspace: Workspace | None = None,
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
     Args:
         program: the streams.
-        costs: what fragments and messages take; those that are not named take 1 second, and nothing.
+        costs: what fragments and messages take, or seconds of fragments by name; fragments that are not named
+            take 1 second, and messages nothing.
         meshes: the order in which to show them.
         workspace: scratch bytes by (mesh, fragment), where known.
+
+    Raises:
+        ConfigError: `costs` is something else.
     """
+    costs = _known(costs)
     order = verify(program)
-    sends = {message.recv: message.send for channel in messages(program) for message in channel}
+    sends = _sends(program)
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
     device = [0.0] * len(program.streams)
@@ -68,6 +77,20 @@ def predicted_timeline(
             end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
             times.messages[s, at] = (start, end)
     return _timeline(program, times, meshes, f"{program.name}, predicted", workspace or {})
+
+
+def _known(costs: Any) -> ProgramCosts:
+    """What a user says of costs, as all of them.
+
+    Raises:
+        ConfigError: that is something else, or not seconds.
+    """
+    if isinstance(costs, ProgramCosts):
+        return costs
+    found = costs or {}
+    if not isinstance(found, Mapping) or not all(isinstance(s, (int, float)) for s in found.values()):
+        raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
+    return ProgramCosts(found)
 
 
 def measured_timeline(
@@ -119,7 +142,7 @@ def _timeline(
 def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
     """What a mesh ran and received, and why it was idle in between."""
     stream = program.streams[s]
-    sends = {message.recv: message.send for channel in messages(program) for message in channel}
+    sends = _sends(program)
     made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
     spans: list[Span] = []
     clock = 0.0
@@ -137,15 +160,8 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
             start, end = times.runs[s, at]
             if start > clock:
                 received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
-                arrived = [(times.messages[s, k][1], k) for k in received if (s, k) in times.messages]
-                why = "waits for the host to enqueue it"
-                if arrived and max(arrived)[0] > clock:
-                    latest = max(arrived)[1]
-                    sender, maker = _maker(program, sends[s, latest])
-                    busy = times.messages[s, latest][0] <= clock
-                    what = f"{'the transfer of ' * busy}{_label(maker) if maker else 'a value'}"
-                    why = f"waits for {what} {'from' if busy else 'on'} {program.streams[sender].mesh}"
-                note = f"{_label(op)} {why}"
+                arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
+                note = f"{_label(op)} waits for {_awaited(program, arrivals, times, clock)}"
                 spans.append(Span(stream.mesh, "idle", None, clock, start, IDLE, note=note))
             spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
             clock = end
@@ -154,6 +170,25 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
         note = "has done its part of the step"
         spans.append(Span(stream.mesh, "idle", None, clock, last, IDLE, note=note))
     return spans
+
+
+def _awaited(program: Program, arrivals: Mapping[Node, Node], times: _Times, clock: float) -> str:
+    """What a run waits for whose mesh is free since `clock`: the last of its messages, or the host.
+
+    `arrivals` are the receives of what it reads, each with its send.
+    """
+    last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
+    if last is None or times.messages[last][1] <= clock:
+        return "the host to enqueue it"
+    sender, maker = _maker(program, arrivals[last])
+    under_way = times.messages[last][0] <= clock
+    what = f"{'the transfer of ' * under_way}{_label(maker) if maker else 'a value'}"
+    return f"{what} {'from' if under_way else 'on'} {program.streams[sender].mesh}"
+
+
+def _sends(program: Program) -> dict[Node, Node]:
+    """The send of every receive."""
+    return {message.recv: message.send for channel in messages(program) for message in channel}
 
 
 def _maker(program: Program, send: Node) -> tuple[int, Run | None]:

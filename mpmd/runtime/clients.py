@@ -142,6 +142,20 @@ def cores_of(device: Any) -> tuple[int, ...]:
     return _available_cores()
 
 
+def cores_of_meshes(topology: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The cores of each mesh of CPU devices; meshes of one client share its cores out."""
+    sharing: dict[int, list[str]] = {}
+    for name, mesh in topology.items():
+        if mesh.devices.flat[0].platform == "cpu":
+            sharing.setdefault(id(mesh.devices.flat[0].client), []).append(name)
+    found: dict[str, tuple[int, ...]] = {}
+    for names in sharing.values():
+        cores = cores_of(topology[names[0]].devices.flat[0])
+        for number, name in enumerate(names):
+            found[name] = cores[number :: len(names)] or cores[:1]
+    return found
+
+
 def _available_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
@@ -154,9 +168,8 @@ def _client(place: MeshPlace, number: int) -> Any | None:
     key = (place.num_devices, place.cores, number)
     with _clients_lock:
         if key not in _clients:
-            jax_compat.devices(
-                "cpu"
-            )  # the default client first, on all cores: it serves what names no device
+            # The default client first, on all cores: it serves what names no device.
+            jax_compat.devices("cpu")
             before = _threads()
             with on_cores(place.cores):
                 client = jax_compat.make_cpu_client(place.num_devices)

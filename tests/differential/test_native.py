@@ -14,7 +14,6 @@ import mpmd
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
-from mpmd.runtime.clients import _available_cores
 from tests.differential.test_meshes import CASES, two_layers
 from tests.differential.test_sharded_models import MESHES, UNLIKE, pipelined_on, shardings
 from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
@@ -223,12 +222,3 @@ def test_large_fragments_run_on_all_cores_of_their_mesh(monkeypatch):
         got = one_stage(lambda x: jnp.tanh(x @ x)).compiled(part)(part)
         np.testing.assert_allclose(got, np.tanh(part @ part), rtol=2e-4, atol=2e-4)
         assert made == pools
-
-
-def test_meshes_of_one_client_share_its_cores_out():
-    from mpmd.api.stages import cores_of_meshes
-
-    shared = mpmd.make_topology({"a": 1, "b": 1, "c": 1}, pinning="never")
-    cores = cores_of_meshes(shared)
-    assert set(cores) == {"a", "b", "c"} and all(cores.values())
-    assert len({core for mesh in cores.values() for core in mesh}) == len(_available_cores())

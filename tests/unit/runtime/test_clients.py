@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+import mpmd
 from mpmd.errors import ConfigError
 from mpmd.runtime import clients
 from mpmd.runtime.clients import mesh_devices, plan_places
@@ -95,3 +96,10 @@ def test_a_mesh_knows_the_cores_that_work_for_it(monkeypatch):
     monkeypatch.undo()
     default = clients.mesh_devices({"a": 1}, pinning="never")["a"][0]
     assert clients.cores_of(default) == clients._available_cores()
+
+
+def test_meshes_of_one_client_share_its_cores_out():
+    shared = mpmd.make_topology({"a": 1, "b": 1, "c": 1}, pinning="never")
+    cores = clients.cores_of_meshes(shared)
+    assert set(cores) == {"a", "b", "c"} and all(cores.values())
+    assert len({core for mesh in cores.values() for core in mesh}) == len(clients._available_cores())

@@ -23,7 +23,8 @@ class ConvertMover(ComputationPass):
 
     Requires: no schedule.
     Ensures: no reshape, transpose, slice, reverse, dynamic-slice or concatenate moves a value that a
-        conversion used nowhere else has just widened, or that one narrows afterwards.
+        conversion used nowhere else has just widened, or, unless it drops elements, that one narrows
+        afterwards to numbers of the same kind.
     Cost: linear in instructions and moves.
     Source: XLA's convert mover.
     """
@@ -50,7 +51,7 @@ def _widen_later(site: Site) -> HloInstruction | None:
     if any(only_user(o) is not site.at or not _is_wider(o.shape, o.operands[0].shape) for o in data):
         return None
     values = [o.operands[0] for o in data]
-    made = site.same(*values, *site.operands[len(data) :], shape=_narrowed(site, values[0].shape.dtype))
+    made = site.same(*values, *site.operands[len(data) :], shape=site.shape.with_dtype(values[0].shape.dtype))
     return site.build.convert(made, site.shape.dtype)
 
 
@@ -65,7 +66,7 @@ def _narrow_earlier(site: Site) -> HloInstruction | None:
     if sum(o.shape.size for o in data) > move.shape.size:
         return None
     values = [site.build.convert(o, site.shape.dtype) for o in data]
-    return site.build.like(move, [*values, *move.operands[len(data) :]], _narrowed(site, site.shape.dtype))
+    return site.build.like(move, [*values, *move.operands[len(data) :]], site.shape)
 
 
 def _data(move: HloInstruction) -> list[HloInstruction]:
@@ -73,7 +74,3 @@ def _data(move: HloInstruction) -> list[HloInstruction]:
     if move.opcode == "concatenate":
         return move.operands
     return move.operands[: 2 if move.opcode == "pad" else 1]
-
-
-def _narrowed(site: Site, dtype: str) -> Shape:
-    return site.shape.with_dtype(dtype)

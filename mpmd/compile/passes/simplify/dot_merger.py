@@ -33,20 +33,19 @@ class DotMerger(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        groups: dict[Hashable, list[HloInstruction]] = {}
+        groups: dict[tuple[int, Hashable], list[HloInstruction]] = {}
         for instruction in computation.post_order():
             if self._is_mergeable(instruction):
                 for side in (0, 1):
                     key = _key(instruction, side)
                     if key is not None:
-                        groups.setdefault(key, []).append(instruction)
-        wanted = [(key, dots) for key, dots in groups.items() if len(dots) > 1]
+                        groups.setdefault((side, key), []).append(instruction)
+        wanted = [(side, dots) for (side, _), dots in groups.items() if len(dots) > 1]
         if not wanted:
             return False
         reach = Reachability(computation)
         changed = False
-        for key, dots in wanted:
-            side = key[0]  # type: ignore[index]
+        for side, dots in wanted:
             chosen = _independent([d for d in dots if d.computation is not None], reach)
             if len(chosen) > 1:
                 reach.update(_merge(computation, chosen, side))
@@ -69,7 +68,7 @@ def _key(dot: HloInstruction, side: int) -> Hashable | None:
         return None
     rest = (*other.shape.dims[:free], -1, *other.shape.dims[free + 1 :])
     attributes = tuple(sorted(dot.attributes.items(), key=lambda item: item[0]))
-    return side, dot.operands[side].uid, rest, other.shape.dtype, dot.shape.dtype, attributes
+    return dot.operands[side].uid, rest, other.shape.dtype, dot.shape.dtype, attributes
 
 
 def _free_dim(dot: HloInstruction, side: int) -> int | None:
