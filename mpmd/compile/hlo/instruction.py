@@ -136,6 +136,11 @@ class HloInstruction:
         return any(i.has_side_effect for c in self.called for i in c)
 
     @property
+    def has_control_edges(self) -> bool:
+        """True if it must run after or before others, whoever reads whose value."""
+        return bool(self.control_predecessors or self.control_successors)
+
+    @property
     def parent(self) -> HloComputation:
         """The computation it stands in.
 

@@ -211,7 +211,7 @@ def _can_repeat(instruction: HloInstruction) -> bool:
         return False
     if instruction.info.category in (Category.COLLECTIVE, Category.ASYNC):
         return False
-    return not (instruction.control_predecessors or instruction.control_successors)
+    return not instruction.has_control_edges
 
 
 def _peak_of(simulation: Simulation) -> int:

@@ -37,7 +37,7 @@ def _move(site: Site) -> HloInstruction | None:
     reduced = site.operands[0]
     if reduced.opcode != "all-reduce" or len(reduced.operands) != 1 or only_user(reduced) is not site.at:
         return None
-    if reduced.control_predecessors or reduced.control_successors or site.shape.dynamic:
+    if reduced.has_control_edges or site.shape.dynamic:
         return None
     moved = site.same(reduced.operands[0], shape=site.shape)
     return site.build.like(reduced, (moved,), site.shape)

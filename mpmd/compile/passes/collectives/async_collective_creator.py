@@ -6,6 +6,7 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
@@ -38,7 +39,7 @@ class AsyncCollectiveCreator(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation; those that are wrapped already stay."""
-        if any(i.info.category.name == "ASYNC" for i in computation.callers):
+        if any(i.info.category is Category.ASYNC for i in computation.callers):
             return False
         rules: dict[str, tuple[Rule, ...]] = {}
         for opcode in self.opcodes:

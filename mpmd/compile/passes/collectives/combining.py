@@ -41,7 +41,7 @@ def combine(computation: HloComputation, opcode: str, most_bytes: int, most_oper
     waiting: dict[Hashable, list[HloInstruction]] = {}
     for instruction in computation.post_order():
         if instruction.opcode == opcode and len(instruction.operands) == 1 and not instruction.is_root:
-            if not (instruction.control_predecessors or instruction.control_successors):
+            if not instruction.has_control_edges:
                 waiting.setdefault(_key(instruction), []).append(instruction)
     changed = False
     reach: Reachability | None = None

@@ -79,7 +79,7 @@ class ConstantFolding(ComputationPass):
         shape = instruction.shape
         if not shape.is_array or shape.dynamic or (shape.layout and not shape.layout.is_row_major):
             return False
-        if instruction.control_predecessors or instruction.control_successors:
+        if instruction.has_control_edges:
             return False
         read = sum(o.shape.byte_size for o in instruction.operands)
         if instruction.shape.byte_size > max(read, self.max_bytes):

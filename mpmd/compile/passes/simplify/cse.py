@@ -9,6 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.passes.hlo_pass import HloPass, unfused
 from mpmd.compile.passes.rewriter import remove_unused
 
@@ -65,13 +66,13 @@ class Cse(HloPass):
         return changed
 
     def _may_share(self, instruction: HloInstruction) -> bool:
-        if instruction.opcode in _NEVER or instruction.control_predecessors or instruction.control_successors:
+        if instruction.opcode in _NEVER or instruction.has_control_edges:
             return False
         if instruction.opcode == "constant":
             return self.constants
-        if instruction.info.category.name in ("COLLECTIVE", "ASYNC"):
-            return self.collectives and instruction.info.category.name == "COLLECTIVE"
-        return not instruction.has_side_effect
+        if instruction.info.category is Category.COLLECTIVE:
+            return self.collectives
+        return instruction.info.category is not Category.ASYNC and not instruction.has_side_effect
 
 
 def _key(instruction: HloInstruction, digests: dict[HloComputation, bytes]) -> Hashable:

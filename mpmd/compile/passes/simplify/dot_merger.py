@@ -55,7 +55,7 @@ class DotMerger(ComputationPass):
     def _is_mergeable(self, dot: HloInstruction) -> bool:
         if dot.opcode != "dot" or len(dot.operands) != 2 or dot.is_root:
             return False
-        if dot.control_predecessors or dot.control_successors:
+        if dot.has_control_edges:
             return False
         return dot.shape.byte_size + min(o.shape.byte_size for o in dot.operands) <= self.max_bytes
 

@@ -15,7 +15,7 @@ def has_plain_state(loop: HloInstruction) -> bool:
     """True if a while's state is a tuple that is built before it, and taken apart inside and after it."""
     if loop.operands[0].opcode != "tuple" or loop.while_body.root.opcode != "tuple":
         return False
-    if loop.is_root or loop.control_predecessors or loop.control_successors:
+    if loop.is_root or loop.has_control_edges:
         return False
     readers = [*loop.users, *(u for c in loop.called for u in c.parameters[0].users)]
     if any(r.opcode != "get-tuple-element" for r in readers):

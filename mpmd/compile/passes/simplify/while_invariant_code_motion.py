@@ -78,7 +78,7 @@ def _invariant(loop: HloInstruction) -> dict[HloInstruction, None]:
 def _may_move(instruction: HloInstruction) -> bool:
     if instruction.opcode in _NEVER or instruction.is_root or instruction.has_side_effect:
         return False
-    if instruction.control_predecessors or instruction.control_successors:
+    if instruction.has_control_edges:
         return False
     return instruction.info.category not in _OUTSIDE
 

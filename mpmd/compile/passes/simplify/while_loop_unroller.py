@@ -55,7 +55,7 @@ class WhileLoopUnroller(ComputationPass):
         instructions = [*loop.while_body, *loop.while_condition]
         if any(i.info.category not in _CHEAP or i.called or i.has_side_effect for i in instructions):
             return False
-        return not (loop.control_predecessors or loop.control_successors)
+        return not loop.has_control_edges
 
 
 def _unroll(loop: HloInstruction, trips: int) -> None:
