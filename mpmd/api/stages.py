@@ -20,7 +20,7 @@ from mpmd.api.signature import Arguments, check_leaves, describe, structure_prob
 from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
-from mpmd.compile.executable import Executable, MemoryStats
+from mpmd.compile.executable import TEXTS, Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
@@ -267,9 +267,15 @@ class Compiled:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too.
 
         `"costs"` begins with a table of the whole step: what computing bounds, and what moving data does.
+
+        Raises:
+            ConfigError: another word.
         """
         if what in DIALECTS:
             return self.lowered.as_text(what)
+        if what not in TEXTS:
+            words = ", ".join(map(repr, dict.fromkeys([*DIALECTS, *TEXTS])))
+            raise ConfigError(f"there is no text {what!r} of a step\n  there are {words}")
         if what == "costs":
             native = [(name, e) for name, e in self.executables.items() if e.backend == "native"]
             tables = [f"// {name}\n{e.as_text(what)}" for name, e in native]

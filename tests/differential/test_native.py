@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.errors import CompileError
+from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions
 from tests.differential.test_meshes import CASES, two_layers
 from tests.differential.test_sharded_models import MESHES, UNLIKE, pipelined_on, shardings
@@ -56,7 +56,7 @@ def test_the_texts_of_a_fragment():
     assert "reduce-maximum" in compiled.as_text("kernels")
     assert "define " in compiled.as_text("llvm")
     assert "stablehlo" in compiled.as_text("stablehlo")
-    with pytest.raises(CompileError, match="there is no text 'poem'"):
+    with pytest.raises(ConfigError, match="there is no text 'poem' of a step\n  there are .*'mpmd'.*'llvm'"):
         compiled.as_text("poem")
 
 
@@ -99,7 +99,7 @@ def test_the_rest_of_a_fragment_stays_native():
     assert kinds == ["native,", "XLA,", "native,"]
     assert compiled.as_text("thunks").count("matmul") == 2
     assert "lapack_ssyevd_ffi" in compiled.as_text("hlo")
-    with pytest.raises(CompileError, match="there is no text 'poem'"):
+    with pytest.raises(ConfigError, match="there is no text 'poem' of a step\n  there are .*'mpmd'.*'llvm'"):
         compiled.as_text("poem")
     (memory,) = compiled.fragment_memory().values()
     assert memory.code > 0 and memory.temporaries > 0
