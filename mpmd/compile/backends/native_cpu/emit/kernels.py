@@ -16,6 +16,7 @@ from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partia
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_apart
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
+from mpmd.compile.backends.native_cpu.emit.streamed_transpose import StreamedTransposeKernel
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
 from mpmd.compile.backends.native_cpu.emit.totals import TotalKernel
@@ -89,6 +90,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     if plan.kind == "loop":
         crossing = crossing_dim(plan)
         if crossing is not None:
+            if StreamedTransposeKernel.suits(plan, target, crossing, streamed):
+                kernel = StreamedTransposeKernel(plan.name, plan, target, crossing, streamed)
+                return KernelSequence(plan, (kernel,))
             if PackedKernel.suits(plan, target, crossing):
                 return KernelSequence(plan, (PackedKernel(plan.name, plan, target, crossing, streamed),))
             return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))

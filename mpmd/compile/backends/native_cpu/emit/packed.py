@@ -26,6 +26,7 @@ from mpmd.compile.backends.native_cpu.emit.crossing import (
 )
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
+from mpmd.compile.backends.native_cpu.emit.panel_ahead import PanelAhead
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
@@ -196,7 +197,7 @@ class PackedKernel(PlanKernel):
                         step = f.iadd(f.imul(block.i, self._columns), column.i)
                         for tile in self._tiles:
                             count = self._rows * tile.bytes // _LINE_BYTES
-                            self._ask_ahead(f, tile, ahead[tile.number], step, count)
+                            self._next(f, tile, ahead).ask(step, count)
                     at_column = scope.inside({self.crossing: f.iadd(start_at, column.i)})
                     at_column.hoist(range(len(plan.nodes)), self._lanes)
                     self._one_row(at_column, buffers, column.i, row, streams)
@@ -254,29 +255,15 @@ class PackedKernel(PlanKernel):
             if tile.number in ahead:
                 step = f.iadd(f.imul(block, self._rows // piece), group.i)
                 lines_of_group = piece * tile.columns * tile.bytes // _LINE_BYTES
-                self._ask_ahead(f, tile, ahead[tile.number], step, lines_of_group)
+                self._next(f, tile, ahead).ask(step, lines_of_group)
             into = f.offset(buffer, f.imul(group.i, tile.columns * piece), tile.element)
             for across in range(0, tile.columns, tile.lanes):
                 loaded = [f.load(r, type_, across) for r in rows]
                 for k, value in enumerate(within_pieces(f, loaded, piece)):
                     f.store(value, into, across * piece + k * tile.lanes, align=self.target.vector_bytes)
 
-    def _ask_ahead(self, f: FunctionBuilder, tile: Tile, panel: Value, step: Position, count: int) -> None:
-        """Ask for some lines of the next panel, step by step in their order in memory."""
-        width = -(-self._panel * tile.columns * tile.bytes // _LINE_BYTES)  # lines of a panel's row
-        row_bytes = tile.step * tile.bytes
-        if width < count:
-            rows = count // width
-            first = f.offset(panel, f.imul(step, rows * row_bytes))
-            for row in range(rows):
-                for line in range(width):
-                    f.prefetch(f.offset(first, row * row_bytes + line * _LINE_BYTES), locality=2)
-            return
-        steps = -(-width // count)  # of a row
-        column = f.imul(f.irem(step, steps), count * _LINE_BYTES)
-        first = f.offset(panel, f.iadd(f.imul(f.idiv(step, steps), row_bytes), column))
-        for line in range(count):
-            f.prefetch(f.offset(first, line * _LINE_BYTES), locality=2)
+    def _next(self, f: FunctionBuilder, tile: Tile, ahead: dict[int, Value]) -> PanelAhead:
+        return PanelAhead(f, tile, ahead[tile.number], self._panel * tile.columns)
 
     def _one_row(
         self, scope: Scope, buffers: dict[int, Value], column: Position, row: Position, streams: bool

@@ -15,20 +15,34 @@ _PIECE_BITS = 128
 
 
 def transpose(f: Arithmetic, rows: Sequence[Value]) -> list[Value]:
-    """Transpose as many vectors as each has lanes, a power of two: a round of shuffles per bit.
+    """Transpose as many vectors as each has lanes, a power of two, or a few times as many: wider results.
+
+    A round of shuffles per bit.  Rows that are narrower than registers are joined first, which costs nothing
+    where they come from memory.
 
     Args:
         f: where the code goes.
         rows: the vectors; lane `c` of row `r` becomes lane `r` of result `c`.
     """
-    size = len(rows)
-    piece = min(size, _PIECE_BITS // bits_of(rows[0].type))  # lanes of a piece
-    done: dict[int, Value] = {}
-    groups = [within_pieces(f, rows[start : start + piece], piece) for start in range(0, size, piece)]
+    size, width = len(rows), lanes_of(rows[0].type)
+    piece = min(width, _PIECE_BITS // bits_of(rows[0].type))  # lanes of a piece
+    joined, done = size // width, dict[int, Value]()
+    groups = []
+    for start in range(0, size, joined * piece):
+        wide = [_joined(f, rows[start + k : start + joined * piece : piece]) for k in range(piece)]
+        groups.append(within_pieces(f, wide, piece))
     for lane in range(piece):
         columns = _gather_pieces(f, [group[lane] for group in groups], piece)
         done |= {number * piece + lane: column for number, column in enumerate(columns)}
-    return [done[column] for column in range(size)]
+    return [done[column] for column in range(width)]
+
+
+def _joined(f: Arithmetic, parts: Sequence[Value]) -> Value:
+    """Vectors, a power of two of them, after each other in one."""
+    while len(parts) > 1:
+        lanes = 2 * lanes_of(parts[0].type)
+        parts = [f.shuffle(a, b, range(lanes)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def within_pieces(f: Arithmetic, rows: Sequence[Value], piece: int) -> list[Value]:
