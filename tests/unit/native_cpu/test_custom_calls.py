@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu import ffi, handler, mesh_call
-from mpmd.compile.backends.native_cpu.program import Address, Program, sequence_steps
+from mpmd.compile.backends.native_cpu.program import Address, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
@@ -77,7 +77,9 @@ def test_calls_from_many_threads_share_slots():
 
 def test_donated_memory_is_updated_in_place():
     sequence = elementwise("increment_donated", 5000, "add")
-    program = Program("bump_donated", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], [])))
+    program = ThreadedProgram(
+        "bump_donated", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], []))
+    )
     compiled = handler.compile_with_handler(program, HOST, arguments=1, results=1, arena=False)
     target = ffi.register(compiled, HOST)
     shape = jax.ShapeDtypeStruct((5000,), jnp.float32)

@@ -20,7 +20,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES, MeshCall
 from mpmd.compile.backends.native_cpu.overrides import Override
-from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun
 from mpmd.errors import CompileError
@@ -37,7 +37,7 @@ _METADATA_EXTENSION, _EXECUTE_STAGE, _FAILED_PRECONDITION = 1, 3, 9
 
 
 def compile_with_handler(
-    program: Program,
+    program: ThreadedProgram,
     target: CpuTarget,
     *,
     arguments: int,
@@ -78,7 +78,9 @@ def _emit_bind(module: Module, name: str) -> None:
 class _Handler:
     """Emission of one handler."""
 
-    def __init__(self, module: Module, program: Program, arguments: int, results: int, arena: bool) -> None:
+    def __init__(
+        self, module: Module, program: ThreadedProgram, arguments: int, results: int, arena: bool
+    ) -> None:
         self.module = module
         self.program = program
         self.arguments = arguments

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     Begin,
     reason_of,
 )
-from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 
 CONTEXT = 24
 """Offset of the execution's context in the frame of a call."""
@@ -52,7 +52,7 @@ class MeshCall:
         self,
         f: FunctionBuilder,
         frame: Value,
-        program: Program,
+        program: ThreadedProgram,
         service: Callable[[str], Value],
         error: Callable[[str, str], Value],
     ) -> None:
