@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
 from mpmd.runtime.linearize import linearize
@@ -83,14 +83,14 @@ class Pipeline:
             dy, self.gradients[s] = dx, g
 
 
-def executables(program: Program, placement: Placement, size: int) -> dict:
+def executables(program: Program, devices: MeshDevices, size: int) -> dict:
     functions = {
         "forward": (jax.jit(lambda x: (x + 1, x * 2)), 1),
         "backward": (jax.jit(lambda r, dy, g: (dy * r, g + dy), donate_argnums=2), 3),
     }
     made = {}
     for mesh, name in program.executables:
-        sharding = placement.sharding(BufferType((size,), "float32", mesh))
+        sharding = devices.sharding(BufferType((size,), "float32", mesh))
         function, arity = functions[name]
         aval = jax.ShapeDtypeStruct((size,), np.float32, sharding=sharding)
         made[mesh, name] = function.lower(*[aval] * arity).compile()
@@ -98,13 +98,13 @@ def executables(program: Program, placement: Placement, size: int) -> dict:
 
 
 def measure(pipeline: Pipeline, program: Program, repeats: int) -> dict[str, list[float]]:
-    placement = Placement({f"m{s}": [jax.devices()[s]] for s in range(pipeline.meshes)})
-    compiled = executables(program, placement, pipeline.size)
+    devices = MeshDevices({f"m{s}": [jax.devices()[s]] for s in range(pipeline.meshes)})
+    compiled = executables(program, devices, pipeline.size)
     executors = {
-        "one_thread": Executor(program, compiled, placement, RuntimeOptions(issue="one-thread")),
-        "thread_per_mesh": Executor(program, compiled, placement, RuntimeOptions(issue="thread-per-mesh")),
+        "one_thread": Executor(program, compiled, devices, RuntimeOptions(issue="one-thread")),
+        "thread_per_mesh": Executor(program, compiled, devices, RuntimeOptions(issue="thread-per-mesh")),
     }
-    shardings = [placement.sharding(pipeline.types[spec.value]) for spec in pipeline.graph.inputs]
+    shardings = [devices.sharding(pipeline.types[spec.value]) for spec in pipeline.graph.inputs]
     seconds: dict[str, list[float]] = {kind: [] for kind in (*executors, "one_thread_cpu")}
     for repeat in range(repeats + 3):
         for kind, executor in executors.items():

@@ -1,7 +1,6 @@
 """A call frame as XLA makes it, for calling a handler without XLA, and an API table that notes what is asked.
 
-The structs are laid out as in xla/ffi/api/c_api.h; offsets are those of native programs' handlers and
-of `handler`.
+The structs are laid out as in xla/ffi/api/c_api.h; offsets are those that handlers read.
 """
 
 from __future__ import annotations
@@ -10,11 +9,18 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.handler import API_STREAM_GET, FRAME_CONTEXT, Handler
-from mpmd.compile.backends.native_cpu.handler import API, BUFFER_DATA, EXTENSION, FRAME, METADATA
+from benchmarks.gpu.handler import Handler
+from mpmd.compile.backends.native_cpu.ffi_frame import (
+    API,
+    BUFFER_DATA,
+    EXECUTE_STAGE,
+    EXTENSION,
+    FRAME,
+    METADATA,
+    METADATA_EXTENSION,
+)
 
 _ERROR = 0xE0  # what stands for an XLA_FFI_Error*
-_METADATA, _EXECUTE = 1, 3
 
 
 class CallFrame:
@@ -32,12 +38,12 @@ class CallFrame:
         self._callbacks = [function(self._create_error), function(self._get_stream)]
         self._api = (ctypes.c_void_p * 32)()
         self._api[API["error_create"] // 8] = ctypes.cast(self._callbacks[0], ctypes.c_void_p).value
-        self._api[API_STREAM_GET // 8] = ctypes.cast(self._callbacks[1], ctypes.c_void_p).value
+        self._api[API["stream_get"] // 8] = ctypes.cast(self._callbacks[1], ctypes.c_void_p).value
         self._frame = (ctypes.c_int64 * 24)()
         self._kept: list[Any] = []
         self._put("api", ctypes.addressof(self._api))
-        self._frame[FRAME_CONTEXT // 8] = 0xC0
-        ctypes.c_int32.from_buffer(self._frame, FRAME["stage"]).value = _EXECUTE
+        self._frame[FRAME["context"] // 8] = 0xC0
+        ctypes.c_int32.from_buffer(self._frame, FRAME["stage"]).value = EXECUTE_STAGE
         for count, where, buffers in (("arg_count", "args", arguments), ("ret_count", "rets", results)):
             self._put(count, len(buffers))
             self._put(where, self._listed(buffers))
@@ -50,7 +56,7 @@ class CallFrame:
         """What the handler answers when XLA asks for it: API major, minor, traits."""
         metadata = (ctypes.c_int32 * 16)(*[-1] * 16)
         extension = (ctypes.c_int64 * 4)()
-        ctypes.c_int32.from_buffer(extension, EXTENSION["type"]).value = _METADATA
+        ctypes.c_int32.from_buffer(extension, EXTENSION["type"]).value = METADATA_EXTENSION
         extension[EXTENSION["metadata"] // 8] = ctypes.addressof(metadata)
         self._put("extension", ctypes.addressof(extension))
         handler.function(ctypes.addressof(self._frame))

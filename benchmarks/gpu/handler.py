@@ -19,15 +19,7 @@ from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
 from mpmd.compile.backends.native_cpu.ffi import check_version
-from mpmd.compile.backends.native_cpu.handler import (
-    API,
-    API_MAJOR,
-    API_MINOR,
-    BUFFER_DATA,
-    EXTENSION,
-    FRAME,
-    METADATA,
-)
+from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -35,8 +27,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 COMMAND_BUFFER = 1  # trait: the call may be captured in a CUDA graph
-FRAME_CONTEXT, API_STREAM_GET, STREAM_GET_BYTES = 24, 80, 32
-_METADATA_EXTENSION, _EXECUTE_STAGE, _FAILED_PRECONDITION = 1, 3, 9
+STREAM_GET_BYTES = 32
 TABLE, KERNELS, PRODUCTS, CONTEXT, CALLS, FAILED_STEP, FAILED_STATUS, _STATE_WORDS = range(8)
 # words of a product's record, filled by `cublaslt.Product`
 HANDLE, DESCRIPTOR, ALPHA, A, B, BETA, C, D, ALGORITHM, WORKSPACE_BYTES, PRODUCT_WORDS = range(11)
@@ -141,62 +132,22 @@ class _Emitter:
     def emit(self, steps: Sequence[Step]) -> None:
         null = Value("null", "ptr")
         with FunctionBuilder(self.module, self.name, [("frame", "ptr")], result="ptr") as f:
-            self.f, self.frame = f, f.arguments["frame"]
-            self._answer_metadata()
-            stage = f.load(f.offset(self.frame, FRAME["stage"]), "i32")
-            with f.when(f.compare("ne", stage, constant(_EXECUTE_STAGE, "i32")), returns=True, value=null):
-                pass
+            self.f, self.frame = f, FfiFrame(self.module, f)
+            self.frame.begin(self.traits)
             for field, count in self.counts.items():
-                found = f.load(f.offset(self.frame, FRAME[field]), "i64")
-                message = f"{self.name}: the call has another {field} than {count}"
-                self._fail_if(f.compare("ne", found, constant(count, "i64")), message)
-            self.stream = self._stream()
+                other = f.compare("ne", self.frame.count(field), constant(count, "i64"))
+                self._fail_if(other, f"{self.name}: the call has another {field} than {count}")
+            self.stream = self.frame.ask("stream_get", STREAM_GET_BYTES, "ptr")
             f.atomic_add(f.offset(self.state, 8 * CALLS), 1)
-            self.buffers = self._buffers()
+            self.buffers = [
+                *self.frame.buffers("args", self.counts["arg_count"]),
+                *self.frame.buffers("rets", self.counts["ret_count"]),
+            ]
             self.table = f.load(self.state, "ptr", TABLE)
             self._call(-1, "cuCtxSetCurrent", [f.load(self.state, "ptr", CONTEXT)])
             for number, step in enumerate(steps):
                 self._step(number, step)
             f.ret(null)
-
-    def _answer_metadata(self) -> None:
-        f = self.f
-        extension = f.load(f.offset(self.frame, FRAME["extension"]), "ptr")
-        with f.when(f.op(f"icmp ne ptr {extension}, null", "i1")):
-            kind = f.load(f.offset(extension, EXTENSION["type"]), "i32")
-            asked = f.compare("eq", kind, constant(_METADATA_EXTENSION, "i32"))
-            with f.when(asked, returns=True, value=Value("null", "ptr")):
-                metadata = f.load(f.offset(extension, EXTENSION["metadata"]), "ptr")
-                answers = {"major": API_MAJOR, "minor": API_MINOR, "traits": self.traits}
-                for field, value in answers.items():
-                    f.store(constant(value, "i32"), f.offset(metadata, METADATA[field]))
-
-    def _stream(self) -> Value:
-        f = self.f
-        request = f.stack("i64", STREAM_GET_BYTES // 8)
-        f.store(constant(STREAM_GET_BYTES, "i64"), request)
-        f.store(Value("null", "ptr"), request, 1)
-        f.store(f.load(f.offset(self.frame, FRAME_CONTEXT), "ptr"), request, 2)
-        f.store(Value("null", "ptr"), request, 3)
-        api = f.load(f.offset(self.frame, FRAME["api"]), "ptr")
-        get = f.load(f.offset(api, API_STREAM_GET), "ptr")
-        error = f.op(f"call ptr {get}(ptr {request})", "ptr")
-        self._return_if_error(error)
-        return f.load(request, "ptr", 3)
-
-    def _return_if_error(self, error: Value) -> None:
-        """Ends the handler with an error that XLA made."""
-        with self.f.when(self.f.op(f"icmp ne ptr {error}, null", "i1"), returns=True, value=error):
-            pass
-
-    def _buffers(self) -> list[Value]:
-        f, found = self.f, []
-        for field, count in (("args", self.counts["arg_count"]), ("rets", self.counts["ret_count"])):
-            buffers = f.load(f.offset(self.frame, FRAME[field]), "ptr")
-            for number in range(count):
-                buffer = f.load(buffers, "ptr", number)
-                found.append(f.load(f.offset(buffer, BUFFER_DATA), "ptr"))
-        return found
 
     def _step(self, number: int, step: Step) -> None:
         match step:
@@ -263,21 +214,9 @@ class _Emitter:
         self._fail_if(failed, f"{self.name}: {entry} of step {step} failed")
 
     def _fail_if(self, condition: Value, message: str) -> None:
-        f, text = self.f, message.encode()
+        text = message.encode()
         symbol = f"{self.name}_m{len(text)}_{sum((k + 1) * byte for k, byte in enumerate(text))}"
-        escaped = "".join(chr(c) if 32 <= c < 127 and chr(c) not in '"\\' else f"\\{c:02X}" for c in text)
-        self.module.add_global(symbol, f'internal constant [{len(text) + 1} x i8] c"{escaped}\\00"')
-        with f.branch_value(condition, Value("null", "ptr")) as branch:
-            request = f.stack("i64", 4)
-            f.store(constant(28, "i64"), request)  # size of the struct up to its last field
-            f.store(Value("null", "ptr"), request, 1)
-            f.store(Value(f"@{symbol}", "ptr"), request, 2)
-            f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
-            api = f.load(f.offset(self.frame, FRAME["api"]), "ptr")
-            create = f.load(f.offset(api, API["error_create"]), "ptr")
-            branch.value = f.op(f"call ptr {create}(ptr {request})", "ptr")
-        with f.when(condition, returns=True, value=branch.result()):
-            pass
+        self.frame.fail_if(condition, symbol, message)
 
 
 class Handler:

@@ -10,23 +10,11 @@ from typing import Any
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, collect
 from mpmd.options import PipelineOptions
+from mpmd.passes.import_.assignment import Place
 from mpmd.scheduling.schedule import get_schedule
 
-Place = str | tuple[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where a name goes: a mesh, a stage if one was given, a memory if not the device's."""
-
-    mesh: str
-    stage: int | None = None
-    memory_kind: str | None = None
-
-    def __str__(self) -> str:
-        memory = f"#{self.memory_kind}" if self.memory_kind else ""
-        stage = f"/{self.stage}" if self.stage is not None else ""
-        return f"{self.mesh}{memory}{stage}"
+PlaceLike = str | tuple[str, int]
+"""How a user writes a `Place`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +22,7 @@ class Config:
     """Made by `make_config`, which says what the fields mean."""
 
     topology: Topology
-    assignment: dict[str, Placement]
+    assignment: dict[str, Place]
     schedule: Any = "1f1b"
     input_meshes: Any = None
     output_meshes: Any = None
@@ -47,7 +35,7 @@ class Config:
 
 def make_config(
     topology: Topology,
-    assignment: Mapping[str, Place],
+    assignment: Mapping[str, PlaceLike],
     *,
     schedule: Any = "1f1b",
     input_meshes: Any = None,
@@ -119,7 +107,7 @@ def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, c
     return problems
 
 
-def _placement(name: str, place: Place, topology: Topology, problems: list[str]) -> Placement | None:
+def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> Place | None:
     if not isinstance(name, str) or not name:
         problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
         return None
@@ -140,10 +128,10 @@ def _placement(name: str, place: Place, topology: Topology, problems: list[str])
         problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
     if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
         problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
-    return Placement(mesh, stage, memory or None)
+    return Place(mesh, stage, memory or None)
 
 
-def _stage_problems(placed: dict[str, Placement]) -> list[str]:
+def _stage_problems(placed: dict[str, Place]) -> list[str]:
     """A stage lives on one mesh; either all computations on a schedule have one, or none."""
     meshes: dict[int, dict[str, str]] = {}
     for name, place in placed.items():

@@ -15,7 +15,7 @@ from mpmd import ir, pipeline
 from mpmd.api.config import Config
 from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
-from mpmd.api.tasks import mirrored_placements, numbered, task_orders
+from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
@@ -84,7 +84,7 @@ def _for_people(diagnostic: Diagnostic) -> str:
     return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
 
 
-class Observer(Protocol):
+class LoweringObserver(Protocol):
     """Looks on while a step is lowered."""
 
     def begins(self, module: ir.Module) -> None:
@@ -114,7 +114,9 @@ def _folder(name: str) -> Path:
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
-    def __init__(self, module: ir.Module, options: PipelineOptions, observer: Observer | None) -> None:
+    def __init__(
+        self, module: ir.Module, options: PipelineOptions, observer: LoweringObserver | None
+    ) -> None:
         self.module = module
         self.overrides = tuple(e for e in options.pass_options if not e.startswith(_OVER_HLO))
         self.dump_to = _folder(options.dump_to) if options.dump_to else None
@@ -170,7 +172,7 @@ def partition(
     argument_paths: list[str],
     out_tree: Any,
     names: Collection[str] = (),
-    observer: Observer | None = None,
+    observer: LoweringObserver | None = None,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
 
@@ -202,7 +204,7 @@ def _partition(
     argument_paths: list[str],
     out_tree: Any,
     names: Collection[str],
-    observer: Observer | None,
+    observer: LoweringObserver | None,
 ) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
@@ -282,7 +284,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
     backend = config.backend or options.backend
     platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
     native = backend != "xla" and platforms == {"cpu"}
-    mirrored, assignment = mirrored_placements(config), _text(config.assignment)
+    mirrored, assignment = mirrored_places(config), _text(config.assignment)
     if mirrored:
         copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
         assignment = _text({**numbered(config), **copies})

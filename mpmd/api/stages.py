@@ -15,7 +15,7 @@ from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
-from mpmd.api.lowering import Observer, Partitioned, partition
+from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
@@ -24,7 +24,7 @@ from mpmd.compile.executable import TEXTS, Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
@@ -60,7 +60,7 @@ class Traced:
         return jax.tree.structure(self.jax_traced.out_info)
 
     @without_ambient_mesh
-    def lower(self, observer: Observer | None = None) -> Lowered:
+    def lower(self, observer: LoweringObserver | None = None) -> Lowered:
         """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
         Raises:
@@ -192,9 +192,9 @@ class Compiled:
     def __init__(self, lowered: Lowered, executables: dict[str, Executable], runtime: RuntimeOptions) -> None:
         self.lowered, self.executables = lowered, executables
         program = lowered.program
-        self._placement = Placement(dict(lowered.config.topology))
+        self._devices = MeshDevices(dict(lowered.config.topology))
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = Executor(program, table, self._placement, runtime)
+        self._executor = Executor(program, table, self._devices, runtime)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -307,7 +307,7 @@ class Compiled:
     @functools.cached_property
     def _workspace(self) -> dict[tuple[str, str], int]:
         """Scratch bytes of every fragment over the devices of its mesh."""
-        meshes = self._placement.meshes
+        meshes = self._devices.meshes
         return {
             (e.fragment.mesh, name): e.memory_analysis().temporaries * meshes[e.fragment.mesh].size
             for name, e in self.executables.items()
@@ -350,7 +350,7 @@ class Compiled:
         """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
         leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
-        results, costs = measure_costs(self._executor, self._placement, leaves)
+        results, costs = measure_costs(self._executor, self._devices, leaves)
         return self._results(results), costs
 
     @without_ambient_mesh
@@ -361,9 +361,7 @@ class Compiled:
         """
         leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(
-            self._executor, self._placement, leaves, meshes, self._workspace
-        )
+        results, timeline = measured_timeline(self._executor, self._devices, leaves, meshes, self._workspace)
         return self._results(results), timeline
 
     def _results(self, leaves: list[Any]) -> Any:

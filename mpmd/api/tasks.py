@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd import ir
-from mpmd.api.config import Config, Placement
-from mpmd.api.visits import BACKWARD, Unit, depths_of, rounds_of, units_of
+from mpmd.api.config import Config
+from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, Shape, get_schedule
+from mpmd.passes.import_.assignment import Place
+from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
@@ -30,19 +31,23 @@ def task_orders(module: ir.Module, config: Config) -> str:
     schedule = get_schedule(config.schedule)
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[str]] = {}
-    units = units_of(main)
-    for microbatches in rounds_of(main, units):
-        of_round = [unit for unit in units if unit.microbatch in set(microbatches)]
+    fragments = task_fragments(main)
+    for microbatches in rounds_of(main, fragments):
+        of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
-        if any(unit.stage is None for unit in of_round) and _number_visits(main, of_round):
-            of_round = [unit for unit in units_of(main) if unit.microbatch in set(microbatches)]
+        if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
+            of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
         for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
             orders.setdefault(mesh, []).extend(tasks)
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
 
-def mirrored_placements(config: Config) -> dict[str, Placement]:
+def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[int]) -> list[TaskFragment]:
+    return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
+
+
+def mirrored_places(config: Config) -> dict[str, Place]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
     All names of a stage go together.  Stages without a number have the number of their mesh.
@@ -52,7 +57,7 @@ def mirrored_placements(config: Config) -> dict[str, Placement]:
     first = {stages[name]: place.mesh for name, place in config.assignment.items()}
     numbers = sorted(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
-    shape = Shape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
+    shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
     mirror = get_schedule(config.schedule).mirror(shape)
     if mirror is None:
         return {}
@@ -63,7 +68,7 @@ def mirrored_placements(config: Config) -> dict[str, Placement]:
     }
 
 
-def numbered(config: Config) -> dict[str, Placement]:
+def numbered(config: Config) -> dict[str, Place]:
     """The assignment with a stage for every name."""
     meshes = list(config.topology)
     return {
@@ -72,19 +77,19 @@ def numbered(config: Config) -> dict[str, Placement]:
     }
 
 
-def _stage_of(place: Placement, meshes: Sequence[str]) -> int:
+def _stage_of(place: Place, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 
 def _round_orders(
-    main: ir.Func, units: Sequence[Unit], microbatches: Sequence[int], schedule: PipelineSchedule
+    main: ir.Func, fragments: Sequence[TaskFragment], microbatches: Sequence[int], schedule: PipelineSchedule
 ) -> dict[str, list[str]]:
     """The tasks of one loop over microbatches, for each mesh that takes part."""
     meshes = main.topology.schedulable
-    staged = [_staged(unit, meshes) for unit in units]
+    staged = [_staged(fragment, meshes) for fragment in fragments]
     half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {unit.stage: unit.mesh for unit in staged if unit.microbatch in half}
-    stages = _in_pipeline_order(main, units, staged)
+    found = {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
+    stages = _in_pipeline_order(main, fragments, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
     table = schedule.table(
         num_stages=len(stages),
@@ -97,8 +102,8 @@ def _round_orders(
             f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
             f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
         )
-    present = {(unit.stage, unit.microbatch, unit.phase) for unit in staged}
-    split = {unit.stage for unit in staged if unit.phase == "I"}
+    present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
+    split = {fragment.stage for fragment in staged if fragment.phase == "I"}
     table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])
     orders = {}
     for mesh, order in zip(used, table.orders):
@@ -130,55 +135,59 @@ def _that_may_stand_for(letter: str) -> Sequence[str]:
     return {"F": "F", "B": BACKWARD, "I": ("I", "B"), "W": "W"}[letter]
 
 
-def _staged(unit: Unit, meshes: Sequence[str]) -> Unit:
-    """The unit with a stage: its own, or the position of its mesh."""
-    return unit if unit.stage is not None else dataclasses.replace(unit, stage=meshes.index(unit.mesh))
+def _staged(fragment: TaskFragment, meshes: Sequence[str]) -> TaskFragment:
+    """The fragment with a stage: its own, or the position of its mesh."""
+    if fragment.stage is not None:
+        return fragment
+    return dataclasses.replace(fragment, stage=meshes.index(fragment.mesh))
 
 
-def _in_pipeline_order(main: ir.Func, units: Sequence[Unit], staged: Sequence[Unit]) -> list[int]:
+def _in_pipeline_order(
+    main: ir.Func, fragments: Sequence[TaskFragment], staged: Sequence[TaskFragment]
+) -> list[int]:
     """The stages as a microbatch comes to them; by their numbers where the user gave some."""
-    stages = sorted({unit.stage for unit in staged if unit.stage is not None})
-    if any(unit.stage is not None for unit in units):
+    stages = sorted({fragment.stage for fragment in staged if fragment.stage is not None})
+    if any(fragment.stage is not None for fragment in fragments):
         return stages
-    first = _first_way(units)
+    first = _first_way(fragments)
     sign = -1 if first[0].is_backward else 1
     depth: dict[int, int] = {}
-    for unit, found in depths_of(main, first).items():
-        stage = main.topology.schedulable.index(unit.mesh)
+    for fragment, found in depths_of(main, first).items():
+        stage = main.topology.schedulable.index(fragment.mesh)
         depth[stage] = max(depth.get(stage, found), found)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 
-def _first_way(units: Sequence[Unit]) -> list[Unit]:
-    """The forward units of the first microbatch, or its backward units if it has no others."""
-    of_first = [unit for unit in units if unit.microbatch == units[0].microbatch]
-    return [unit for unit in of_first if not unit.is_backward] or of_first
+def _first_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
+    """The forward fragments of the first microbatch, or its backward fragments if it has no others."""
+    of_first = [fragment for fragment in fragments if fragment.microbatch == fragments[0].microbatch]
+    return [fragment for fragment in of_first if not fragment.is_backward] or of_first
 
 
-def _number_visits(main: ir.Func, units: Sequence[Unit]) -> bool:
+def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
     The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
     there are no stages to give.  Whether it gave any.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
-    first = depths_of(main, _first_way(units))
-    ways = sorted({(depth, meshes.index(unit.mesh)) for unit, depth in first.items()})
+    first = depths_of(main, _first_way(fragments))
+    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in first.items()})
     if len(ways) == len({mesh for _, mesh in ways}):
         return False
     visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
     stages: dict[int, int] = {}
-    for microbatch in sorted({unit.microbatch for unit in units}):
+    for microbatch in sorted({fragment.microbatch for fragment in fragments}):
         for phases in ("F", "BI", "W"):
-            some = [u for u in units if u.microbatch == microbatch and u.phase in phases]
+            some = [f for f in fragments if f.microbatch == microbatch and f.phase in phases]
             depths = depths_of(main, some)
             for m, of_mesh in visits.items():
-                here = [unit for unit in some if meshes.index(unit.mesh) == m]
-                order = sorted({depths[unit] for unit in here})
+                here = [fragment for fragment in some if meshes.index(fragment.mesh) == m]
+                order = sorted({depths[fragment] for fragment in here})
                 numbers = of_mesh if phases == "F" else of_mesh[::-1]
                 if len(order) > len(numbers):
                     return False
-                stages |= {unit.position: numbers[order.index(depths[unit])] for unit in here}
+                stages |= {fragment.position: numbers[order.index(depths[fragment])] for fragment in here}
     for position, stage in stages.items():
         ops[position].stage = stage
     return True

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from mpmd.errors import ConfigError
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, writes
@@ -19,7 +19,7 @@ from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import MeasuredSpan, TraceRecorder
 from mpmd.runtime.verify import verify
 from mpmd.scheduling.task import Phase, Task
-from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MeshMemory, Span, Timeline
+from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 Interval = tuple[float, float]
 Workspace = Mapping[tuple[str, str], int]
@@ -95,7 +95,7 @@ def _known(costs: Any) -> ProgramCosts:
 
 def measured_timeline(
     executor: Executor,
-    placement: Placement,
+    devices: MeshDevices,
     leaves: Sequence[Any],
     meshes: Sequence[str],
     workspace: Workspace,
@@ -105,8 +105,8 @@ def measured_timeline(
     The step before is waited for: a step that starts in its tail would be charged with it.
     """
     jax.block_until_ready(leaves)
-    placement.prepare_tokens(executor.program)
-    with TraceRecorder(executor.program, placement.token) as recorder:
+    devices.prepare_tokens(executor.program)
+    with TraceRecorder(executor.program, devices.token) as recorder:
         results = executor.run(leaves, observers=[recorder])
     return results, timeline_of(executor.program, recorder.spans, meshes, workspace)
 
@@ -202,7 +202,7 @@ def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
 
 def _memory(
     stream: Stream, runs: Mapping[int, Interval], s: int, times: _Times, workspace: Workspace
-) -> MeshMemory:
+) -> MemoryCurve:
     """Bytes of a mesh over time, counted as `predict_memory` counts them: instruction by instruction."""
     size = [buffer.type.bytes for buffer in stream.buffers]
     category = [_CATEGORIES.index(name) for name in buffer_categories(stream)]
@@ -233,7 +233,7 @@ def _memory(
         change(ended_buffers(op), -1)
         samples.append((clock, tuple(held)))
     changes = [sample for k, sample in enumerate(samples) if not k or sample[1] != samples[k - 1][1]]
-    return MeshMemory(stream.mesh, _CATEGORIES, tuple(changes), most)
+    return MemoryCurve(stream.mesh, _CATEGORIES, tuple(changes), most)
 
 
 def _label(op: Run) -> str:

@@ -12,11 +12,11 @@ BACKWARD = ("B", "I", "W")
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
-    """One microbatch's forward or backward work on a mesh.
+class TaskFragment:
+    """A fragment that does one microbatch's forward or backward work on a mesh.
 
     Attributes:
-        position: of its fragment among the ops of the entry function.
+        position: among the ops of the entry function.
         mesh: where it runs.
         stage: its pipeline stage, if the user gave one.
         microbatch: its call counter.
@@ -35,31 +35,31 @@ class Unit:
         return self.phase in BACKWARD
 
 
-def units_of(main: ir.Func) -> list[Unit]:
-    """The microbatches' named work on meshes that are stages, in program order."""
+def task_fragments(main: ir.Func) -> list[TaskFragment]:
+    """The named fragments of microbatches on meshes that are stages, in program order."""
     meshes = main.topology.schedulable
     return [
-        Unit(i, op.mesh, op.stage, op.call_counter, phase(op))
+        TaskFragment(i, op.mesh, op.stage, op.call_counter, phase(op))
         for i, op in enumerate(ir.ops(main))
         if isinstance(op, ir.Fragment) and op.is_user and op.call_counter is not None and op.mesh in meshes
     ]
 
 
-def rounds_of(main: ir.Func, units: Collection[Unit]) -> list[list[int]]:
+def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
     """The microbatches in groups, each of which needs the backward work of those before it.
 
     Microbatches of one loop over a batch are one group.  Those of a second loop that uses what the first
     one made of its gradients, such as an evaluation of new parameters, are another.
     """
-    at = {unit.position: unit for unit in units}
+    at = {fragment.position: fragment for fragment in fragments}
     found: dict[int, int] = {}
     level: dict[ir.Value, int] = {}  # even while forward work was last on the way, odd after backward work
     for position, op in enumerate(ir.ops(main)):
         reached = max((level.get(v, 0) for v in op.operands), default=0)
-        unit = at.get(position)
-        if unit is not None:
-            reached += reached % 2 != unit.is_backward
-            found[unit.microbatch] = max(found.get(unit.microbatch, 0), reached // 2)
+        fragment = at.get(position)
+        if fragment is not None:
+            reached += reached % 2 != fragment.is_backward
+            found[fragment.microbatch] = max(found.get(fragment.microbatch, 0), reached // 2)
         if reached:
             level.update(dict.fromkeys(op.results, reached))
     groups: dict[int, list[int]] = {}
@@ -68,25 +68,25 @@ def rounds_of(main: ir.Func, units: Collection[Unit]) -> list[list[int]]:
     return [groups[number] for number in sorted(groups)]
 
 
-def depths_of(main: ir.Func, units: Collection[Unit]) -> dict[Unit, int]:
-    """How often a microbatch has changed meshes, on its longest way to each of its units.
+def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFragment, int]:
+    """How often a microbatch has changed meshes, on its longest way to each of its fragments.
 
     Args:
         main: the entry function.
-        units: all forward or all backward units of one microbatch.
+        fragments: all forward or all backward fragments of one microbatch.
     """
-    at = {unit.position: unit for unit in units}
-    found: dict[Unit, int] = {}
+    at = {fragment.position: fragment for fragment in fragments}
+    found: dict[TaskFragment, int] = {}
     reached: dict[ir.Value, dict[str, int]] = {}  # mesh that was visited last -> depth there
     for position, op in enumerate(ir.ops(main)):
         before: dict[str, int] = {}
         for value in op.operands:
             for mesh, depth in reached.get(value, {}).items():
                 before[mesh] = max(before.get(mesh, 0), depth)
-        unit = at.get(position)
-        if unit is not None:
-            found[unit] = max((d + (mesh != unit.mesh) for mesh, d in before.items()), default=0)
-            before = {unit.mesh: found[unit]}
+        fragment = at.get(position)
+        if fragment is not None:
+            found[fragment] = max((d + (mesh != fragment.mesh) for mesh, d in before.items()), default=0)
+            before = {fragment.mesh: found[fragment]}
         if before:
             reached.update(dict.fromkeys(op.results, before))
     return found

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
-from mpmd.runtime.interpreter import CallStep, Frame, RecvStep, Step, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
 from mpmd.runtime.program import Program
 
 _REPEATS = 5
@@ -43,20 +43,20 @@ class CostMeter:
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = {}
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Waits for a call; a failure is told by the executor."""
         for slot in call.outputs:
             failure_of(frame.slots[slot])
         self.samples.setdefault(call.op.executable, []).append(time.perf_counter() - issued)
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Waits for a message, so that no fragment is timed that waits for one."""
-        if isinstance(step, RecvStep):
-            failure_of(frame.slots[step.buffer])
+        if isinstance(instruction, BoundRecv):
+            failure_of(frame.slots[instruction.buffer])
 
 
 def measure_costs(
-    executor: Executor, placement: Placement, inputs: Sequence[Any]
+    executor: Executor, devices: MeshDevices, inputs: Sequence[Any]
 ) -> tuple[list[Any], ProgramCosts]:
     """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
 
@@ -69,10 +69,10 @@ def measure_costs(
     meter = CostMeter()
     results = executor.run(inputs, observers=[meter], one_by_one=True)
     fragments = {name: statistics.median(seconds) for name, seconds in meter.samples.items()}
-    return results, ProgramCosts(fragments, transfer_seconds(executor.program, placement))
+    return results, ProgramCosts(fragments, transfer_seconds(executor.program, devices))
 
 
-def transfer_seconds(program: Program, placement: Placement) -> dict[tuple[BufferType, BufferType], float]:
+def transfer_seconds(program: Program, devices: MeshDevices) -> dict[tuple[BufferType, BufferType], float]:
     """The median seconds of every kind of message, from a ready array to a ready array."""
     seconds: dict[tuple[BufferType, BufferType], float] = {}
     for stream in program.streams:
@@ -80,13 +80,13 @@ def transfer_seconds(program: Program, placement: Placement) -> dict[tuple[Buffe
             if isinstance(op, Send):
                 kinds = stream.buffers[op.buffer].type, program.channels[op.channel].types[op.sequence]
                 if kinds not in seconds:
-                    seconds[kinds] = _copy_seconds(placement, *kinds)
+                    seconds[kinds] = _copy_seconds(devices, *kinds)
     return seconds
 
 
-def _copy_seconds(placement: Placement, source: BufferType, target: BufferType) -> float:
-    copy = placement.copier(source, target)
-    array = placement.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
+def _copy_seconds(devices: MeshDevices, source: BufferType, target: BufferType) -> float:
+    copy = devices.copier(source, target)
+    array = devices.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
     array.block_until_ready()
     found = []
     for _ in range(1 + _REPEATS):

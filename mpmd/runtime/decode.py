@@ -11,16 +11,16 @@ from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Recv, Run, Send, donated_buffers
 from mpmd.runtime.interpreter import (
-    CallStep,
-    CopyStep,
+    BoundCall,
+    BoundCopy,
+    BoundFeed,
+    BoundFetch,
+    BoundFree,
+    BoundInstruction,
+    BoundRecv,
+    BoundSend,
     Executable,
-    FeedStep,
-    FetchStep,
-    FreeStep,
     Lane,
-    RecvStep,
-    SendStep,
-    Step,
 )
 from mpmd.runtime.program import Program, Stream
 
@@ -49,8 +49,8 @@ class Decoded:
         num_slots: length of the list of slots.
     """
 
-    feeds: tuple[FeedStep, ...]
-    streams: tuple[tuple[Step, ...], ...]
+    feeds: tuple[BoundFeed, ...]
+    streams: tuple[tuple[BoundInstruction, ...], ...]
     lanes: tuple[Lane, ...]
     num_slots: int
 
@@ -81,8 +81,8 @@ def decode(
         raise collect(
             ProgramError, [f"no executable: {text}" for text in missing], "executables are missing:"
         )
-    feeds: list[FeedStep] = []
-    streams: list[tuple[Step, ...]] = []
+    feeds: list[BoundFeed] = []
+    streams: list[tuple[BoundInstruction, ...]] = []
     lanes: list[Lane] = []
     paths = {spec.index: spec.path for spec in program.inputs}
     base = 0
@@ -92,9 +92,9 @@ def decode(
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
         binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths)
-        steps = [binder.bind(at) for at in range(len(stream.instructions))]
-        feeds += [step for step in steps if isinstance(step, FeedStep)]
-        streams.append(tuple(step for step in steps if not isinstance(step, FeedStep)))
+        bound = [binder.bind(at) for at in range(len(stream.instructions))]
+        feeds += [i for i in bound if isinstance(i, BoundFeed)]
+        streams.append(tuple(i for i in bound if not isinstance(i, BoundFeed)))
         lanes.append(lane)
         base += len(stream.buffers)
     return Decoded(tuple(feeds), tuple(streams), tuple(lanes), base)
@@ -171,12 +171,12 @@ class _Binder:
     unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]
 
-    def bind(self, at: int) -> Step:
+    def bind(self, at: int) -> BoundInstruction:
         op, mesh, base = self.stream.instructions[at], self.stream.mesh, self.base
         match op:
             case Run():
                 executable = self.executables[mesh, op.executable]
-                return CallStep(
+                return BoundCall(
                     mesh=mesh,
                     at=at,
                     op=op,
@@ -190,19 +190,19 @@ class _Binder:
                     lane=self.lane,
                 )
             case Send():
-                return SendStep(mesh, at, base + op.buffer, op.channel, op.sequence)
+                return BoundSend(mesh, at, base + op.buffer, op.channel, op.sequence)
             case Recv():
-                return RecvStep(mesh, at, base + op.buffer, op.channel, op.sequence)
+                return BoundRecv(mesh, at, base + op.buffer, op.channel, op.sequence)
             case Copy():
                 copy = self.engine.copier(self.type(op.source), self.type(op.buffer))
-                return CopyStep(mesh, at, base + op.source, base + op.buffer, copy)
+                return BoundCopy(mesh, at, base + op.source, base + op.buffer, copy)
             case Free():
-                return FreeStep(mesh, at, self.shifted(op.buffers))
+                return BoundFree(mesh, at, self.shifted(op.buffers))
             case Feed():
                 place = self.engine.placer(self.type(op.buffer), self.paths[op.input], fresh=op.fresh)
-                return FeedStep(mesh, at, base + op.buffer, op.input, place, self.paths[op.input])
+                return BoundFeed(mesh, at, base + op.buffer, op.input, place, self.paths[op.input])
             case Fetch():
-                return FetchStep(mesh, at, base + op.buffer, op.output)
+                return BoundFetch(mesh, at, base + op.buffer, op.output)
 
     def type(self, number: int) -> BufferType:
         return self.stream.buffers[number].type

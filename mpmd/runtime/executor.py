@@ -25,11 +25,11 @@ from mpmd.runtime.decode import Engine, decode
 from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
+    BoundInstruction,
     CallFailed,
     Executable,
     Frame,
     Observer,
-    Step,
     failure_of,
     issue_all,
 )
@@ -93,7 +93,7 @@ class Executor:
         Args:
             program: what to run.
             executables: by (mesh, name), for every pair in `program.executables`.
-            engine: where arrays live, and how they move: a `Placement`.
+            engine: where arrays live, and how they move: a `MeshDevices`.
             options: see RuntimeOptions.
 
         Raises:
@@ -230,12 +230,12 @@ class Executor:
         return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
 
     @functools.cached_property
-    def _issue_order(self) -> tuple[Step, ...]:
+    def _issue_order(self) -> tuple[BoundInstruction, ...]:
         """All streams as one, for one thread."""
-        steps = {(step.mesh, step.at): step for steps in self._decoded.streams for step in steps}
+        bound = {(i.mesh, i.at): i for stream in self._decoded.streams for i in stream}
         nodes = issue_order(self.program, self.order)
         keys = [(self.program.streams[s].mesh, at) for s, at in nodes]
-        return tuple(steps[key] for key in keys if key in steps)
+        return tuple(bound[key] for key in keys if key in bound)
 
     def _inputs_that_are_outputs(self) -> frozenset[int]:
         """Arguments that are results as they are: they must outlive the step although they are donated."""

@@ -37,10 +37,10 @@ class Executable(Protocol):
 class Observer(Protocol):
     """Watches one step while it is issued; its methods are called by the thread that issues the mesh."""
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """A fragment was called at time `issued`, in seconds; its results are in the frame."""
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Any instruction was issued."""
 
 
@@ -73,7 +73,7 @@ class Unfinished:
     """A call whose end has not been seen: `handle` is one of its results, which nothing consumes later."""
 
     number: int
-    call: CallStep
+    call: BoundCall
     handle: Any
 
 
@@ -128,7 +128,7 @@ class Lane:
 class CallFailed(Exception):
     """A fragment raised when it was called, or its device reported a failure."""
 
-    def __init__(self, call: CallStep, number: int, cause: Exception, *, called: bool = False) -> None:
+    def __init__(self, call: BoundCall, number: int, cause: Exception, *, called: bool = False) -> None:
         """Takes `called` for a call that raised; without it the failure was seen in a result."""
         super().__init__(call, number, cause)
         self.call, self.number, self.cause, self.called = call, number, cause, called
@@ -161,8 +161,8 @@ def failure_of(handle: Any) -> Exception | None:
     return None
 
 
-class Step(Protocol):
-    """A decoded instruction."""
+class BoundInstruction(Protocol):
+    """An instruction bound to slots, channels and executables, so that issuing it looks nothing up."""
 
     mesh: str
     at: int
@@ -172,7 +172,7 @@ class Step(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class CallStep:
+class BoundCall:
     """A `Run`.
 
     Attributes:
@@ -224,7 +224,7 @@ class CallStep:
 
 
 @dataclasses.dataclass(slots=True)
-class SendStep:
+class BoundSend:
     """A `Send`."""
 
     mesh: str
@@ -239,7 +239,7 @@ class SendStep:
 
 
 @dataclasses.dataclass(slots=True)
-class RecvStep:
+class BoundRecv:
     """A `Recv`."""
 
     mesh: str
@@ -254,7 +254,7 @@ class RecvStep:
 
 
 @dataclasses.dataclass(slots=True)
-class CopyStep:
+class BoundCopy:
     """A `Copy`."""
 
     mesh: str
@@ -269,7 +269,7 @@ class CopyStep:
 
 
 @dataclasses.dataclass(slots=True)
-class FreeStep:
+class BoundFree:
     """A `Free`."""
 
     mesh: str
@@ -284,7 +284,7 @@ class FreeStep:
 
 
 @dataclasses.dataclass(slots=True)
-class FeedStep:
+class BoundFeed:
     """A `Feed`."""
 
     mesh: str
@@ -300,7 +300,7 @@ class FeedStep:
 
 
 @dataclasses.dataclass(slots=True)
-class FetchStep:
+class BoundFetch:
     """A `Fetch`."""
 
     mesh: str
@@ -313,17 +313,17 @@ class FetchStep:
         frame.outputs[self.output] = frame.slots[self.buffer]
 
 
-def issue_all(steps: Iterable[Step], frame: Frame) -> None:
-    """Issues the steps in order.
+def issue_all(instructions: Iterable[BoundInstruction], frame: Frame) -> None:
+    """Issues the instructions in order.
 
     Raises:
         CallFailed: a fragment failed, now or earlier.
         Stopped: the frame was stopped by another thread.
     """
     observer = frame.observer
-    for step in steps:
+    for instruction in instructions:
         if frame.stopped:
             raise Stopped
-        step.issue(frame)
+        instruction.issue(frame)
         if observer is not None:
-            observer.issued(step, frame)
+            observer.issued(instruction, frame)

@@ -23,7 +23,7 @@ from mpmd.runtime.instructions import (
     ended_buffers,
     writes,
 )
-from mpmd.runtime.interpreter import CallStep, FeedStep, Frame, Step
+from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, Frame
 from mpmd.runtime.program import Program, Stream, instruction_text
 from mpmd.runtime.verify import verify
 
@@ -176,17 +176,17 @@ class MemoryMeter:
             self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
             start += len(stream.buffers)
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """A run is counted when it has been issued."""
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Counts what the mesh of the instruction holds now."""
-        if isinstance(step, FeedStep):
+        if isinstance(instruction, BoundFeed):
             return
-        held = {id(a): a for i in self._ranges[step.mesh] if (a := frame.slots[i]) is not None}
+        held = {id(a): a for i in self._ranges[instruction.mesh] if (a := frame.slots[i]) is not None}
         size = sum(bytes_on_mesh(array) for array in held.values() if not array.is_deleted())
-        self.curves[step.mesh].append(size)
-        self.peaks[step.mesh] = max(self.peaks[step.mesh], size)
+        self.curves[instruction.mesh].append(size)
+        self.peaks[instruction.mesh] = max(self.peaks[instruction.mesh], size)
 
 
 def bytes_on_mesh(array: Any) -> int:

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.runtime.interpreter import CallFailed, CallStep, FeedStep, Frame, Observer, Step, failure_of
+from mpmd.runtime.interpreter import (
+    BoundCall,
+    BoundFeed,
+    BoundInstruction,
+    CallFailed,
+    Frame,
+    Observer,
+    failure_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -16,15 +24,15 @@ class Observers:
 
     members: tuple[Observer, ...]
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Passes it on."""
         for member in self.members:
             member.ran(call, frame, issued)
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Passes it on."""
         for member in self.members:
-            member.issued(step, frame)
+            member.issued(instruction, frame)
 
 
 class NanCheck:
@@ -36,7 +44,7 @@ class NanCheck:
     def __init__(self) -> None:
         self._arguments: dict[int, tuple[str, int]] = {}
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Looks at the results of a call.
 
         Raises:
@@ -53,10 +61,10 @@ class NanCheck:
                     text += f", and so did argument {path} of the step: {_nan_values(of_argument)}"
                 raise CallFailed(call, frame.number, FloatingPointError(text))
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Remembers arguments that hold a NaN; other instructions make no numbers."""
-        if isinstance(step, FeedStep) and (count := count_nans(frame.slots[step.buffer])):
-            self._arguments[step.buffer] = (step.path, count)
+        if isinstance(instruction, BoundFeed) and (count := count_nans(frame.slots[instruction.buffer])):
+            self._arguments[instruction.buffer] = (instruction.path, count)
 
 
 def _nan_values(count: int) -> str:

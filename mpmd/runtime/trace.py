@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads, writes
-from mpmd.runtime.interpreter import CallStep, Frame, RecvStep, Step, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
 from mpmd.runtime.order import messages
 from mpmd.runtime.program import Program, Stream
 
@@ -101,7 +101,7 @@ class TraceRecorder:
     """Observes steps of one program; a context manager, so that its watchers end.
 
     ```
-    with TraceRecorder(program, placement.token) as recorder:
+    with TraceRecorder(program, devices.token) as recorder:
         executor.run(inputs, observers=[recorder])
     recorder.spans
     ```
@@ -117,22 +117,22 @@ class TraceRecorder:
             (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
         }
 
-    def ran(self, call: CallStep, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Notes a call."""
         if call.handle is not None:
             self._add(call, frame, issued, call.lane.unfinished[-1].handle)
         elif call.outputs:  # they will be consumed, and cannot be waited for
             self._add(call, frame, issued, self._token(frame.slots[call.outputs[0]]))
 
-    def issued(self, step: Step, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Notes a receive."""
-        if isinstance(step, RecvStep):
-            array = frame.slots[step.buffer]
-            consumed = (step.mesh, step.at) in self._consumed_receives
-            self._add(step, frame, time.perf_counter(), self._token(array) if consumed else array)
+        if isinstance(instruction, BoundRecv):
+            array = frame.slots[instruction.buffer]
+            consumed = (instruction.mesh, instruction.at) in self._consumed_receives
+            self._add(instruction, frame, time.perf_counter(), self._token(array) if consumed else array)
 
-    def _add(self, step: Step, frame: Frame, issued: float, handle: Any) -> None:
-        self._watchers[step.mesh].add(_Record(step.at, frame.number, issued, handle))
+    def _add(self, instruction: BoundInstruction, frame: Frame, issued: float, handle: Any) -> None:
+        self._watchers[instruction.mesh].add(_Record(instruction.at, frame.number, issued, handle))
 
     def __enter__(self) -> TraceRecorder:
         return self

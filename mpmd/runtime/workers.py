@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.interpreter import Frame, Step, issue_all
+from mpmd.runtime.interpreter import BoundInstruction, Frame, issue_all
 
 _STOP_SECONDS = 0.5
 """How long a stopped step may take until its threads are left to themselves."""
@@ -36,17 +36,17 @@ class Workers:
     """One daemon thread per mesh.  Threads end with `close`."""
 
     def __init__(self, meshes: Sequence[str]) -> None:
-        self._queues: list[queue.SimpleQueue[tuple[_Job, Sequence[Step]] | None]] = []
+        self._queues: list[queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None]] = []
         self.threads: list[threading.Thread] = []
         self._last: _Job | None = None
         for mesh in meshes:
-            jobs: queue.SimpleQueue[tuple[_Job, Sequence[Step]] | None] = queue.SimpleQueue()
+            jobs: queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None] = queue.SimpleQueue()
             thread = threading.Thread(target=_work, args=(jobs,), name=f"mpmd-{mesh}", daemon=True)
             self._queues.append(jobs)
             self.threads.append(thread)
             thread.start()
 
-    def issue(self, streams: Sequence[Sequence[Step]], frame: Frame) -> None:
+    def issue(self, streams: Sequence[Sequence[BoundInstruction]], frame: Frame) -> None:
         """Issues one stream per thread; returns when all have been issued.
 
         Raises:
@@ -55,8 +55,8 @@ class Workers:
         """
         self.wait()
         job = self._last = _Job(frame, len(streams))
-        for jobs, steps in zip(self._queues, streams, strict=True):
-            jobs.put((job, steps))
+        for jobs, stream in zip(self._queues, streams, strict=True):
+            jobs.put((job, stream))
         try:
             job.done.wait()
         except BaseException:  # a signal arrived: tell the threads, then let it go on its way
@@ -82,14 +82,14 @@ class Workers:
                 thread.join(_STOP_SECONDS)
 
 
-def _work(jobs: queue.SimpleQueue[tuple[_Job, Sequence[Step]] | None]) -> None:
+def _work(jobs: queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None]) -> None:
     while (given := jobs.get()) is not None:
-        job, steps = given
+        job, stream = given
         try:
-            issue_all(steps, job.frame)
+            issue_all(stream, job.frame)
         except Stopped:
             pass
         except BaseException as error:  # carried to the thread that waits for the step, which raises it
             job.fail(error)
         job.end_stream()
-        del given, job, steps  # nothing may live on while this thread waits
+        del given, job, stream  # nothing may live on while this thread waits

@@ -2,7 +2,7 @@
 
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, Skip, StageCosts
-from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
@@ -19,20 +19,20 @@ from mpmd.scheduling.schedule import (
 from mpmd.scheduling.search import Problem, SearchResult, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.task import Phase, Task
-from mpmd.scheduling.timeline import MeshMemory, Span, Timeline
+from mpmd.scheduling.timeline import MemoryCurve, Span, Timeline
 from mpmd.scheduling.validate import linearize, validate
 
 __all__ = [
     "SCHEDULES",
     "Costs",
     "Link",
-    "MeshMemory",
+    "MemoryCurve",
     "Phase",
     "PipelineSchedule",
+    "PipelineShape",
     "Problem",
     "ScheduleTable",
     "SearchResult",
-    "Shape",
     "Skip",
     "Span",
     "StageCosts",

@@ -15,7 +15,7 @@ from mpmd.scheduling.validate import validate
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """What a schedule is asked to order: meshes, microbatches, and the mesh of each stage."""
 
     num_meshes: int
@@ -45,10 +45,10 @@ class PipelineSchedule(ABC):
         return contiguous(num_stages, num_meshes)
 
     @abstractmethod
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Per mesh, its tasks in order."""
 
-    def mirror(self, shape: Shape) -> Mirror | None:
+    def mirror(self, shape: PipelineShape) -> Mirror | None:
         """The second copy of the stages; most schedules have none."""
         return None
 
@@ -77,7 +77,7 @@ class PipelineSchedule(ABC):
             placement = self.placement(num_stages, num_meshes)
         else:
             placement = checked_placement(stage_to_mesh, num_stages, num_meshes)
-        shape = Shape(num_meshes, num_microbatches, placement)
+        shape = PipelineShape(num_meshes, num_microbatches, placement)
         orders = tuple(tuple(order) for order in self.orders(shape))
         splits = any(task.phase is Phase.I for order in orders for task in order)
         table = ScheduleTable(orders, placement, splits, self.has_backward, self.mirror(shape))

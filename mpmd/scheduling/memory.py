@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mpmd.scheduling.costs import Costs
 from mpmd.scheduling.table import ScheduleTable
 from mpmd.scheduling.task import Phase, Task
-from mpmd.scheduling.timeline import MeshMemory, Span
+from mpmd.scheduling.timeline import MemoryCurve, Span
 
 CATEGORIES = ("parameters", "gradients", "residuals", "activations", "workspace")
 
@@ -37,7 +37,7 @@ def memory_over_time(
     spans: Mapping[Task, Span],
     transfers: Sequence[tuple[Task, Task, Span]],
     mesh_names: Sequence[str],
-) -> tuple[MeshMemory, ...]:
+) -> tuple[MemoryCurve, ...]:
     """Bytes of every mesh at every change.
 
     A result lives from the start of the task that makes it.  What is sent lives on the sending mesh until
@@ -65,7 +65,7 @@ def memory_over_time(
     _add_local_messages(table, costs, spans, ledgers)
     peaks = peak_activations(table)
     return tuple(
-        MeshMemory(name, CATEGORIES, ledger.samples(), peak)
+        MemoryCurve(name, CATEGORIES, ledger.samples(), peak)
         for name, ledger, peak in zip(mesh_names, ledgers, peaks, strict=True)
     )
 

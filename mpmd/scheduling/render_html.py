@@ -7,7 +7,7 @@ from html import escape
 
 from mpmd.scheduling.render_svg import COLOURS, describe
 from mpmd.scheduling.task import Task
-from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MeshMemory, Span, Timeline
+from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 _CATEGORY_COLOURS = ("#6f7f8f", "#5aa469", "#d9a441", "#4e8fd0", "#b06fb0", "#9a9a9a")
 
@@ -115,7 +115,7 @@ def _held(timeline: Timeline, span: Span) -> int:
     return memory.at(span.start_s)
 
 
-def _memory_plot(memory: MeshMemory, makespan_s: float) -> str:
+def _memory_plot(memory: MemoryCurve, makespan_s: float) -> str:
     """Stacked steps, one colour per category."""
     width, height = 1000, 120
     scale_x = width / (makespan_s or 1.0)

@@ -7,7 +7,7 @@ import difflib
 from typing import Any
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.schedules.dualpipe import DualPipe
 from mpmd.scheduling.schedules.dualpipe_v import DualPipeV
@@ -31,8 +31,8 @@ __all__ = [
     "SCHEDULES",
     "Mirror",
     "PipelineSchedule",
+    "PipelineShape",
     "ScheduleTable",
-    "Shape",
     "from_csv",
     "from_function",
     "from_table",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.costs import Costs, Link, Transfer
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.improve import improve
 from mpmd.scheduling.list_schedule import (
@@ -280,14 +280,14 @@ class _Hunt:
 
     def _workload(self, placement: Placement, splits: bool, merge: bool) -> Workload:
         problem = self.problem
-        shape = Shape(problem.num_meshes, problem.num_microbatches, placement)
+        shape = PipelineShape(problem.num_meshes, problem.num_microbatches, placement)
         return costed_workload(
             shape, splits, problem.costs, problem.transfer, whole=problem.whole, merge=merge
         )
 
     def _mirrored(self, table: ScheduleTable) -> Workload:
         problem = self.problem
-        shape = Shape(problem.num_meshes, problem.num_microbatches, table.stage_to_mesh)
+        shape = PipelineShape(problem.num_meshes, problem.num_microbatches, table.stage_to_mesh)
         mirror = table.mirror.stage_to_mesh if table.mirror else None
         return costed_workload(
             shape, True, problem.costs, problem.transfer, whole=problem.whole, merge=False, mirror=mirror

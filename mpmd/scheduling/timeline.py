@@ -47,7 +47,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class MeshMemory:
+class MemoryCurve:
     """Bytes of one mesh over time, by what holds them.
 
     Attributes:
@@ -111,7 +111,7 @@ class Timeline:
     spans: tuple[Span, ...]
     meshes: tuple[str, ...]
     title: str = ""
-    memory: tuple[MeshMemory, ...] = field(default=())
+    memory: tuple[MemoryCurve, ...] = field(default=())
 
     @functools.cached_property
     def makespan_s(self) -> float:
@@ -184,7 +184,7 @@ class Timeline:
             for link, seconds in sorted(busy.items())
         }
 
-    def memory_of(self, mesh: str) -> MeshMemory:
+    def memory_of(self, mesh: str) -> MemoryCurve:
         """Bytes of a mesh over time.
 
         Raises:

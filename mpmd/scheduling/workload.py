@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
-from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.placement import Placement, Visit, visits
 from mpmd.scheduling.task import Phase, Task
 
@@ -80,7 +80,7 @@ class Workload:
 
 
 def unit_workload(
-    shape: Shape, splits: bool, mirror: Placement | None = None, split_turns: bool = False
+    shape: PipelineShape, splits: bool, mirror: Placement | None = None, split_turns: bool = False
 ) -> Workload:
     """Every lane takes one second per step, whole backwards two, and holds one unit.
 
@@ -96,7 +96,7 @@ def unit_workload(
 
 
 def costed_workload(
-    shape: Shape,
+    shape: PipelineShape,
     splits: bool,
     costs: Costs,
     transfer: Transfer,
@@ -143,7 +143,7 @@ def _delay(
 
 
 def _lanes(
-    shape: Shape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
+    shape: PipelineShape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
 ) -> tuple[Lane, ...]:
     count = shape.num_microbatches
     half = (count + 1) // 2 if mirror is not None else count

@@ -7,7 +7,7 @@ from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.program import Address, Program, Run, sequence_steps
+from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 
@@ -62,7 +62,7 @@ def mlp(rows=37, width=50, hidden=70):
         Run(second, {"a": arena, "b": w2, "p1": x, "p2": y}),
         *sequence_steps(sums, [s, y] if sums.plan.operands[0].name == "s" else [y, s], temporaries),
     ]
-    return Program("mlp", 6, tuple(steps)), offset
+    return ThreadedProgram("mlp", 6, tuple(steps)), offset
 
 
 def reference_mlp(x, w1, w2):

@@ -17,6 +17,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, ShapeIndex
 
 Position = tuple[HloInstruction, ShapeIndex]
+"""An array: an instruction, and where in its value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,12 @@ class LiveRange:
     start: int
     end: int
 
+    def meets(self, other: LiveRange) -> bool:
+        """Whether there is an instant in both."""
+        return self.start <= other.end and other.start <= self.end
 
-class Timeline:
+
+class LogicalTime:
     """The instant of every instruction, and when each computation begins and ends.
 
     Attributes:
@@ -79,44 +83,44 @@ class Liveness:
     """Live ranges of all values of a program with a flat call graph.
 
     Attributes:
-        timeline: the time axis.
+        time: the time axis.
         ranges: per value.
     """
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
-        self.timeline = Timeline(dataflow.module.entry)
+        self.time = LogicalTime(dataflow.module.entry)
         self.ranges: dict[HloValue, LiveRange] = {v: self._range(v) for v in dataflow.values}
 
     def _range(self, value: HloValue) -> LiveRange:
-        timeline, entry = self.timeline, self.dataflow.module.entry
-        start = end = timeline.instants[value.instruction]
+        time, entry = self.time, self.dataflow.module.entry
+        start = end = time.instants[value.instruction]
         if value.instruction.opcode == "parameter":
-            start = timeline.spans[value.instruction.parent].start
+            start = time.spans[value.instruction.parent].start
         for use in value.uses:
             # what is under way reads its operands until it has ended
             reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
-            end = max(end, timeline.instants[reader])
+            end = max(end, time.instants[reader])
         for instruction, _ in value.positions:
             computation = instruction.parent
             condition = any(
                 c.opcode == "while" and c.while_condition is computation for c in computation.callers
             )
             if instruction.opcode.endswith("-done"):  # until then others may write it, whoever reads it later
-                end = max(end, timeline.instants[instruction])
+                end = max(end, time.instants[instruction])
             if instruction is computation.root or (condition and instruction.opcode == "parameter"):
-                end = max(end, timeline.spans[computation].end)
+                end = max(end, time.spans[computation].end)
             for user in instruction.users:
                 end = max(end, self.handed_over(instruction, user))
         if value.live_out:
-            end = timeline.length
+            end = time.length
         if value.instruction.opcode == "parameter" and value.instruction.computation is entry:
-            end = max(end, timeline.length if not self._aliased(value) else end)
+            end = max(end, time.length if not self._aliased(value) else end)
         return LiveRange(start, end)
 
     def handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
         """The instant to which a loop or branch that takes a value keeps it: where its computation begins."""
-        instants, spans = self.timeline.instants, self.timeline.spans
+        instants, spans = self.time.instants, self.time.spans
         if user.opcode == "while":
             return spans[user.while_condition].start
         if user.opcode == "conditional":

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.borrowing import borrow
 from mpmd.compile.buffers.packing import Block, Packing, Room, aligned, bits, pack
-from mpmd.compile.buffers.ranges import Occupancy, Span
+from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -162,7 +163,7 @@ class _Layout:
         self.scratch: dict[HloInstruction, Slice] = {}
         self.constants: list[HloValue] = []
         self.constant_bytes = 0
-        self.busy: dict[int, list[Span]] = {}
+        self.busy: dict[int, list[LiveRange]] = {}
         self.blocks: dict[int, list[tuple[Block, list[HloValue] | HloInstruction]]] = {0: []}
 
     def add(self, group: list[HloValue]) -> None:
@@ -183,14 +184,14 @@ class _Layout:
         """What an instruction's kernel needs while it runs, if it needs anything."""
         size = scratch(instruction)
         if size:
-            self.blocks[0].append((Block(size, (Span(instant, instant),)), instruction))
+            self.blocks[0].append((Block(size, (LiveRange(instant, instant),)), instruction))
 
     def finish(self) -> BufferAssignment:
         """Places for all that has none yet."""
         border, packings, borrowed = self.border, {}, 0
         for number, space in enumerate(sorted(self.blocks)):
             blocks = [b for b, _ in self.blocks[space]]
-            rooms = border.rooms(space, self.busy, self.occupancy.liveness.timeline.length)
+            rooms = border.rooms(space, self.busy, self.occupancy.liveness.time.length)
             loans = borrow(blocks, rooms)
             borrowed += sum(blocks[k].size for k in loans)
             kept = [k for k in range(len(blocks)) if k not in loans]
@@ -248,7 +249,7 @@ class _Border:
                 continue
             first = occupancy.first(value)
             taken = place < len(self.parameters) and occupancy.conflict(
-                value, self.parameter_values[place], Span(first, first)
+                value, self.parameter_values[place], LiveRange(first, first)
             )
             at_once = (
                 place < len(self.parameters)
@@ -276,7 +277,7 @@ class _Border:
         """Where the results must be."""
         return tuple(Slice(p, 0, size) for p, size in zip(self.result_place, self.result_bytes))
 
-    def rooms(self, space: int, busy: Mapping[int, list[Span]], end: int) -> dict[int, Room]:
+    def rooms(self, space: int, busy: Mapping[int, list[LiveRange]], end: int) -> dict[int, Room]:
         """Memory of results that temporaries may use while nothing else does, by allocation.
 
         At the end results that lie elsewhere are copied home, so nothing else may be there then.

@@ -6,9 +6,9 @@ from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import done_of, is_start
+from mpmd.compile.analysis.liveness import LiveRange, done_of, is_start
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.ranges import Occupancy, Span
+from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare
 from mpmd.errors import CompileError, collect
 
@@ -41,11 +41,11 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
         raise collect(CompileError, problems, "the assignment of memory is wrong:")
 
 
-def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> Span | None:
+def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> LiveRange | None:
     """When two values may touch; None for never."""
     before, after = (a, b) if occupancy.first(a) < occupancy.first(b) else (b, a)
     if after.is_phi:
-        return Span(occupancy.first(after), occupancy.first(after))
+        return LiveRange(occupancy.first(after), occupancy.first(after))
     instruction = after.instruction
     pairs = [(o, outer) for o, _, outer in overwritten_pairs(instruction)]
     results = [index for index, _ in instruction.shape.leaves()]
@@ -54,5 +54,5 @@ def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayS
             result = results.index(after.index)
             if (number, after.index) in pairs or may_share(instruction, number, result):
                 ended = done_of(instruction) if is_start(instruction) else instruction
-                return Span(occupancy.first(after), occupancy.instants[ended])
+                return LiveRange(occupancy.first(after), occupancy.instants[ended])
     return None

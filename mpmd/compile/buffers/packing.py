@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.buffers.ranges import Span
+from mpmd.compile.analysis.liveness import LiveRange
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the width of the widest vectors."""
@@ -31,7 +31,7 @@ class Block:
     """
 
     size: int
-    spans: tuple[Span, ...]
+    spans: tuple[LiveRange, ...]
 
     @property
     def instants(self) -> int:
@@ -59,7 +59,7 @@ class Packing:
     lower_bound: int
 
 
-def bits(spans: Sequence[Span]) -> int:
+def bits(spans: Sequence[LiveRange]) -> int:
     """Instants as bits of a number: two blocks are in use at once iff their numbers have a common bit."""
     found = 0
     for span in spans:

@@ -21,7 +21,7 @@ def memory_plot(assignment: BufferAssignment, space: int = 0) -> str:
     """
     arena = next(a for a in assignment.arenas if a.space == space)
     held = holdings(assignment, arena)
-    length = assignment.occupancy.liveness.timeline.length + 1
+    length = assignment.occupancy.liveness.time.length + 1
     in_use = bytes_in_use(held)
     most = max(in_use.values())
     at = next(instant for instant, size in in_use.items() if size == most)

@@ -7,32 +7,19 @@ computes may take its place from then on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.liveness import Liveness
+from mpmd.compile.analysis.liveness import Liveness, LiveRange
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Instants from `start` to `end`, both included."""
-
-    start: int
-    end: int
-
-    def meets(self, other: Span) -> bool:
-        """Whether there is an instant in both."""
-        return self.start <= other.end and other.start <= self.end
-
-
-def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same instants as spans that neither meet nor touch, in order of time."""
-    found: list[Span] = []
+def merged(spans: Iterable[LiveRange]) -> tuple[LiveRange, ...]:
+    """The same instants as ranges that neither meet nor touch, in order of time."""
+    found: list[LiveRange] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         if found and span.start <= found[-1].end + 1:
-            found[-1] = Span(found[-1].start, max(found[-1].end, span.end))
+            found[-1] = LiveRange(found[-1].start, max(found[-1].end, span.end))
         else:
             found.append(span)
     return tuple(found)
@@ -50,15 +37,15 @@ class Occupancy:
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
         self.liveness = Liveness(dataflow)
-        self.instants = self.liveness.timeline.instants
-        self.spans: dict[HloValue, tuple[Span, ...]] = {v: self._spans(v) for v in dataflow.values}
+        self.instants = self.liveness.time.instants
+        self.spans: dict[HloValue, tuple[LiveRange, ...]] = {v: self._spans(v) for v in dataflow.values}
 
-    def _spans(self, value: HloValue) -> tuple[Span, ...]:
+    def _spans(self, value: HloValue) -> tuple[LiveRange, ...]:
         whole = self.liveness.ranges[value]
         loop = loop_of(value)
         if loop is None:
-            return (Span(whole.start, whole.end),)
-        computations = self.liveness.timeline.spans
+            return (whole,)
+        computations = self.liveness.time.spans
         body = computations[loop.while_body]
         start = min(whole.start, computations[loop.while_condition].start)
         back, last = self.instants[loop], max(body.start, computations[loop.while_condition].end)
@@ -73,7 +60,7 @@ class Occupancy:
                 last = max(last, body.end)
             for user in instruction.users:
                 last = max(last, self.liveness.handed_over(instruction, user))
-        return (Span(start, min(last, back)), Span(back, max(whole.end, back)))
+        return (LiveRange(start, min(last, back)), LiveRange(back, max(whole.end, back)))
 
     def first(self, value: HloValue) -> int:
         """The first instant."""
@@ -83,11 +70,11 @@ class Occupancy:
         """The last instant."""
         return self.spans[value][-1].end
 
-    def together(self, values: Iterable[HloValue]) -> tuple[Span, ...]:
+    def together(self, values: Iterable[HloValue]) -> tuple[LiveRange, ...]:
         """When any of several values is in use."""
         return merged(s for v in values for s in self.spans[v])
 
-    def conflict(self, a: HloValue, b: HloValue, touching: Span | None = None) -> bool:
+    def conflict(self, a: HloValue, b: HloValue, touching: LiveRange | None = None) -> bool:
         """Whether two values are in use at the same time.
 
         Values may touch in the given span, and where a loop hands one on as its state.
@@ -96,8 +83,8 @@ class Occupancy:
         for x in self.spans[a]:
             for y in self.spans[b]:
                 if x.meets(y):
-                    both = Span(max(x.start, y.start), min(x.end, y.end))
-                    if both not in (touching, Span(handed, handed)):
+                    both = LiveRange(max(x.start, y.start), min(x.end, y.end))
+                    if both not in (touching, LiveRange(handed, handed)):
                         return True
         return False
 

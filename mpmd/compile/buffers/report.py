@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
-from mpmd.compile.buffers.ranges import Span, merged
+from mpmd.compile.buffers.ranges import merged
 
 _MOST_HOLDERS = 20
 
@@ -23,7 +24,7 @@ class Holding:
 
     label: str
     place: Slice
-    spans: tuple[Span, ...]
+    spans: tuple[LiveRange, ...]
     shape: str = ""
 
     def alive(self, instant: int) -> bool:
@@ -42,7 +43,7 @@ def holdings(assignment: BufferAssignment, allocation: Allocation) -> list[Holdi
     for instruction, place in assignment.scratch.items():
         if place.allocation == allocation.number:
             instant = occupancy.instants[instruction]
-            found.append(Holding(f"scratch of {instruction.name}", place, (Span(instant, instant),)))
+            found.append(Holding(f"scratch of {instruction.name}", place, (LiveRange(instant, instant),)))
     return sorted(found, key=lambda h: (h.place.offset, h.spans[0].start, h.label))
 
 
@@ -51,7 +52,7 @@ def bytes_in_use(held: list[Holding]) -> dict[int, int]:
 
     Values that share memory count once.
     """
-    spans: dict[tuple[int, int], list[Span]] = {}
+    spans: dict[tuple[int, int], list[LiveRange]] = {}
     for h in held:
         spans.setdefault((h.place.offset, h.place.size), []).extend(h.spans)
     changes: dict[int, int] = {0: 0}

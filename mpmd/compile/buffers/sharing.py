@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import done_of, is_start
-from mpmd.compile.buffers.ranges import Occupancy, Span, loop_of
+from mpmd.compile.analysis.liveness import LiveRange, done_of, is_start
+from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.instruction import HloInstruction
 
 MayShare = Callable[[HloInstruction, int, int], bool]
@@ -25,7 +25,7 @@ class Wish:
 
     a: HloValue
     b: HloValue
-    touching: Span
+    touching: LiveRange
 
 
 def space_of(value: HloValue) -> int:
@@ -131,7 +131,7 @@ class Sharing:
 
     def _joins(self) -> Iterator[Wish]:
         """What loops and branches join: state with what the body makes of it and what it begins as."""
-        spans, instants = self.occupancy.liveness.timeline.spans, self.occupancy.instants
+        spans, instants = self.occupancy.liveness.time.spans, self.occupancy.instants
         phis = [v for v in self.dataflow.values if v.is_phi]
         for phi in phis:
             loop = loop_of(phi)
@@ -164,7 +164,7 @@ class Sharing:
                     if value.instruction is not instruction or value.byte_size != source.byte_size:
                         continue
                     if may_share(instruction, number, result):
-                        yield Wish(source, value, Span(begins, ends))
+                        yield Wish(source, value, LiveRange(begins, ends))
 
 
 def _has_one_reader(value: HloValue) -> bool:
@@ -173,5 +173,5 @@ def _has_one_reader(value: HloValue) -> bool:
     return len(value.uses) == 1 and not any(u.opcode in ("while", "conditional", "call") for u in users)
 
 
-def _at(instant: int) -> Span:
-    return Span(instant, instant)
+def _at(instant: int) -> LiveRange:
+    return LiveRange(instant, instant)

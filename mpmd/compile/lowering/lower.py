@@ -28,7 +28,7 @@ from mpmd.compile.lowering import (
     reductions,
     special_functions,
 )
-from mpmd.compile.lowering.program import Block, Operation, Program, ValueId
+from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
 from mpmd.compile.lowering.reader import named_axes, read_program
 from mpmd.compile.lowering.site import Rule, Site
 from mpmd.compile.lowering.spmd.localise import localise
@@ -83,7 +83,7 @@ def lower_for_mesh(
     return lower_program(localise(program, math.prod(axes.values()), cuts))
 
 
-def lower_program(program: Program) -> HloModule:
+def lower_program(program: StablehloProgram) -> HloModule:
     """The records of a StableHLO program as HLO."""
     module = HloModule(_identifier(program.name))
     module.replica_count, module.num_partitions = program.replicas, program.partitions
@@ -114,7 +114,7 @@ class Lowering:
         partial: values of which every device has a partial result, and with what these are joined.
     """
 
-    def __init__(self, program: Program, module: HloModule) -> None:
+    def __init__(self, program: StablehloProgram, module: HloModule) -> None:
         self.program = program
         self.module = module
         self._functions: dict[str, HloComputation] = {}
@@ -140,7 +140,7 @@ class Lowering:
             found = self._functions[name] = builder.computation
         return found
 
-    def imported(self, program: Program, key: str) -> HloComputation:
+    def imported(self, program: StablehloProgram, key: str) -> HloComputation:
         """The entry of another program as a computation of this module; lowered once per key."""
         found = self._imported.get(key)
         if found is None:

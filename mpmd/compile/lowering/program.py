@@ -123,7 +123,7 @@ class Function:
 
 
 @dataclass(slots=True)
-class Program:
+class StablehloProgram:
     """A module: functions by name, of which `main` is the entry."""
 
     name: str

@@ -19,7 +19,15 @@ from mpmd import ir
 from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDims
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
 from mpmd.compile.lowering.dense import parse_dense
-from mpmd.compile.lowering.program import Axis, Block, Function, Operation, Program, Sharding, ValueId
+from mpmd.compile.lowering.program import (
+    Axis,
+    Block,
+    Function,
+    Operation,
+    Sharding,
+    StablehloProgram,
+    ValueId,
+)
 from mpmd.compile.lowering.spmd.devices import groups
 from mpmd.errors import CompileError
 from mpmd.sharding.shards import axes_of, sdy_meshes
@@ -41,7 +49,7 @@ _PLAIN_TYPES = {"f16", "bf16", "f32", "f64"}
 _COMPLEX_TYPES = {"c64": "complex<f32>", "c128": "complex<f64>"}
 
 
-def read_program(source: mlir.Module | str) -> Program:
+def read_program(source: mlir.Module | str) -> StablehloProgram:
     """The records of a StableHLO module, or of its text.
 
     Raises:
@@ -53,7 +61,7 @@ def read_program(source: mlir.Module | str) -> Program:
         return _Reader().program(module)
 
 
-def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> Program:
+def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
     """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships."""
     takes = [_type_text(shape) for shape in operands]
     gives = [_type_text(shape) for shape in operation.shapes]
@@ -97,7 +105,7 @@ class _Reader:
         self.shapes: dict[str, Shape] = {}
         self.meshes: dict[str, dict[str, int]] = {}
 
-    def program(self, module: mlir.Module) -> Program:
+    def program(self, module: mlir.Module) -> StablehloProgram:
         attributes = module.operation.attributes
         name = _text(attributes, "sym_name") or "main"
         functions = {}
@@ -114,7 +122,7 @@ class _Reader:
             raise CompileError(
                 f"module {name} has no function @main; it has {', '.join(functions) or 'none'}"
             )
-        return Program(
+        return StablehloProgram(
             name,
             functions,
             _count(attributes, "mhlo.num_replicas"),

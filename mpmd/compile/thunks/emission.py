@@ -137,7 +137,7 @@ class Emitter:
     def sequence(self, computation: HloComputation) -> list[Thunk]:
         """The thunks of one computation, in the order of its schedule."""
         thunks: list[Thunk] = []
-        since = self.assignment.occupancy.liveness.timeline.spans[computation].start - 1
+        since = self.assignment.occupancy.liveness.time.spans[computation].start - 1
         for instruction in computation:
             start = _start_of(instruction)
             if start is None and instruction.opcode in SILENT:

@@ -18,7 +18,7 @@ from mpmd.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class SchedulingUnit:
     """One microbatch's forward or backward work on one mesh.
 
     Attributes:
@@ -34,12 +34,12 @@ class Unit:
     stage: int | None
 
     @staticmethod
-    def of(fragment: ir.Fragment) -> Unit:
+    def of(fragment: ir.Fragment) -> SchedulingUnit:
         """The unit that a fragment is; it must be a scheduling unit."""
         if fragment.call_counter is None:
             raise ValueError(f"no scheduling unit: {fragment}")
         phase = "F" if fragment.is_forward else "W" if fragment.split_drop_transferred else "A"
-        return Unit(fragment, phase, fragment.call_counter, fragment.stage)
+        return SchedulingUnit(fragment, phase, fragment.call_counter, fragment.stage)
 
     @property
     def is_backward(self) -> bool:
@@ -47,16 +47,16 @@ class Unit:
         return self.phase != "F"
 
 
-Pairs = Iterator[tuple[Unit, Unit]]
+Pairs = Iterator[tuple[SchedulingUnit, SchedulingUnit]]
 
 
 class Relation(Protocol):
     """Which units happen before which."""
 
-    def every(self, units: Sequence[Unit]) -> Pairs:
+    def every(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """All pairs (before, after)."""
 
-    def enough(self, units: Sequence[Unit]) -> Pairs:
+    def enough(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """Some of all pairs: with what follows from them, they are all."""
 
 
@@ -64,21 +64,21 @@ class Relation(Protocol):
 class ByKey:
     """By a key; units of equal keys are not ordered, those without key (None) not at all."""
 
-    key: Callable[[Unit], Any]
+    key: Callable[[SchedulingUnit], Any]
 
-    def every(self, units: Sequence[Unit]) -> Pairs:
+    def every(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """Each unit before all with a greater key."""
         groups = self._groups(units)
         for i, group in enumerate(groups):
             for later in groups[i + 1 :]:
                 yield from itertools.product(group, later)
 
-    def enough(self, units: Sequence[Unit]) -> Pairs:
+    def enough(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """Each unit before those with the next greater key."""
         for group, following in itertools.pairwise(self._groups(units)):
             yield from itertools.product(group, following)
 
-    def _groups(self, units: Sequence[Unit]) -> list[list[Unit]]:
+    def _groups(self, units: Sequence[SchedulingUnit]) -> list[list[SchedulingUnit]]:
         keyed = [(self.key(unit), unit) for unit in units]
         ordered = sorted((k for k in keyed if k[0] is not None), key=lambda k: k[0])
         return [[u for _, u in group] for _, group in itertools.groupby(ordered, key=lambda k: k[0])]
@@ -93,9 +93,9 @@ class ByOffset:
     offset: int
     start: int = 0
 
-    def every(self, units: Sequence[Unit]) -> Pairs:
+    def every(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """One partner per unit and phase."""
-        index: dict[int, list[Unit]] = {}
+        index: dict[int, list[SchedulingUnit]] = {}
         for unit in units:
             if unit.phase in self.after:
                 index.setdefault(unit.counter, []).append(unit)
@@ -113,7 +113,7 @@ class FirstForwards:
 
     count: int
 
-    def every(self, units: Sequence[Unit]) -> Pairs:
+    def every(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """`count` times the number of backward units."""
         first = [unit for unit in units if unit.phase == "F" and unit.counter < self.count]
         yield from itertools.product(first, [unit for unit in units if unit.is_backward])
@@ -215,7 +215,7 @@ def parallel_pipelines_with_wrap_around(mesh: Mesh) -> Sequence[Relation]:
         )
     own = int(found[0])
 
-    def key(unit: Unit) -> tuple[bool, bool, int]:
+    def key(unit: SchedulingUnit) -> tuple[bool, bool, int]:
         return (unit.counter != own, unit.counter > own, -unit.counter)
 
     return [ByKey(key)]
@@ -231,7 +231,9 @@ def circular_with_reversed_backward(mesh: Mesh) -> Sequence[Relation]:
     return [ByKey(lambda u: _circular_key(u, mesh.count, reversed_backward=True))]
 
 
-def _circular_key(unit: Unit, meshes: int, reversed_backward: bool) -> tuple[bool, int, int, int] | None:
+def _circular_key(
+    unit: SchedulingUnit, meshes: int, reversed_backward: bool
+) -> tuple[bool, int, int, int] | None:
     if unit.stage is None:
         return None
     wave = unit.counter // meshes

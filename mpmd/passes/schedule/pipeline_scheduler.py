@@ -15,7 +15,7 @@ from mpmd.passes.schedule.happens_before import (
     Mesh,
     Relation,
     Schedule,
-    Unit,
+    SchedulingUnit,
     find_schedule,
 )
 from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, describe, way
@@ -58,10 +58,10 @@ class PipelineScheduler(FunctionPass):
         """Collects the units of each mesh, relates them, and sorts."""
         schedule = find_schedule(self.must_happen_before)
         names = f.topology.schedulable
-        units: dict[str, list[Unit]] = {name: [] for name in names}
+        units: dict[str, list[SchedulingUnit]] = {name: [] for name in names}
         for fragment in ir.fragments(f):
             if fragment.is_scheduling_unit and fragment.mesh in units:
-                units[fragment.mesh].append(Unit.of(fragment))
+                units[fragment.mesh].append(SchedulingUnit.of(fragment))
         if not self._is_possible(schedule, units):
             return
         _notice_mesh_order(f, names)
@@ -71,7 +71,7 @@ class PipelineScheduler(FunctionPass):
         edges = _edges(f, related, all_pairs=not self.remove_control_dependencies)
         apply_edges(f, edges, self.remove_control_dependencies)
 
-    def _is_possible(self, schedule: Schedule, units: dict[str, list[Unit]]) -> bool:
+    def _is_possible(self, schedule: Schedule, units: dict[str, list[SchedulingUnit]]) -> bool:
         """Whether the units are such as the schedule is made for; reports what is not."""
         every = [unit for of_mesh in units.values() for unit in of_mesh]
         if schedule in STAGED and any(unit.stage is None for unit in every):
@@ -84,10 +84,10 @@ class PipelineScheduler(FunctionPass):
         return not problems
 
 
-def _forward_only_problems(units: dict[str, list[Unit]]) -> list[tuple[str, Unit]]:
+def _forward_only_problems(units: dict[str, list[SchedulingUnit]]) -> list[tuple[str, SchedulingUnit]]:
     problems = []
     for of_mesh in units.values():
-        seen: dict[int, Unit] = {}
+        seen: dict[int, SchedulingUnit] = {}
         for unit in of_mesh:
             if unit.is_backward:
                 problems.append((f"is for forward passes only; found {describe(unit.fragment)}", unit))
@@ -101,7 +101,7 @@ def _forward_only_problems(units: dict[str, list[Unit]]) -> list[tuple[str, Unit
 
 
 def _edges(
-    f: ir.Func, related: Sequence[tuple[Sequence[Unit], Sequence[Relation]]], all_pairs: bool
+    f: ir.Func, related: Sequence[tuple[Sequence[SchedulingUnit], Sequence[Relation]]], all_pairs: bool
 ) -> Edges:
     """The edges that a schedule adds to data flow; `all_pairs` as the dialect does, which shows if they stay.
 

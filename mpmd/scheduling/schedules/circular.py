@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Placement, looped, visits
 from mpmd.scheduling.task import Phase, Task
 
@@ -40,7 +40,7 @@ class Circular(PipelineSchedule):
         """Round and round."""
         return looped(num_stages, num_meshes)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch."""
         way = visits(shape.placement)
         meshes = len({visit.mesh for visit in way})

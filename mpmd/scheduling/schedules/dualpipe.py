@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import backward_first, forward_first, list_schedule, old_first
 from mpmd.scheduling.placement import pipeline_positions
 from mpmd.scheduling.table import Mirror
@@ -26,7 +26,7 @@ class DualPipe(PipelineSchedule):
     name = "dualpipe"
     splits_backward = True
 
-    def mirror(self, shape: Shape) -> Mirror:
+    def mirror(self, shape: PipelineShape) -> Mirror:
         """Stages in the opposite order of meshes, for the second half of the microbatches."""
         way = pipeline_positions(shape.placement, self.name)
         meshes = [visit.mesh for visit in way]
@@ -34,7 +34,7 @@ class DualPipe(PipelineSchedule):
         placement = tuple(opposite[mesh] for mesh in shape.placement)
         return Mirror(placement, (shape.num_microbatches + 1) // 2)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """List scheduling of both directions together, in the memory of the published order."""
         workload = unit_workload(shape, splits=True, mirror=self.mirror(shape).stage_to_mesh)
         limits = [len(pipeline_positions(shape.placement, self.name)) + 1] * shape.num_meshes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Placement, contiguous
 from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.task import Task
@@ -25,6 +25,6 @@ class ForwardOnly(PipelineSchedule):
         """Neighbouring stages together."""
         return contiguous(num_stages, num_meshes)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """The forwards of ``circular``."""
         return [[task for task in order if not task.phase.is_backward] for order in Circular().orders(shape)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import visits
 from mpmd.scheduling.schedules.one_f_one_b import alternate
 from mpmd.scheduling.task import Phase, Task
@@ -29,7 +29,7 @@ class GPipe(PipelineSchedule):
 
     name = "gpipe"
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Forwards by visit and microbatch, backwards by reversed visit and microbatch."""
         way = visits(shape.placement)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]

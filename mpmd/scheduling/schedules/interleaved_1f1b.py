@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Placement, looped
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
@@ -44,7 +44,7 @@ class Interleaved1F1B(PipelineSchedule):
         """Round and round."""
         return looped(num_stages, num_meshes)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``(v-1)p + 2(p-1-r)`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
         workload = unit_workload(shape, splits=False)
         meshes = len({lane.mesh for lane in workload.lanes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Placement, looped
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
@@ -28,7 +28,7 @@ class InterleavedZeroBubble(PipelineSchedule):
         """Round and round."""
         return looped(num_stages, num_meshes)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``(v-1)p + p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
         workload = unit_workload(shape, splits=True)
         meshes = len({lane.mesh for lane in workload.lanes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Visit, pipeline_positions
 from mpmd.scheduling.task import Phase, Task
 
@@ -21,7 +21,7 @@ class OneFOneB(PipelineSchedule):
 
     name = "1f1b"
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.errors import ScheduleError, collect
-from mpmd.scheduling.definition import PipelineSchedule, Shape, checked_placement
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, checked_placement
 from mpmd.scheduling.placement import Placement, contiguous, folded, looped
 from mpmd.scheduling.table import Mirror, ScheduleTable
 from mpmd.scheduling.task import Phase, Task
@@ -36,7 +36,7 @@ class FunctionSchedule(PipelineSchedule):
         """As chosen by ``default_placement``."""
         return _PLACEMENTS[self.default_placement](num_stages, num_meshes)
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow."""
         backward = (Phase.I, Phase.W) if self.splits_backward else (Phase.B,)
         phases = (Phase.F, *backward) if self.has_backward else (Phase.F,)
@@ -108,11 +108,11 @@ class FixedSchedule(PipelineSchedule):
         """That of the table."""
         return self.fixed.stage_to_mesh
 
-    def mirror(self, shape: Shape) -> Mirror | None:
+    def mirror(self, shape: PipelineShape) -> Mirror | None:
         """That of the table."""
         return self.fixed.mirror
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Those of the table."""
         return self.fixed.orders
 

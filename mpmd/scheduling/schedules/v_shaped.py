@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import backward_first, list_schedule, old_first
 from mpmd.scheduling.placement import Placement, contiguous
 from mpmd.scheduling.task import Task
@@ -38,7 +38,7 @@ class VShaped(PipelineSchedule):
         way = [*range(num_meshes), *reversed(range(num_meshes))]
         return tuple(way[part] for part in contiguous(num_stages, 2 * num_meshes))
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """The fastest order within the limit."""
         workload = unit_workload(shape, splits=True, split_turns=True)
         used = len({lane.mesh for lane in workload.lanes})

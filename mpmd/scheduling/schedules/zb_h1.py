@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import pipeline_positions
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
@@ -24,7 +24,7 @@ class ZeroBubbleH1(PipelineSchedule):
     name = "zb_h1"
     splits_backward = True
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
         pipeline_positions(shape.placement, self.name)
         workload = unit_workload(shape, splits=True)

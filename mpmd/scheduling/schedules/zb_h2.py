@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, Shape
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import pipeline_positions
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
@@ -39,7 +39,7 @@ class ZeroBubbleH2(PipelineSchedule):
                 f"schedule 'zb_h2': latency must be finite and not negative, got {self.latency}"
             )
 
-    def orders(self, shape: Shape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``2(p-1-r)(1+latency)`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
         pipeline_positions(shape.placement, self.name)
         workload = unit_workload(shape, splits=True)

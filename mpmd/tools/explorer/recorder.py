@@ -29,7 +29,7 @@ class Planned:
 
 
 @dataclasses.dataclass
-class Step:
+class PassRun:
     """A pass that ran, or could not: what to say about it, and what it did to the lines.
 
     Attributes:
@@ -70,7 +70,7 @@ class Recorder:
     """Takes down the input and what each pass makes of it."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[PassRun] = []
         self._waiting: list[Planned] = []
         self._begin()
 
@@ -84,7 +84,7 @@ class Recorder:
         self.finish()
         self._begin()
         self._waiting = list(planned)
-        self.steps.append(self._look(module, Step(title)))
+        self.steps.append(self._look(module, PassRun(title)))
 
     def plan(self, planned: Iterable[Planned]) -> None:
         """More passes that are to run."""
@@ -97,17 +97,17 @@ class Recorder:
         if known is not None:
             planned = self._waiting[known]
             del self._waiting[: known + 1]
-        step = Step(str(pass_), planned.phase, planned.why, type(pass_), seconds)
+        step = PassRun(str(pass_), planned.phase, planned.why, type(pass_), seconds)
         self.steps.append(self._look(module, step) if changed else step)
 
     def finish(self) -> None:
         """No more passes run: the first that was planned and did not, failed."""
         for i, p in enumerate(self._waiting):
             outcome = "left" if i else "failed"
-            self.steps.append(Step(str(p.pass_), p.phase, p.why, type(p.pass_), outcome=outcome))
+            self.steps.append(PassRun(str(p.pass_), p.phase, p.why, type(p.pass_), outcome=outcome))
         self._waiting = []
 
-    def _look(self, module: ir.Module, step: Step) -> Step:
+    def _look(self, module: ir.Module, step: PassRun) -> PassRun:
         """Compares the module with what it was."""
         raw = ir.to_text(module)
         tree = read_tree(raw)
@@ -136,7 +136,7 @@ class Recorder:
         return page_of(title, findings, [_entry(step, timing) for step in self.steps])
 
 
-def _entry(step: Step, timing: bool) -> dict[str, Any]:
+def _entry(step: PassRun, timing: bool) -> dict[str, Any]:
     """A step for the page."""
     entry: dict[str, Any] = {
         "title": step.title,

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu import ffi
 from mpmd.compile.backends.native_cpu.compiled_program import compile_program
-from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.compiler import compile_fragments, get_backend
 from mpmd.errors import CompileError
@@ -50,7 +50,7 @@ def test_more_temporary_memory_than_there_is():
 
 
 def test_an_arena_that_cannot_be_made_is_an_error_of_the_program():
-    program = compile_program(Program("empty_program", 0, ()), host_target())
+    program = compile_program(ThreadedProgram("empty_program", 0, ()), host_target())
     with pytest.raises(CompileError, match=r"native program empty_program needs .* GiB of temporary memory"):
         ffi.register(program, host_target(), arena_bytes=1 << 60)
 

@@ -72,7 +72,7 @@ def test_loops_define_phis_only_where_the_state_changes(module):
 def test_live_ranges_on_one_axis(module):
     flow = Dataflow(module)
     live = Liveness(flow)
-    instants = live.timeline.instants
+    instants = live.time.instants
     assert instants[named(module, "neg")] < instants[named(module, "ci")] < instants[named(module, "bj")]
     assert instants[named(module, "bt")] < instants[named(module, "loop")]
 
@@ -80,10 +80,10 @@ def test_live_ranges_on_one_axis(module):
         return live.ranges[flow.value_at(named(module, name), index)]
 
     assert range_of("neg") == LiveRange(
-        instants[named(module, "neg")], live.timeline.spans[module.computation("cond")].start
+        instants[named(module, "neg")], live.time.spans[module.computation("cond")].start
     )
-    assert range_of("by").end == live.timeline.spans[module.computation("body")].end
-    assert range_of("k").end == live.timeline.length == range_of("abs").end
+    assert range_of("by").end == live.time.spans[module.computation("body")].end
+    assert range_of("k").end == live.time.length == range_of("abs").end
     assert range_of("x") == LiveRange(0, instants[named(module, "neg")])
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.analysis.dataflow import Dataflow
-from mpmd.compile.buffers.ranges import Occupancy, Span, merged
+from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.buffers.ranges import Occupancy, merged
 from mpmd.compile.hlo import (
     PrintOptions,
     deserialize,
@@ -175,10 +176,10 @@ def test_buffers_are_in_use_when_xla_says(dumps):
         for instruction, index in value.positions
     }
     tuples = {f"{i.name}{{}}" for i in module.instructions() if i.shape.is_tuple}
-    spans: dict[int, list[Span]] = {}
+    spans: dict[int, list[LiveRange]] = {}
     for name, start, end in theirs:
         if name not in tuples:
-            spans.setdefault(holder[name], []).append(Span(int(start), int(end)))
+            spans.setdefault(holder[name], []).append(LiveRange(int(start), int(end)))
     assert len(spans) == len(buffers) > 100
     assert {b: occupancy.together(buffers[b]) for b in spans} == {b: merged(s) for b, s in spans.items()}
 

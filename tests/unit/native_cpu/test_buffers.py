@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.buffers.packing import Block, alignment_of, pack
-from mpmd.compile.buffers.ranges import Span
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.sharing import may_share
@@ -25,7 +25,7 @@ from tests.support.native_fragments import compiled, fragment_of
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 60), st.integers(0, 20)).map(
-        lambda t: Block(t[0], (Span(t[1], t[1] + t[2]),))
+        lambda t: Block(t[0], (LiveRange(t[1], t[1] + t[2]),))
     ),
     max_size=40,
 )
@@ -47,7 +47,7 @@ def test_packed_blocks_never_overlap(blocks):
 
 
 def test_blocks_that_fit_are_packed_to_the_bound():
-    blocks = [Block(640, (Span(k, k + 1),)) for k in range(50)]
+    blocks = [Block(640, (LiveRange(k, k + 1),)) for k in range(50)]
     packing = pack(blocks)
     assert packing.size == packing.lower_bound == 2 * 640
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import ffi, handler, mesh_call
-from mpmd.compile.backends.native_cpu.program import Address, Program, sequence_steps
+from mpmd.compile.backends.native_cpu import ffi, ffi_frame, handler
+from mpmd.compile.backends.native_cpu.program import Address, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
@@ -77,7 +77,9 @@ def test_calls_from_many_threads_share_slots():
 
 def test_donated_memory_is_updated_in_place():
     sequence = elementwise("increment_donated", 5000, "add")
-    program = Program("bump_donated", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], [])))
+    program = ThreadedProgram(
+        "bump_donated", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], []))
+    )
     compiled = handler.compile_with_handler(program, HOST, arguments=1, results=1, arena=False)
     target = ffi.register(compiled, HOST)
     shape = jax.ShapeDtypeStruct((5000,), jnp.float32)
@@ -129,25 +131,26 @@ def test_offsets_are_those_of_the_header(monkeypatch):
         return fields
 
     frame, args, rets = layout("XLA_FFI_CallFrame"), layout("XLA_FFI_Args"), layout("XLA_FFI_Rets")
-    assert frame["extension_start"] == handler.FRAME["extension"] and frame["api"] == handler.FRAME["api"]
-    assert frame["stage"] == handler.FRAME["stage"]
-    assert frame["args"] + args["size"] == handler.FRAME["arg_count"]
-    assert frame["args"] + args["args"] == handler.FRAME["args"]
-    assert frame["rets"] + rets["size"] == handler.FRAME["ret_count"]
-    assert frame["rets"] + rets["rets"] == handler.FRAME["rets"]
-    assert layout("XLA_FFI_Buffer")["data"] == handler.BUFFER_DATA
+    assert frame["extension_start"] == ffi_frame.FRAME["extension"] and frame["api"] == ffi_frame.FRAME["api"]
+    assert frame["stage"] == ffi_frame.FRAME["stage"]
+    assert frame["args"] + args["size"] == ffi_frame.FRAME["arg_count"]
+    assert frame["args"] + args["args"] == ffi_frame.FRAME["args"]
+    assert frame["rets"] + rets["size"] == ffi_frame.FRAME["ret_count"]
+    assert frame["rets"] + rets["rets"] == ffi_frame.FRAME["rets"]
+    assert layout("XLA_FFI_Buffer")["data"] == ffi_frame.BUFFER_DATA
     base = re.search(r"struct XLA_FFI_Metadata_Extension \{\s*(\w+) ", text)[1]  # its name differs by version
-    assert layout(base)["type"] == handler.EXTENSION["type"]
-    assert layout("XLA_FFI_Metadata_Extension")["metadata"] == handler.EXTENSION["metadata"]
+    assert layout(base)["type"] == ffi_frame.EXTENSION["type"]
+    assert layout("XLA_FFI_Metadata_Extension")["metadata"] == ffi_frame.EXTENSION["metadata"]
     metadata, version = layout("XLA_FFI_Metadata"), layout("XLA_FFI_Api_Version")
-    assert metadata["api_version"] + version["major_version"] == handler.METADATA["major"]
-    assert metadata["api_version"] + version["minor_version"] == handler.METADATA["minor"]
-    assert metadata["traits"] == handler.METADATA["traits"]
-    api, offered = layout("XLA_FFI_Api"), ("Error_Create", "RunId_Get", "DeviceOrdinal_Get")
-    assert [api[f"XLA_FFI_{name}"] for name in offered] == list(handler.API.values())
-    assert frame["ctx"] == mesh_call.CONTEXT
-    assert layout("XLA_FFI_RunId_Get_Args")["run_id"] == mesh_call.ANSWER
-    assert layout("XLA_FFI_DeviceOrdinal_Get_Args")["device_ordinal"] == mesh_call.ANSWER
+    assert metadata["api_version"] + version["major_version"] == ffi_frame.METADATA["major"]
+    assert metadata["api_version"] + version["minor_version"] == ffi_frame.METADATA["minor"]
+    assert metadata["traits"] == ffi_frame.METADATA["traits"]
+    api, offered = layout("XLA_FFI_Api"), ("Error_Create", "Stream_Get", "RunId_Get", "DeviceOrdinal_Get")
+    assert [api[f"XLA_FFI_{name}"] for name in offered] == list(ffi_frame.API.values())
+    assert frame["ctx"] == ffi_frame.FRAME["context"]
+    assert layout("XLA_FFI_Stream_Get_Args")["stream"] == ffi_frame.ANSWER
+    assert layout("XLA_FFI_RunId_Get_Args")["run_id"] == ffi_frame.ANSWER
+    assert layout("XLA_FFI_DeviceOrdinal_Get_Args")["device_ordinal"] == ffi_frame.ANSWER
     monkeypatch.setattr(ffi, "API_MINOR", 99)
     ffi.check_version.cache_clear()
     with pytest.raises(CompileError, match=r"native code needs 0\.99 or a later minor version"):

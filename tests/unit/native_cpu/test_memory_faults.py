@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -14,7 +15,7 @@ from mpmd.compile.buffers.assignment import Slice, assign_buffers
 from mpmd.compile.buffers.borrowing import borrow
 from mpmd.compile.buffers.packing import Block, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
-from mpmd.compile.buffers.ranges import Span, merged
+from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.thunks.check import check_thunks
@@ -173,23 +174,23 @@ def test_temporaries_borrow_the_memory_of_results():
 
 
 def test_only_as_much_is_borrowed_as_lowers_the_peak():
-    blocks = [Block(100, (Span(0, 4),)), Block(60, (Span(2, 3),)), Block(90, (Span(8, 9),))]
-    rooms = {7: Room(100, bits((Span(5, 9),)))}
+    blocks = [Block(100, (LiveRange(0, 4),)), Block(60, (LiveRange(2, 3),)), Block(90, (LiveRange(8, 9),))]
+    rooms = {7: Room(100, bits((LiveRange(5, 9),)))}
     assert borrow(blocks, rooms) == {0: (7, 0)}
     assert borrow(blocks, {}) == {}
     assert borrow([], rooms) == {}
 
 
 def test_what_is_borrowed_at_the_same_time_lies_apart():
-    blocks = [Block(64, (Span(0, 4),)), Block(64, (Span(0, 4),)), Block(64, (Span(0, 4),))]
+    blocks = [Block(64, (LiveRange(0, 4),)), Block(64, (LiveRange(0, 4),)), Block(64, (LiveRange(0, 4),))]
     loans = borrow(blocks, {1: Room(128)})
     assert sorted(loans.values()) == [(1, 0), (1, 64)]
 
 
 def test_spans_that_touch_are_one():
-    assert merged([Span(5, 6), Span(1, 2), Span(3, 4)]) == (Span(1, 6),)
-    assert merged([Span(1, 2), Span(4, 5)]) == (Span(1, 2), Span(4, 5))
-    assert bits((Span(1, 2), Span(4, 4))) == 0b10110
+    assert merged([LiveRange(5, 6), LiveRange(1, 2), LiveRange(3, 4)]) == (LiveRange(1, 6),)
+    assert merged([LiveRange(1, 2), LiveRange(4, 5)]) == (LiveRange(1, 2), LiveRange(4, 5))
+    assert bits((LiveRange(1, 2), LiveRange(4, 4))) == 0b10110
 
 
 # -- memory spaces

@@ -7,7 +7,7 @@ from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
 from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.program import Address, Program, Run, sequence_steps
+from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.target import named_target
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
@@ -60,7 +60,7 @@ def test_a_program_with_everything_compiles_for_neon(dtype):
         operands = [Address(0)] * len(plan.operands)
         program_steps += sequence_steps(sequence, operands, [Address(0)] * len(sequence.temporaries))
     module = Module(NEON)
-    shared = Program("everything", 1, tuple(program_steps)).emit(module)
+    shared = ThreadedProgram("everything", 1, tuple(program_steps)).emit(module)
     assembly = emit_assembly(module)
     for name in sorted({s.name for s in shared} | module.imports()):
         part = Module(NEON)

@@ -20,9 +20,9 @@ from mpmd.compile.backends.native_cpu.program import (
     Address,
     Alone,
     Choose,
-    Program,
     Repeat,
     Run,
+    ThreadedProgram,
     While,
     sequence_steps,
 )
@@ -105,7 +105,7 @@ def test_loops_and_branches(pool):
     def on_x(sequence):
         return tuple(sequence_steps(sequence, [x, x], []))
 
-    program = Program(
+    program = ThreadedProgram(
         "control",
         3,
         (
@@ -138,7 +138,7 @@ def test_steps_of_the_first_thread_alone(threads, pool):
     increment = tuple(sequence_steps(one, [x, x], []))
     loop = While(tuple(sequence_steps(below, [x, flag], [])), flag, increment)
     steps = (*increment, Alone((*increment, *increment, loop)), *sequence_steps(double, [x, y], []))
-    program = Program("alone", 3, steps)
+    program = ThreadedProgram("alone", 3, steps)
     instance = ProgramInstance(compile_program(program, HOST), HOST, pool if threads > 1 else None)
     for _ in range(30):
         data, result = np.full(size, 5, np.float32), np.zeros(size, np.float32)
@@ -149,14 +149,14 @@ def test_steps_of_the_first_thread_alone(threads, pool):
 def test_steps_must_have_addresses():
     run = Run(gemm_kernel("g", row_major(4, 4, 4), HOST), {"a": Address(0), "b": Address(7)})
     with pytest.raises(CompileError, match="kernel g has no address for c"):
-        compile_program(Program("p", 3, (run,)), HOST)
+        compile_program(ThreadedProgram("p", 3, (run,)), HOST)
     run = Run(run.kernel, {"a": Address(0), "b": Address(7), "c": Address(1)})
     with pytest.raises(CompileError, match="kernel g: b is at pointer 7 of 3"):
-        compile_program(Program("p", 3, (run,)), HOST)
+        compile_program(ThreadedProgram("p", 3, (run,)), HOST)
 
 
 def test_a_pool_serves_many_callers_and_closes():
-    program = Program(
+    program = ThreadedProgram(
         "bump", 1, tuple(sequence_steps(elementwise("increment", 3000, "add"), [Address(0)] * 2, []))
     )
     pool = WorkerPool(2)
@@ -189,7 +189,7 @@ def test_workers_flush_denormals_if_their_caller_does(pool):
         pytest.skip("sets the control register of x86")
     size = 50_000
     sequence = elementwise("halve", size, "multiply", number=0.5)
-    program = Program("halve_all", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], [])))
+    program = ThreadedProgram("halve_all", 2, tuple(sequence_steps(sequence, [Address(0), Address(1)], [])))
     instance = ProgramInstance(compile_program(program, HOST), HOST, pool)
     tiny, out = np.full(size, 1e-40, np.float32), np.zeros(size, np.float32)
     instance(addresses(tiny, out))
@@ -216,7 +216,7 @@ def test_kernels_that_cannot_be_divided_are_divided_among_the_threads(threads):
         r for k in range(12) for r in sequence_steps(kernel, [Address(0), Address(1 + k)], [], waits=False)
     ]
     assert all(step.kernel.units == 1 for step in steps)
-    instance = ProgramInstance(compile_program(Program("many", 13, tuple(steps)), HOST), HOST)
+    instance = ProgramInstance(compile_program(ThreadedProgram("many", 13, tuple(steps)), HOST), HOST)
     x = np.arange(64, dtype=np.float32)
     written = np.zeros((threads, 12, 64), np.float32)
     for thread in range(threads):
@@ -235,9 +235,9 @@ def test_a_chain_of_small_kernels_stays_on_one_thread():
     """Data that one thread made is in its cache: who waits does not take turns."""
     kernel = elementwise("add_one", 64, "add")
     steps = [r for k in range(4) for r in sequence_steps(kernel, [Address(k), Address(k + 1)], [])]
-    text = compile_program(Program("chain", 5, tuple(steps)), HOST).llvm
+    text = compile_program(ThreadedProgram("chain", 5, tuple(steps)), HOST).llvm
     assert "urem" not in text
     apart = [
         r for k in range(4) for r in sequence_steps(kernel, [Address(0), Address(k + 1)], [], waits=False)
     ]
-    assert "urem" in compile_program(Program("apart", 5, tuple(apart)), HOST).llvm
+    assert "urem" in compile_program(ThreadedProgram("apart", 5, tuple(apart)), HOST).llvm

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.errors import ConfigError
-from mpmd.passes.schedule.happens_before import SCHEDULES, Mesh, Unit, find_schedule
+from mpmd.passes.schedule.happens_before import SCHEDULES, Mesh, SchedulingUnit, find_schedule
 
 units = st.lists(
     st.builds(
-        Unit,
+        SchedulingUnit,
         fragment=st.uuids(),
         phase=st.sampled_from("FAW"),
         counter=st.integers(0, 5),
@@ -24,7 +24,9 @@ units = st.lists(
 )
 
 
-def closure(pairs: set[tuple[Unit, Unit]], everything: list[Unit]) -> set[tuple[Unit, Unit]]:
+def closure(
+    pairs: set[tuple[SchedulingUnit, SchedulingUnit]], everything: list[SchedulingUnit]
+) -> set[tuple[SchedulingUnit, SchedulingUnit]]:
     """All that follows from some pairs."""
     found = set(pairs)
     for b in everything:
@@ -36,7 +38,7 @@ def closure(pairs: set[tuple[Unit, Unit]], everything: list[Unit]) -> set[tuple[
 
 @settings(max_examples=150, deadline=None)
 @given(units, st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(0, 3))
-def test_neighbours_are_enough(found: list[Unit], name: str, count: int, position: int) -> None:
+def test_neighbours_are_enough(found: list[SchedulingUnit], name: str, count: int, position: int) -> None:
     for relation in find_schedule(name)(Mesh("m2", count, min(position, count - 1))):
         every, enough = set(relation.every(found)), set(relation.enough(found))
         assert enough <= every
@@ -45,7 +47,7 @@ def test_neighbours_are_enough(found: list[Unit], name: str, count: int, positio
 
 def order_of(name: str, count: int, position: int, microbatches: int, phases: str) -> list[str]:
     """The tasks of one mesh in the order that a schedule alone gives, if it gives one."""
-    every = [Unit(None, p, i, 0) for i in range(microbatches) for p in phases]
+    every = [SchedulingUnit(None, p, i, 0) for i in range(microbatches) for p in phases]
     mesh = Mesh(f"m{position}", count, position)
     pairs = closure({pair for r in find_schedule(name)(mesh) for pair in r.every(every)}, every)
     order = sorted(every, key=lambda u: sum((v, u) in pairs for v in every))
@@ -75,7 +77,7 @@ def test_wrap_around_begins_with_the_mesh_of_its_number() -> None:
 
 
 def test_circular_takes_as_many_microbatches_as_meshes_through_a_stage() -> None:
-    every = [Unit(None, "F", i, stage) for stage in (0, 1) for i in range(4)]
+    every = [SchedulingUnit(None, "F", i, stage) for stage in (0, 1) for i in range(4)]
     (relation,) = find_schedule("Circular")(Mesh("m1", 2, 0))
     order = sorted(every, key=lambda u: sum(b == u for _, b in relation.every(every)))
     found = [(u.stage, u.counter) for u in order]
@@ -83,7 +85,7 @@ def test_circular_takes_as_many_microbatches_as_meshes_through_a_stage() -> None
 
 
 def test_zero_bubble_h2_keeps_enough_forwards_in_flight() -> None:
-    every = [Unit(None, p, i, None) for i in range(8) for p in "FAW"]
+    every = [SchedulingUnit(None, p, i, None) for i in range(8) for p in "FAW"]
     forwards = {}
     for latency in ("Zero", "Half", "Full"):
         relations = find_schedule(f"ZeroBubbleH2{latency}TxLatency")(Mesh("m0", 3, 0))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
 from mpmd.runtime.linearize import linearize
@@ -165,14 +165,14 @@ def random_inputs(graph: EntryGraph, seed: int = 0) -> list[np.ndarray]:
 X = np.arange(8, dtype=np.float32)
 
 
-def placement(meshes: int) -> Placement:
-    return Placement({f"m{s}": [jax.devices()[s]] for s in range(meshes)})
+def devices(meshes: int) -> MeshDevices:
+    return MeshDevices({f"m{s}": [jax.devices()[s]] for s in range(meshes)})
 
 
 def make(graph, bodies=BODIES, **options) -> Executor:
     program = linearize(graph)
     return Executor(
-        program, compiled(program, bodies), placement(len(program.streams)), RuntimeOptions(**options)
+        program, compiled(program, bodies), devices(len(program.streams)), RuntimeOptions(**options)
     )
 
 
@@ -205,7 +205,7 @@ class Plain:
 def chain_executor(bodies, graph=None, **options) -> Executor:
     program = linearize(graph or chain())
     executables = {(m, n): Plain(n, bodies.get(n, good)) for m, n in program.executables}
-    return Executor(program, executables, placement(2), RuntimeOptions(**options))
+    return Executor(program, executables, devices(2), RuntimeOptions(**options))
 
 
 class FailedArray:

@@ -53,7 +53,7 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
     code = """
         import json, os
         import jax, numpy as np
-        from mpmd.runtime.channels.placement import Placement
+        from mpmd.runtime.channels.mesh_devices import MeshDevices
         from mpmd.runtime.clients import mesh_devices, plan_places
         from mpmd.runtime.executor import Executor
         from mpmd.runtime.linearize import linearize
@@ -66,7 +66,7 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
         graph = one_f_one_b(2, 3)
         program = linearize(graph)
         inputs = random_inputs(graph)
-        with Executor(program, compiled(program), Placement(devices)) as executor:
+        with Executor(program, compiled(program), MeshDevices(devices)) as executor:
             got = executor.run(inputs)
         error = max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(got, sequential(graph, inputs)))
         print(json.dumps(dict(

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
@@ -21,9 +21,9 @@ from .pipelines import (
     X,
     chain,
     chain_executor,
+    devices,
     make,
     one_f_one_b,
-    placement,
     random_inputs,
     sequential,
 )
@@ -48,7 +48,7 @@ def test_1f1b_gives_the_sequential_result(issue, stages, microbatches):
 def test_state_that_is_donated_is_gone_and_comes_back_as_a_result(issue):
     graph = one_f_one_b(2, 3)
     with make(graph, issue=issue) as executor:
-        place = placement(2)
+        place = devices(2)
         arguments = [
             jax.device_put(a, place.sharding(graph.types[s.value]))
             for a, s in zip(random_inputs(graph), graph.inputs, strict=True)
@@ -67,7 +67,7 @@ class TestWhoIssues:
         executables = {
             (m, n): Plain(n, BODIES[n][0], asynchronous or m != "m0") for m, n in program.executables
         }
-        return Executor(program, executables, placement(meshes))
+        return Executor(program, executables, devices(meshes))
 
     def test_one_thread_if_every_call_returns_at_once(self):
         with self.executor(True) as executor:
@@ -90,7 +90,7 @@ class TestWhoIssues:
             return (x,)
 
         executables = {pair: Plain("f", wait, asynchronous=False) for pair in program.executables}
-        with Executor(program, executables, placement(2)) as executor:
+        with Executor(program, executables, devices(2)) as executor:
             assert len(executor.run([X, X])) == 2
 
 
@@ -150,7 +150,7 @@ def test_run_ahead_bounds_what_is_unfinished():
             return self
 
     executables = {("m0", "f"): Plain("f", lambda x: (Pending(),))}
-    with Executor(program, executables, placement(1), RuntimeOptions(run_ahead=4)) as executor:
+    with Executor(program, executables, devices(1), RuntimeOptions(run_ahead=4)) as executor:
         executor.run([X])
         executor.synchronize()
     assert most[0] == 4
@@ -161,7 +161,7 @@ def test_what_cannot_run_is_refused():
     with pytest.raises(
         ProgramError, match=r"^executables are missing:\n  1. no executable: mesh 'm0' calls 'f'\n"
     ):
-        Executor(program, {}, placement(2))
+        Executor(program, {}, devices(2))
     with pytest.raises(ConfigError, match=r"^run_ahead is 0; a mesh needs at least 1 call on its way$"):
         chain_executor({}, run_ahead=0)
     with chain_executor({}) as executor:
@@ -189,9 +189,9 @@ def test_meshes_may_share_a_device(issue):
     program = linearize(b.graph())
     f = jax.jit(lambda x: (x * 2,), donate_argnums=0)
     device = jax.devices()[0]
-    placement = Placement({"m0": [device], "m1": [device]})
+    devices = MeshDevices({"m0": [device], "m1": [device]})
     executables = {pair: Plain("f", f) for pair in program.executables}
-    with Executor(program, executables, placement, RuntimeOptions(issue=issue)) as executor:
+    with Executor(program, executables, devices, RuntimeOptions(issue=issue)) as executor:
         for _ in range(5):
             results = executor.run([jax.device_put(X, device)])
             for array in results:
@@ -228,15 +228,15 @@ def test_meshes_of_several_devices_reshard_and_park_in_host_memory(issue):
     b.types[w] = b.types[x]
     b.output(w)
     program = linearize(b.graph())
-    placement = Placement({"m0": Mesh(np.array(jax.devices()[:2]), ("x",)), "m1": jax.devices()[2:3]})
-    out = placement.sharding(b.types[x])
+    devices = MeshDevices({"m0": Mesh(np.array(jax.devices()[:2]), ("x",)), "m1": jax.devices()[2:3]})
+    out = devices.sharding(b.types[x])
     executables = {
         ("m0", "scale"): Plain("scale", jax.jit(lambda x: (x * 2,), out_shardings=(out,))),
         ("m1", "shift"): Plain("shift", jax.jit(lambda y: (y + 1,))),
         ("m0", "join"): Plain("join", jax.jit(lambda y, z: (y * z,), out_shardings=(out,))),
     }
     host = np.arange(24, dtype=np.float32).reshape(4, 6)
-    with Executor(program, executables, placement, RuntimeOptions(issue=issue)) as executor:
+    with Executor(program, executables, devices, RuntimeOptions(issue=issue)) as executor:
         for _ in range(3):
             (result,) = executor.run([host])
             np.testing.assert_array_equal(np.asarray(result), host * 2 * (host * 2 + 1))

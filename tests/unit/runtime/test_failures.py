@@ -23,9 +23,9 @@ from .pipelines import (
     X,
     chain,
     chain_executor,
+    devices,
     good,
     one_f_one_b,
-    placement,
     random_inputs,
     sequential,
 )
@@ -189,7 +189,7 @@ def test_an_interrupt_ends_the_step_at_once(issue):
 
     program = linearize(graph)
     executables = {(m, n): Plain(n, sleepy(BODIES[n][0])) for m, n in program.executables}
-    with Executor(program, executables, placement(2), RuntimeOptions(issue=issue)) as executor:
+    with Executor(program, executables, devices(2), RuntimeOptions(issue=issue)) as executor:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
@@ -208,7 +208,7 @@ def test_many_faults_each_end_in_one_error_and_a_working_next_step():
     rng = np.random.default_rng(0)
     calls = {pair: Compiled_or_fault(pair[1]) for pair in program.executables}
     for issue in ISSUES:
-        with Executor(program, calls, placement(3), RuntimeOptions(issue=issue)) as executor:
+        with Executor(program, calls, devices(3), RuntimeOptions(issue=issue)) as executor:
             for _ in range(25):
                 pair = program.executables[rng.integers(len(program.executables))]
                 calls[pair].fail_at = int(rng.integers(1 if pair[1] == "update" else 3))

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from mpmd.runtime.channels.placement import Placement
+from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import MemoryMeter, bytes_on_mesh, predict_memory
 
-from .pipelines import GraphBuilder, Plain, compiled, one_f_one_b, placement, random_inputs
+from .pipelines import GraphBuilder, Plain, compiled, devices, one_f_one_b, random_inputs
 
 
 @pytest.mark.parametrize("issue", ["one-thread", "thread-per-mesh"])
@@ -19,7 +19,7 @@ def test_measured_bytes_are_the_predicted_ones(issue, stages, microbatches):
     graph = one_f_one_b(stages, microbatches)
     program = linearize(graph)
     meter = MemoryMeter(program)
-    with Executor(program, compiled(program), placement(stages), RuntimeOptions(issue=issue)) as executor:
+    with Executor(program, compiled(program), devices(stages), RuntimeOptions(issue=issue)) as executor:
         executor.run(random_inputs(graph), observers=[meter])
     for memory in predict_memory(program):
         assert meter.peaks[memory.mesh] == memory.peak_bytes > 0
@@ -51,7 +51,7 @@ def test_a_replica_counts_on_every_device():
     b.output(y)
     b.types[y] = b.types[y].__class__((8,), "float32", "m0", None, None, 64)
     program = linearize(b.graph())
-    place = Placement({"m0": mesh})
+    place = MeshDevices({"m0": mesh})
     f = jax.jit(lambda x: (x + 1,), out_shardings=(place.sharding(b.types[y]),))
     meter = MemoryMeter(program)
     with Executor(program, {("m0", "f"): Plain("f", f)}, place) as executor:

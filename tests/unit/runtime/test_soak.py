@@ -9,7 +9,7 @@ import pytest
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 
-from .pipelines import compiled, one_f_one_b, placement, random_inputs
+from .pipelines import compiled, devices, one_f_one_b, random_inputs
 
 
 def resident_bytes() -> int:
@@ -24,7 +24,7 @@ def test_two_thousand_steps_leave_nothing_behind(issue):
     graph = one_f_one_b(3, 4)
     program = linearize(graph)
     rng = np.random.default_rng(0)
-    with Executor(program, compiled(program), placement(3), RuntimeOptions(issue=issue)) as executor:
+    with Executor(program, compiled(program), devices(3), RuntimeOptions(issue=issue)) as executor:
         weights = [rng.normal(size=8).astype(np.float32) for _ in range(3)]
         rest = random_inputs(graph)[3:]
         samples = []

@@ -13,13 +13,13 @@ from mpmd.runtime.instructions import Recv, Run
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import MeasuredSpan, TraceRecorder, bubble_fraction, chrome_trace, spans_of
 
-from .pipelines import GraphBuilder, compiled, one_f_one_b, placement, random_inputs, sequential
+from .pipelines import GraphBuilder, compiled, devices, one_f_one_b, random_inputs, sequential
 
 
 @pytest.mark.parametrize("issue", ["one-thread", "thread-per-mesh"])
 def test_every_call_and_transfer_becomes_a_span(issue):
     graph = one_f_one_b(3, 4)
-    program, place = linearize(graph), placement(3)
+    program, place = linearize(graph), devices(3)
     inputs = random_inputs(graph)
     with Executor(program, compiled(program), place, RuntimeOptions(issue=issue)) as executor:
         with TraceRecorder(program, place.token) as recorder:
@@ -91,7 +91,7 @@ def test_nothing_ran_is_no_bubble():
 
 
 def test_a_token_is_ready_when_its_array_is():
-    place = placement(1)
+    place = devices(1)
     x = jax.device_put(np.ones((400, 400), np.float32), jax.devices()[0])
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, c: c @ x / 400, x))
     slow(x).block_until_ready()

@@ -13,7 +13,7 @@ from mpmd.scheduling import (
     from_table,
     get_schedule,
 )
-from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.schedule import ALIASES
 
 
@@ -217,7 +217,7 @@ def test_a_schedule_of_ones_own_class() -> None:
     class Backwards(PipelineSchedule):
         name = "backwards"
 
-        def orders(self, shape: Shape) -> list[list[Task]]:
+        def orders(self, shape: PipelineShape) -> list[list[Task]]:
             return [
                 [Task(s, m, p) for p in (Phase.B, Phase.F) for m in range(shape.num_microbatches)]
                 for s in range(shape.num_stages)

@@ -7,7 +7,7 @@ import pytest
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, get_schedule, simulate
 from mpmd.scheduling.bounds import lower_bound
-from mpmd.scheduling.definition import Shape
+from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.improve import improve
 from mpmd.scheduling.list_schedule import fill_weights, in_order, list_schedule
@@ -80,7 +80,7 @@ def test_branch_and_bound_finds_the_shortest_of_all_orders(
     meshes = max(placement) + 1
     for _ in range(1 if len(placement) * microbatches == 8 else 3):  # of those there are many orders
         costs = random_costs(chance, len(placement))
-        shape = Shape(meshes, microbatches, placement)
+        shape = PipelineShape(meshes, microbatches, placement)
         link = Link(latency_s=chance.choice([0, 1, 3]))
         workload = costed_workload(shape, splits, costs, link, merge=False)
         limits = [limit] * meshes
@@ -98,7 +98,7 @@ def test_branch_and_bound_finds_the_shortest_of_all_orders(
 
 def test_branch_and_bound_says_when_it_gave_up() -> None:
     workload = costed_workload(
-        Shape(4, 8, (0, 1, 2, 3)), True, Costs.unit(4), Link(latency_s=0.3), merge=False
+        PipelineShape(4, 8, (0, 1, 2, 3)), True, Costs.unit(4), Link(latency_s=0.3), merge=False
     )
     assert not branch_and_bound(workload, [4] * 4, 1e9, 10).proved
     nothing = branch_and_bound(workload, [4] * 4, 1.0, 10**6)
@@ -111,7 +111,7 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
     for _ in range(25):
         meshes = chance.randrange(1, 5)
         placement = tuple(chance.randrange(meshes) for _ in range(chance.randrange(1, 8)))
-        shape = Shape(meshes, chance.randrange(1, 8), placement)
+        shape = PipelineShape(meshes, chance.randrange(1, 8), placement)
         workload = costed_workload(shape, splits, random_costs(chance, len(placement)), Link(latency_s=1))
         least = [sum(workload.sizes[k] for k in workload.lanes_on(mesh)) for mesh in range(meshes)]
         limits = [size + chance.randrange(3) for size in least]
@@ -132,20 +132,20 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
 
 
 def test_a_limit_below_one_microbatch_is_an_error() -> None:
-    workload = unit_workload(Shape(2, 4, (0, 1, 0)), splits=True)
+    workload = unit_workload(PipelineShape(2, 4, (0, 1, 0)), splits=True)
     with pytest.raises(ScheduleError, match=r"^mesh 0 may hold 1, but a single microbatch needs 2 there"):
         list_schedule(workload, [1, 1])
 
 
 def test_a_given_order_that_cannot_hold_the_limit_is_told() -> None:
-    workload = unit_workload(Shape(2, 4, (0, 1)), splits=True)
+    workload = unit_workload(PipelineShape(2, 4, (0, 1)), splits=True)
     pattern = zigzag(workload, lambda place, lanes: 2)
     assert fill_weights(workload, pattern, [3, 3]) is not None
     assert fill_weights(workload, pattern, [2, 2]) is None
 
 
 def test_improvement_shortens_a_bad_order_and_holds_the_limit() -> None:
-    workload = costed_workload(Shape(3, 6, (0, 1, 2)), True, Costs.unit(3), Link(), merge=False)
+    workload = costed_workload(PipelineShape(3, 6, (0, 1, 2)), True, Costs.unit(3), Link(), merge=False)
     slow = [
         [(kind, mesh, m) for m in range(6) for kind in (FORWARD, BACKWARD, WEIGHTS)] for mesh in range(3)
     ]  # one microbatch after the other

@@ -15,10 +15,11 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import jax_compat
+from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
-from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, Position, split
+from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
 from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
@@ -37,7 +38,7 @@ from mpmd.support.pipeline import Watch, run_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class CompiledCluster:
     """A cluster, compiled as far as it can be without a mesh.
 
     Attributes:
@@ -54,7 +55,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class MixedFragment:
     """A fragment in clusters.
 
     Attributes:
@@ -63,7 +64,7 @@ class Mixture:
     """
 
     clusters: Clusters
-    parts: tuple[Part, ...]
+    parts: tuple[CompiledCluster, ...]
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -83,21 +84,21 @@ class MixedExecutable(CompiledFragment):
     """A fragment as native code and XLA's.
 
     Attributes:
-        mixture: its clusters.
+        mixed: its clusters.
     """
 
-    mixture: Mixture
+    mixed: MixedFragment
     backend: str = "native"
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why not all of it is native."""
-        return self.mixture.reasons
+        return self.mixed.reasons
 
     @functools.cached_property
     def asynchronous(self) -> bool:
         """Whether a call returns before the work is done; see `XlaExecutable.asynchronous`."""
-        others = [part.module for part in self.mixture.clusters.parts if not part.native]
+        others = [part.module for part in self.mixed.clusters.parts if not part.native]
         calls = any(i.opcode == "custom-call" for module in others for i in module.instructions())
         flops = float((self.compiled.cost_analysis() or {}).get("flops", 0.0))
         return not calls or flops >= INLINE_BELOW_FLOPS
@@ -111,10 +112,10 @@ class MixedExecutable(CompiledFragment):
         if what == "stablehlo":
             return self.fragment.text
         if what == "clusters":
-            return self.mixture.clusters.text()
+            return self.mixed.clusters.text()
         texts = []
         for number, (cluster, part) in enumerate(
-            zip(self.mixture.clusters.parts, self.mixture.parts, strict=True)
+            zip(self.mixed.clusters.parts, self.mixed.parts, strict=True)
         ):
             kind = "native" if part.native is not None else "XLA"
             if part.native is not None:
@@ -130,15 +131,15 @@ class MixedExecutable(CompiledFragment):
         """Our count of the native clusters, XLA's of the rest; a fallback is a cluster that XLA compiles."""
         total = {"flops": 0.0, "transcendentals": 0.0, "bytes accessed": 0.0}
         xla = self.compiled.cost_analysis() or {}
-        for costs in (xla, *(part.costs for part in self.mixture.native_parts)):
+        for costs in (xla, *(part.costs for part in self.mixed.native_parts)):
             for key in total:
                 total[key] += float(costs.get(key, 0.0))
-        return {**total, "fallbacks": float(sum(not c.native for c in self.mixture.clusters.parts))}
+        return {**total, "fallbacks": float(sum(not c.native for c in self.mixed.clusters.parts))}
 
     def memory_analysis(self) -> MemoryStats:
         """XLA's count, and the memory of the native clusters."""
         whole = super().memory_analysis()
-        native = [part.memory for part in self.mixture.native_parts]
+        native = [part.memory for part in self.mixed.native_parts]
         return dataclasses.replace(
             whole,
             temporaries=whole.temporaries + sum(m.temporaries for m in native),
@@ -172,13 +173,13 @@ class MixedBackend:
         if self.native.options.dump is not None:
             self.native.options.dump.write(fragment, "clusters.txt", found.text())
         parts = tuple(self._part(fragment, number, part) for number, part in enumerate(found.parts))
-        return self._load(Mixture(found, parts), fragment, mesh)
+        return self._load(MixedFragment(found, parts), fragment, mesh)
 
     def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
         """The same machine code with memory of another mesh; XLA's part is compiled again."""
-        return self._load(executable.mixture, fragment, mesh)
+        return self._load(executable.mixed, fragment, mesh)
 
-    def _part(self, fragment: FragmentModule, number: int, cluster: Cluster) -> Part:
+    def _part(self, fragment: FragmentModule, number: int, cluster: Cluster) -> CompiledCluster:
         """A cluster as a fragment of its own, compiled."""
         module = cluster.module
         alone = FragmentModule(
@@ -190,16 +191,16 @@ class MixedBackend:
         )
         if cluster.native:
             made, _ = compiled_or_kept(alone, host_target(), self.native.options, module.clone())
-            return Part(made, "", alone.results, alone)
-        return Part(None, _stablehlo(alone.text), alone.results, alone)
+            return CompiledCluster(made, "", alone.results, alone)
+        return CompiledCluster(None, _stablehlo(alone.text), alone.results, alone)
 
-    def _load(self, mixture: Mixture, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
+    def _load(self, mixed: MixedFragment, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
         programs = [
             None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
-            for part in mixture.parts
+            for part in mixed.parts
         ]
         meshes = len(self.native.options.cores)
-        return MixedExecutable(fragment, _function(fragment, mesh, mixture, programs, meshes), mixture)
+        return MixedExecutable(fragment, _function(fragment, mesh, mixed, programs, meshes), mixed)
 
 
 def _stablehlo(text: str) -> str:
@@ -220,7 +221,7 @@ def _stablehlo(text: str) -> str:
 def _function(
     fragment: FragmentModule,
     mesh: Mesh,
-    mixture: Mixture,
+    mixed: MixedFragment,
     programs: Sequence[RegisteredProgram | None],
     meshes: int,
 ) -> jax.stages.Compiled:
@@ -235,7 +236,7 @@ def _function(
                 return arrays[made.parameter_number]
             return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
 
-        for cluster, part, program in zip(mixture.clusters.parts, mixture.parts, programs, strict=True):
+        for cluster, part, program in zip(mixed.clusters.parts, mixed.parts, programs, strict=True):
             given = [at(position) for position in cluster.inputs]
             if program is None or part.native is None:
                 made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
@@ -243,7 +244,7 @@ def _function(
                 types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
                 made = program(*given, results=types, large=is_handed_over(part.native.costs, meshes))
             arrays_at.update(zip(cluster.outputs, made, strict=True))
-        return [at(position) for position in mixture.clusters.results]
+        return [at(position) for position in mixed.clusters.results]
 
     return compiled_function(run, fragment, mesh)
 

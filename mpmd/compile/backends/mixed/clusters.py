@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.analysis.dataflow import FORWARDING
+from mpmd.compile.analysis.dataflow import FORWARDING, Position
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
@@ -27,9 +27,6 @@ _CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpo
 _WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
 
 _PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
-
-Position = tuple[HloInstruction, ShapeIndex]
-"""An array: an instruction, and where in its value."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
-from mpmd.compile.backends.native_cpu.jax_function import Order, jax_function
+from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.executable import MemoryStats
@@ -46,7 +46,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
     backend: str = "native"
 
     def __post_init__(self) -> None:
-        order = Order.of(self.made.aliases, self.fragment)
+        order = ArgumentOrder.of(self.made.aliases, self.fragment)
         self.__call__ = order.around(direct_call(self.compiled))
 
     def as_text(self, what: str = "hlo") -> str:

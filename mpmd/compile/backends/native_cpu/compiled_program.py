@@ -15,7 +15,7 @@ from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.overrides import Override, apply_overrides
-from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -79,7 +79,7 @@ class CompiledProgram:
 
 
 def compile_program(
-    program: Program,
+    program: ThreadedProgram,
     target: CpuTarget,
     module: Module | None = None,
     overrides: Mapping[str, Override] | None = None,

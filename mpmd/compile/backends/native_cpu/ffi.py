@@ -20,7 +20,7 @@ import numpy as np
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
-from mpmd.compile.backends.native_cpu.handler import API_MAJOR, API_MINOR
+from mpmd.compile.backends.native_cpu.ffi_frame import API_MAJOR, API_MINOR
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,

@@ -5,9 +5,6 @@
 reads the data pointers of all arguments and results, takes a free slot (arena, workspaces, threads), runs the
 program, and frees the slot.  On a mesh of several devices XLA calls it once per device, each on a thread of
 its own; every device has a slot, and devices that exchange data meet before they begin.
-
-Source: xla/ffi/api/c_api.h, which jaxlib ships; offsets below are of API version 0.3, and later versions of
-    the same major number only add fields at the ends of structs.
 """
 
 from __future__ import annotations
@@ -15,29 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
+from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES, MeshCall
 from mpmd.compile.backends.native_cpu.overrides import Override
-from mpmd.compile.backends.native_cpu.program import Program
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun
 from mpmd.errors import CompileError
 
-API_MAJOR, API_MINOR = 0, 3
-
-# offsets in bytes
-FRAME = {"extension": 8, "api": 16, "stage": 32, "arg_count": 56, "args": 72, "ret_count": 96, "rets": 112}
-BUFFER_DATA = 24
-EXTENSION = {"type": 8, "metadata": 24}
-METADATA = {"major": 24, "minor": 28, "traits": 32}
-API = {"error_create": 48, "run_id": 176, "device_ordinal": 184}
-_METADATA_EXTENSION, _EXECUTE_STAGE, _FAILED_PRECONDITION = 1, 3, 9
-
 
 def compile_with_handler(
-    program: Program,
+    program: ThreadedProgram,
     target: CpuTarget,
     *,
     arguments: int,
@@ -78,7 +66,9 @@ def _emit_bind(module: Module, name: str) -> None:
 class _Handler:
     """Emission of one handler."""
 
-    def __init__(self, module: Module, program: Program, arguments: int, results: int, arena: bool) -> None:
+    def __init__(
+        self, module: Module, program: ThreadedProgram, arguments: int, results: int, arena: bool
+    ) -> None:
         self.module = module
         self.program = program
         self.arguments = arguments
@@ -89,67 +79,24 @@ class _Handler:
         name = f"{self.program.name}_handler"
         with FunctionBuilder(self.module, name, [("frame", "ptr")], result="ptr", plain=True) as f:
             self.f = f
-            self.frame = f.arguments["frame"]
-            self._answer_metadata()
-            stage = f.load(f.offset(self.frame, FRAME["stage"]), "i32")
-            self._return_if(f.compare("ne", stage, constant(_EXECUTE_STAGE, "i32")))
+            self.frame = FfiFrame(self.module, f)
+            self.frame.begin()
             self._check_count("arg_count", self.arguments, "arguments", spare=1)
             self._check_count("ret_count", self.results, "results")
             if self.program.devices > 1:
-                MeshCall(f, self.frame, self.program, self._service, self._error).emit(self._run)
+                MeshCall(self.frame, self.program).emit(self._run)
                 return
             slot = self._take_slot()
             self._run(slot)
             f.atomic_store(constant(0, "i64"), f.offset(slot, SLOT["busy"]))
             f.ret(Value("null", "ptr"))
 
-    def _return_if(self, condition: Value) -> None:
-        self._return_error(condition, Value("null", "ptr"))
-
-    def _return_error(self, condition: Value, error: Value) -> None:
-        with self.f.when(condition, returns=True, value=error):
-            pass
-
-    def _answer_metadata(self) -> None:
-        """When it registers a handler XLA calls it with an extension that asks for the version."""
-        f = self.f
-        extension = f.load(f.offset(self.frame, FRAME["extension"]), "ptr")
-        with f.when(f.op(f"icmp ne ptr {extension}, null", "i1")):
-            kind = f.load(f.offset(extension, EXTENSION["type"]), "i32")
-            asked = f.compare("eq", kind, constant(_METADATA_EXTENSION, "i32"))
-            with f.when(asked, returns=True, value=Value("null", "ptr")):
-                metadata = f.load(f.offset(extension, EXTENSION["metadata"]), "ptr")
-                answers = (("major", API_MAJOR), ("minor", API_MINOR), ("traits", 0))
-                for field, value in answers:
-                    f.store(constant(value, "i32"), f.offset(metadata, METADATA[field]))
-
     def _check_count(self, field: str, count: int, what: str, spare: int = 0) -> None:
         """Refuse a call with another number of buffers than the program takes, spare ones aside."""
-        f = self.f
-        found = f.load(f.offset(self.frame, FRAME[field]), "i64")
+        f, found = self.f, self.frame.count(field)
         message = f"native program {self.program.name} takes {count} {what}, and the call has another number"
         wrong = f.compare("ugt", f.op(f"sub i64 {found}, {count}", "i64"), constant(spare, "i64"))
-        with f.branch_value(wrong, Value("null", "ptr")) as branch:
-            branch.value = self._error(f"{self.program.name}_wrong_{field}", message)
-        self._return_error(wrong, branch.result())
-
-    def _error(self, symbol: str, message: str) -> Value:
-        """A new XLA_FFI_Error."""
-        f = self.f
-        text = message.encode()
-        escaped = "".join(chr(c) if 32 <= c < 127 and chr(c) not in '"\\' else f"\\{c:02X}" for c in text)
-        self.module.add_global(symbol, f'internal constant [{len(text) + 1} x i8] c"{escaped}\\00"')
-        request = f.stack("i64", 4)
-        f.store(constant(28, "i64"), request)  # size of the struct up to its last field
-        f.store(Value("null", "ptr"), request, 1)
-        f.store(Value(f"@{symbol}", "ptr"), request, 2)
-        f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
-        return f.op(f"call ptr {self._service('error_create')}(ptr {request})", "ptr")
-
-    def _service(self, name: str) -> Value:
-        """A function of XLA's."""
-        api = self.f.load(self.f.offset(self.frame, FRAME["api"]), "ptr")
-        return self.f.load(self.f.offset(api, API[name]), "ptr")
+        self.frame.fail_if(wrong, f"{self.program.name}_wrong_{field}", message)
 
     def _take_slot(self) -> Value:
         """The first free slot, waiting for one if all are taken."""
@@ -173,10 +120,8 @@ class _Handler:
         """Fill the table and run the program on the slot's threads."""
         f, table, entries = self.f, self.f.stack("ptr", self.program.pointers + 2), 0
         for field, count in (("args", self.arguments), ("rets", self.results)):
-            buffers = f.load(f.offset(self.frame, FRAME[field]), "ptr")
-            for number in range(count):
-                buffer = f.load(buffers, "ptr", number)
-                f.store(f.load(f.offset(buffer, BUFFER_DATA), "ptr"), table, entries)
+            for data in self.frame.buffers(field, count):
+                f.store(data, table, entries)
                 entries += 1
         fields = ([SLOT["arena"]] if self.arena else []) + [SLOT["workspace"], SLOT["barrier"]]
         for offset in fields:

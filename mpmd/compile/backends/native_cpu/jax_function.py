@@ -17,7 +17,7 @@ from mpmd.compile.fragment import FragmentModule
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class ArgumentOrder:
     """In which order JAX is given the arguments, and gives the results.
 
     JAX pairs donated arguments with results of their type in the order of both.  So that its pairs are ours,
@@ -34,7 +34,7 @@ class Order:
     places: tuple[int, ...]
 
     @staticmethod
-    def of(aliases: dict[int, int], fragment: FragmentModule) -> Order:
+    def of(aliases: dict[int, int], fragment: FragmentModule) -> ArgumentOrder:
         """The order for pairs of arguments and results."""
         arguments, results = list(aliases), list(aliases.values())
         arguments += [k for k in range(len(fragment.arguments)) if k not in aliases]
@@ -43,7 +43,7 @@ class Order:
         places = [results.index(k) for k in range(len(results))]
         if fragment.token:
             places.append(len(results))
-        return Order(tuple(arguments), tuple(results), tuple(places))
+        return ArgumentOrder(tuple(arguments), tuple(results), tuple(places))
 
     @property
     def is_plain(self) -> bool:
@@ -69,7 +69,7 @@ def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def jax_function(
     fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int], large: bool
 ) -> jax.stages.Compiled:
-    """The custom call as a compiled function of JAX, arguments and results in `Order`.
+    """The custom call as a compiled function of JAX, arguments and results in `ArgumentOrder`.
 
     Args:
         fragment: what the program computes.
@@ -81,7 +81,7 @@ def jax_function(
     Raises:
         CompileError: XLA does not compile the call.
     """
-    order = Order.of(aliases, fragment)
+    order = ArgumentOrder.of(aliases, fragment)
     as_given = dataclasses.replace(
         fragment,
         arguments=tuple(fragment.arguments[k] for k in order.arguments),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
     LATE,
@@ -21,13 +21,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     Begin,
     reason_of,
 )
-from mpmd.compile.backends.native_cpu.program import Program
-
-CONTEXT = 24
-"""Offset of the execution's context in the frame of a call."""
-
-ANSWER = 24
-"""Offset of XLA's answer in the struct of a question about the call."""
+from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 
 SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32}
 """A slot: its own busy flag, then pointers.  Behind the slots of devices stand their numbers in XLA."""
@@ -41,26 +35,14 @@ class MeshCall:
     """Emission of the part of a handler that begins once its buffers are counted.
 
     Args:
-        f: the handler under construction.
         frame: the frame of the call.
         program: what it runs.
-        service: gives a function of XLA's by name.
-        error: makes an XLA_FFI_Error of a symbol and a message.
     """
 
-    def __init__(
-        self,
-        f: FunctionBuilder,
-        frame: Value,
-        program: Program,
-        service: Callable[[str], Value],
-        error: Callable[[str, str], Value],
-    ) -> None:
-        self.f = f
+    def __init__(self, frame: FfiFrame, program: ThreadedProgram) -> None:
+        self.f = f = frame.f
         self.frame = frame
         self.program = program
-        self.service = service
-        self.error = error
         self.slots = f.load(Value(f"@{program.name}_slots", "ptr"), "ptr")
 
     def emit(self, run: Callable[[Value], None]) -> None:
@@ -91,23 +73,10 @@ class MeshCall:
     def _leave(self, slot: Value) -> None:
         self.f.atomic_store(constant(0, "i64"), self.f.offset(slot, SLOT["busy"]))
 
-    def _asked(self, name: str, size: int) -> Value:
-        """A number that XLA knows about this call, at the end of a struct of so many bytes."""
-        f = self.f
-        request = f.stack("i64", 4)
-        f.store(constant(size, "i64"), request)
-        f.store(_NULL, request, 1)
-        f.store(f.load(f.offset(self.frame, CONTEXT), "ptr"), request, 2)
-        f.store(constant(0, "i64"), request, 3)
-        error = f.op(f"call ptr {self.service(name)}(ptr {request})", "ptr")
-        with f.when(f.op(f"icmp ne ptr {error}, null", "i1"), returns=True, value=error):
-            pass
-        return f.load(f.offset(request, ANSWER), "i64")
-
     def _number(self) -> Value:
         """This device's number in the mesh."""
         f, devices = self.f, self.program.devices
-        ordinal = f.op(f"and i64 {self._asked('device_ordinal', 28)}, {2**32 - 1}", "i64")
+        ordinal = f.op(f"and i64 {self.frame.ask('device_ordinal', 28)}, {2**32 - 1}", "i64")
         known = f.offset(self.slots, SLOT_BYTES * devices)
         number = constant(devices, "i64")
         for k in range(devices):
@@ -124,7 +93,7 @@ class MeshCall:
         """Wait until the devices of one launch are there; returns what tells the launch from others."""
         f, layout = self.f, self.program.mesh
         assert layout is not None
-        following = f.add(self._asked("run_id", 32), constant(1, "i64"))
+        following = f.add(self.frame.ask("run_id", 32), constant(1, "i64"))
         launch = f.op(f"shl i64 {following}, {REASON_BITS}", "i64")
         f.store(launch, f.offset(own, RUN_AT))
         barrier, everybody = f.offset(mesh, layout.barrier(-1, 0)), constant(layout.devices, "i64")
@@ -149,8 +118,5 @@ class MeshCall:
         )
 
     def _fail_if(self, condition: Value, symbol: str, message: str) -> None:
-        f, name = self.f, self.program.name
-        with f.branch_value(condition, _NULL) as branch:
-            branch.value = self.error(f"{name}_{symbol}", f"native program {name} {message}")
-        with f.when(condition, returns=True, value=branch.result()):
-            pass
+        name = self.program.name
+        self.frame.fail_if(condition, f"{name}_{symbol}", f"native program {name} {message}")

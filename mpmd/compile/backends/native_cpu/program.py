@@ -109,7 +109,7 @@ Step = Run | Alone | Repeat | While | Choose | Publish | Exchange | Settle | Wri
 
 
 @dataclass(frozen=True)
-class Program:
+class ThreadedProgram:
     """Steps over a table of pointers.
 
     Attributes:
@@ -208,7 +208,7 @@ def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
 class _Entry:
     """Emission of the entry."""
 
-    def __init__(self, program: Program, f: FunctionBuilder) -> None:
+    def __init__(self, program: ThreadedProgram, f: FunctionBuilder) -> None:
         self.program = program
         self.f = f
         self.thread, self.threads = f.arguments["thread"], f.arguments["threads"]

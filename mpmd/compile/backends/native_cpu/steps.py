@@ -17,9 +17,9 @@ from mpmd.compile.backends.native_cpu.program import (
     Address,
     Alone,
     Choose,
-    Program,
     Run,
     Step,
+    ThreadedProgram,
     While,
     sequence_steps,
 )
@@ -60,7 +60,7 @@ class NativeProgram:
         constants: what the arena begins with.
     """
 
-    program: Program
+    program: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
@@ -136,7 +136,9 @@ def native_program(
     arena_bytes = lowering.constant_bytes + assignment.arena_bytes
     module = assignment.occupancy.dataflow.module
     devices = module.replica_count * module.num_partitions
-    return NativeProgram(Program(name, pointers, tuple(steps), devices), arena_bytes, bytes(constants))
+    return NativeProgram(
+        ThreadedProgram(name, pointers, tuple(steps), devices), arena_bytes, bytes(constants)
+    )
 
 
 def _is_apart(thunk: Thunk) -> bool:

@@ -4,7 +4,7 @@
 |---|---|
 | `trace.py` | the value of an instruction at a position, as nodes of a plan |
 | `rules.py` | one rule per opcode: where its operands are read |
-| `frames.py` | iteration spaces: the frame of a group, and where each value lies in it |
+| `iteration_space.py` | iteration spaces: that of a group, and where each value lies in it |
 | `groups.py` | groups of elementwise work and reductions |
 | `updates.py` | dynamic-update-slice and scatter: changes in place |
 | `sorting.py` | sorts of short rows |

@@ -11,10 +11,10 @@ from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linea
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.dots import Loops, Side, is_product, loops_of, merged, side_of, size_of
-from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
+from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.memory import remembered
-from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan, Place, Trace, position_of
+from mpmd.compile.kernels.planning.trace import MOVEMENT, IndexMap, NoPlan, Trace, position_of
 
 _FACTORS = ("f32", "bf16")
 
@@ -195,7 +195,7 @@ def _view(side: Side, loops: Loops, row: Sequence[int], column: Sequence[int]) -
     )
 
 
-def _divided(dot: HloInstruction, batch: tuple[int, ...]) -> tuple[Loops, Place, Place, Place]:
+def _divided(dot: HloInstruction, batch: tuple[int, ...]) -> tuple[Loops, IndexMap, IndexMap, IndexMap]:
     """The loops of a product with its batch divided as the rows divide theirs.
 
     Returns:
@@ -208,7 +208,7 @@ def _divided(dot: HloInstruction, batch: tuple[int, ...]) -> tuple[Loops, Place,
     parts = dict(enumerate(delinearized(flat, own, batch)))
     parts |= {d: dim(d + more) for d in range(len(own), len(loops.extents))}
 
-    def moved(place: Place) -> Place:
+    def moved(place: IndexMap) -> IndexMap:
         return tuple(index.substitute(parts, extents) for index in place)
 
     at_dot = tuple(dim(d) for d in (*loops.batch, *loops.m, *loops.n))
@@ -230,7 +230,7 @@ def _output(
     return value
 
 
-def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: Place) -> Side:
+def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: IndexMap) -> Side:
     """Where a product's elements lie in what is written."""
     chain = [output]
     while chain[-1] is not dot:
@@ -262,10 +262,10 @@ class _Rows:
         matrices = [i for i in rest if _alike(i, before[0]) and i.opcode not in ("dot", *MOVEMENT)]
         hero = max(matrices or before, key=lambda i: i.shape.rank)
         self.dims = hero.shape.dims
-        frame = Frame(self.dims, 0, 1)
-        place: Place = tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(self.dims))
-        self.places = places_from({hero: place}, rest, hero, frame)
-        self.trace = Trace(name, frame, rest)
+        space = IterationSpace(self.dims, 0, 1)
+        place: IndexMap = tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(self.dims))
+        self.places = places_from({hero: place}, rest, hero, space)
+        self.trace = Trace(name, space, rest)
         self.trace.sums = dict.fromkeys(before, "f32")
         self._operands: dict[HloInstruction, int] = {}
 

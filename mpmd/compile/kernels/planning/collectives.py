@@ -20,7 +20,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, dim, linear
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.frames import Frame
+from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
@@ -246,7 +246,7 @@ def _part(stride: int, offset: int = 0) -> Index:
 
 
 def _trace(name: str, reducer: HloComputation, extents: tuple[int, ...]) -> Trace:
-    return Trace(name, Frame(extents, 0, 0), dict.fromkeys(reducer.post_order()))
+    return Trace(name, IterationSpace(extents, 0, 0), dict.fromkeys(reducer.post_order()))
 
 
 def _joined(trace: Trace, reducer: HloComputation, values: Sequence[int], dtype: str) -> int:

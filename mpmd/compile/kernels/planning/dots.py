@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.planning.frames import Frame
 from mpmd.compile.kernels.planning.groups import check_results, places_from
+from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.memory import remembered
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
-from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, check_dtype, position_of
+from mpmd.compile.kernels.planning.trace import RULES, IndexMap, NoPlan, Trace, check_dtype, position_of
 
 FACTORS = ("f32", "bf16", "f16", "f64")
 _WIDENING = {("bf16", "f32"), ("f16", "f32")}
@@ -60,7 +60,7 @@ class Side:
 
 
 def strided(
-    value: HloInstruction, at: Place, inside: Collection[HloInstruction], extents: Sequence[int]
+    value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], extents: Sequence[int]
 ) -> tuple[HloInstruction, Index]:
     """The array outside of a group in which a value lies, and where.
 
@@ -99,7 +99,7 @@ class Loops:
     k: tuple[int, ...]
 
 
-def loops_of(dot: HloInstruction) -> tuple[Loops, Place, Place]:
+def loops_of(dot: HloInstruction) -> tuple[Loops, IndexMap, IndexMap]:
     """The loops of a dot, and where they read its factors."""
     lhs, rhs, numbers = *dot.operands, dot.dot_dims
     left, right = numbers.lhs_free(lhs.shape.rank), numbers.rhs_free(rhs.shape.rank)
@@ -125,7 +125,7 @@ def loops_of(dot: HloInstruction) -> tuple[Loops, Place, Place]:
     return Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
 
 
-def side_of(value: HloInstruction, at: Place, inside: Collection[HloInstruction], loops: Loops) -> Side:
+def side_of(value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops) -> Side:
     """Where a factor lies.
 
     Raises:
@@ -190,7 +190,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     factors = (lhs.array, rhs.array)
     if list(results) == [dot] and all(a.kind == "dim" for a, _ in place.terms):
         return DotPlan(plan, factors, (), (dot,))
-    return _with_epilogue(plan, factors, dot, at_dot, Frame(space), group, results)
+    return _with_epilogue(plan, factors, dot, at_dot, IterationSpace(space), group, results)
 
 
 def size_of(group: Sequence[int], loops: Loops) -> int:
@@ -201,7 +201,7 @@ def size_of(group: Sequence[int], loops: Loops) -> int:
     return size
 
 
-def _dot_place(loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]) -> Place:
+def _dot_place(loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]) -> IndexMap:
     """Where the product's result lies in the kernel's space."""
     index: dict[int, Index] = {}
     for number, group in enumerate(groups):
@@ -215,15 +215,15 @@ def _with_epilogue(
     plan: MatmulPlan,
     factors: tuple[HloInstruction, HloInstruction],
     dot: HloInstruction,
-    at_dot: Place,
-    frame: Frame,
+    at_dot: IndexMap,
+    space: IterationSpace,
     group: Sequence[HloInstruction],
     results: Sequence[HloInstruction],
 ) -> DotPlan:
     below = _feeding(dot, group)
     inside = dict.fromkeys(i for i in group if i not in below)
-    places = places_from({dot: at_dot}, inside, dot, frame)
-    trace = Trace(plan.name, frame, inside)
+    places = places_from({dot: at_dot}, inside, dot, space)
+    trace = Trace(plan.name, space, inside)
     accumulator = "f64" if plan.a.dtype == "f64" else "f32"
     trace.sums[dot] = accumulator
     for result in results:
@@ -254,12 +254,12 @@ def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloIns
     return found
 
 
-def _sums(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _sums(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The product itself: its sums, rounded to its element type."""
     if i not in t.sums:
         return _AS_REDUCTION(t, i, at, where)
     if i not in t.sums_operands:
-        t.sums_operands[i] = t.operand(t.sums[i], t.frame.count(range(len(t.extents))))
+        t.sums_operands[i] = t.operand(t.sums[i], t.space.count(range(len(t.extents))))
     node = t.build.load_dense(t.sums_operands[i])
     return t.build.convert(node, i.shape.dtype)
 

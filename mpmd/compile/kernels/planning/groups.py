@@ -1,7 +1,7 @@
 """Groups of elementwise work and reductions that one kernel computes, with one or several results.
 
-The frame is that of the group's hero: a reduction if there is one, else its largest result.  Where the other
-values lie in the frame follows from the hero, edge by edge; a group is one kernel if every value that costs
+The space is that of the group's hero: a reduction if there is one, else its largest result.  Where the other
+values lie in the space follows from the hero, edge by edge; a group is one kernel if every value that costs
 something is computed at one place only, and every result is written once.
 """
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import constant, delinearized, dim
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.frames import (
-    Frame,
-    contraction_frame,
+from mpmd.compile.kernels.planning.iteration_space import (
+    IterationSpace,
+    contraction_space,
     full_place,
-    loop_frame,
-    reduce_frame,
-    window_frame,
+    loop_space,
+    reduce_space,
+    window_space,
 )
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
-from mpmd.compile.kernels.planning.trace import PAIRS, NoPlan, Place, Trace, elements_of, position_of
+from mpmd.compile.kernels.planning.trace import PAIRS, IndexMap, NoPlan, Trace, elements_of, position_of
 
 REDUCING = frozenset(("reduce", "reduce-window", "dot"))
 
@@ -55,13 +55,13 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     """
     inside = dict.fromkeys(group)
     hero = hero_of(group, results)
-    frame, places = _places(hero, inside)
-    trace = Trace(name, frame, inside)
+    space, places = _places(hero, inside)
+    trace = Trace(name, space, inside)
     for result in results:
         if result not in places and hero.opcode not in REDUCING and result.shape.dims == hero.shape.dims:
             places[result] = places[hero]  # nothing joins them, but they are counted alike
         if result not in places:
-            raise NoPlan("{0} has no place in the frame of {1}", result, hero)
+            raise NoPlan("{0} has no place in the space of {1}", result, hero)
     nodes = [
         trace.pair(r, places[r]) if r.shape.dtype in PAIRS else (trace.value(r, places[r]),) for r in results
     ]
@@ -74,7 +74,7 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
 
 
 def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> HloInstruction:
-    """The instruction whose frame the group takes."""
+    """The instruction whose space the group takes."""
     reducing = [i for i in group if i.opcode in REDUCING]
     if reducing:
         return max(reducing, key=_points)
@@ -82,14 +82,14 @@ def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) 
 
 
 def _points(instruction: HloInstruction) -> int:
-    """Points of a reduction's frame; one that walks over rows comes before one that adds them up."""
+    """Points of a reduction's space; one that walks over rows comes before one that adds them up."""
     source = instruction.operands[0].shape
     rows = bool(source.dims) and source.rank - 1 in instruction.dimensions
     return 2 * (instruction.shape.size if instruction.opcode == "reduce-window" else source.size) + rows
 
 
 def check_results(
-    trace: Trace, places: dict[HloInstruction, Place], results: Sequence[HloInstruction]
+    trace: Trace, places: dict[HloInstruction, IndexMap], results: Sequence[HloInstruction]
 ) -> None:
     """Refuse a group that computes a value twice, or does not write a result exactly once.
 
@@ -99,39 +99,42 @@ def check_results(
     for instruction, found in trace.places.items():
         if len(found) > 1:
             raise NoPlan(f"{{0}} would be computed {len(found)} times", instruction)
-    frame = trace.frame
+    space = trace.space
     for result in results:
         used = frozenset[int]().union(*(index.dims() for index in places[result]))
-        if frame.count(used) != result.shape.size:
+        if space.count(used) != result.shape.size:
             raise NoPlan("{0} would not be written exactly once", result)
     reduces = any(i.opcode in REDUCING and i not in trace.sums for i in trace.places)
-    if not reduces and any(r.shape.size != frame.count(range(len(frame.extents))) for r in results):
+    if not reduces and any(r.shape.size != space.count(range(len(space.extents))) for r in results):
         raise NoPlan("a loop whose results have different sizes")
 
 
 # -- where values lie
 def _places(
     hero: HloInstruction, inside: Collection[HloInstruction]
-) -> tuple[Frame, dict[HloInstruction, Place]]:
-    """The frame of a hero, and the places of all values that are joined to it."""
+) -> tuple[IterationSpace, dict[HloInstruction, IndexMap]]:
+    """The space of a hero, and the places of all values that are joined to it."""
     if hero.opcode == "reduce":
-        frame, place = reduce_frame(hero)
+        space, place = reduce_space(hero)
         found = {hero.operands[0]: place, hero: _kept(hero, place)}
     elif hero.opcode == "reduce-window":
-        frame, place = window_frame(hero)
+        space, place = window_space(hero)
         found = {hero: place}
     elif hero.opcode == "dot":
-        frame, place = contraction_frame(hero)
+        space, place = contraction_space(hero)
         found = {hero: place}
     else:
-        frame, place = loop_frame(hero)
+        space, place = loop_space(hero)
         found = {hero: place}
-    return frame, places_from(found, inside, hero, frame)
+    return space, places_from(found, inside, hero, space)
 
 
 def places_from(
-    found: dict[HloInstruction, Place], inside: Collection[HloInstruction], hero: HloInstruction, frame: Frame
-) -> dict[HloInstruction, Place]:
+    found: dict[HloInstruction, IndexMap],
+    inside: Collection[HloInstruction],
+    hero: HloInstruction,
+    space: IterationSpace,
+) -> dict[HloInstruction, IndexMap]:
     """The places that follow from known ones, edge by edge."""
     found, waiting = dict(found), list(found)
     readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
@@ -143,32 +146,32 @@ def places_from(
         at = found[instruction]
         for user in readers.get(instruction, ()):
             if user not in found:
-                place = _user_place(instruction, user, at, hero, frame)
+                place = _user_place(instruction, user, at, hero, space)
                 if place is not None:
                     found[user] = place
                     waiting.append(user)
         if instruction in inside:
             for number, operand in enumerate(instruction.operands):
                 if operand not in found:
-                    place = _operand_place(instruction, number, operand, at, hero, frame)
+                    place = _operand_place(instruction, number, operand, at, hero, space)
                     if place is not None:
                         found[operand] = place
                         waiting.append(operand)
     return found
 
 
-def _kept(reduce: HloInstruction, place: Place) -> Place:
+def _kept(reduce: HloInstruction, place: IndexMap) -> IndexMap:
     return tuple(index for d, index in enumerate(place) if d not in reduce.dimensions)
 
 
 def _user_place(
-    x: HloInstruction, user: HloInstruction, at: Place, hero: HloInstruction, frame: Frame
-) -> Place | None:
+    x: HloInstruction, user: HloInstruction, at: IndexMap, hero: HloInstruction, space: IterationSpace
+) -> IndexMap | None:
     dims = user.shape.dims
     if user.is_elementwise:
         return at if dims == x.shape.dims else None
     if user.opcode in ("reshape", "bitcast"):
-        return delinearized(position_of(x, at), dims, frame.extents)
+        return delinearized(position_of(x, at), dims, space.extents)
     if user.opcode == "transpose":
         return tuple(at[d] for d in user.dimensions)
     if user.opcode == "reduce" and user.operands[0] is x:
@@ -176,36 +179,41 @@ def _user_place(
     if user.opcode == "broadcast":
         grown = [d for d in range(len(dims)) if d not in user.dimensions]
         if any(dims[d] != 1 for d in grown):
-            return _full(user, hero, frame)
+            return _full(user, hero, space)
         given = iter(at)
         return tuple(constant(0) if d in grown else next(given) for d in range(len(dims)))
     return None
 
 
 def _operand_place(
-    x: HloInstruction, number: int, operand: HloInstruction, at: Place, hero: HloInstruction, frame: Frame
-) -> Place | None:
+    x: HloInstruction,
+    number: int,
+    operand: HloInstruction,
+    at: IndexMap,
+    hero: HloInstruction,
+    space: IterationSpace,
+) -> IndexMap | None:
     if x.is_elementwise:
         return at if operand.shape.dims == x.shape.dims else None
     if x.opcode in ("reshape", "bitcast"):
-        return delinearized(position_of(x, at), operand.shape.dims, frame.extents)
+        return delinearized(position_of(x, at), operand.shape.dims, space.extents)
     if x.opcode == "transpose":
         return read_transpose(x, at)
     if x.opcode == "broadcast":
         return read_broadcast(x, at)
     if x.opcode == "reduce" and number == 0:
-        return _full(operand, hero, frame)
+        return _full(operand, hero, space)
     return None
 
 
-def _full(value: HloInstruction, hero: HloInstruction, frame: Frame) -> Place | None:
-    """The place of a value with as many elements as the frame has points, if the frame's order is its own."""
+def _full(value: HloInstruction, hero: HloInstruction, space: IterationSpace) -> IndexMap | None:
+    """The place of a value with as many elements as the space has points, if the space's order is its own."""
     whole = hero.operands[0] if hero.opcode == "reduce" else hero
     if value.shape.dims == whole.shape.dims:
         if hero.opcode == "reduce":
-            return reduce_frame(hero)[1]
+            return reduce_space(hero)[1]
         if hero.opcode not in REDUCING:
             return tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(value.shape.dims))
     if hero.opcode not in REDUCING and value.shape.size == whole.shape.size:
-        return full_place(value.shape.dims, frame)
+        return full_place(value.shape.dims, space)
     return None

@@ -8,7 +8,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, value
 from mpmd.compile.kernels.narrow import NARROW
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.planning.trace import READS, RULES, NoPlan, Place, Trace, position_of, scalar_of
+from mpmd.compile.kernels.planning.trace import READS, RULES, IndexMap, NoPlan, Trace, position_of, scalar_of
 
 ELEMENTWISE = {
     name: name
@@ -17,7 +17,7 @@ ELEMENTWISE = {
 }
 
 
-def read_elementwise(operand: HloInstruction, user: HloInstruction, at: Place) -> Place:
+def read_elementwise(operand: HloInstruction, user: HloInstruction, at: IndexMap) -> IndexMap:
     """Where an elementwise operation reads an operand; scalars may stand for arrays."""
     return at if operand.shape.dims == user.shape.dims else ()
 
@@ -34,12 +34,12 @@ def apply(trace: Trace, op: str, args: Sequence[int], dtypes: Sequence[str], dty
     return trace.build.apply(op, *args, dtype=dtype)
 
 
-def _elementwise(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _elementwise(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     args = [t.value(o, read_elementwise(o, i, at), where) for o in i.operands]
     return apply(t, i.opcode, args, [o.shape.dtype for o in i.operands])
 
 
-def _compare(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _compare(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     dtype = i.operands[0].shape.dtype
     if i.attributes.get("comparison_type") == "TOTALORDER" and dtype in ("bf16", "f16", "f32", "f64"):
         raise NoPlan("no kernel compares floats in total order")
@@ -47,11 +47,11 @@ def _compare(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return apply(t, f"compare-{i.direction.lower()}", args, [dtype])
 
 
-def _convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _convert(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     return t.build.convert(t.value(i.operands[0], at, where), i.shape.dtype)
 
 
-def _bitcast_convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _bitcast_convert(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     source = i.operands[0].shape
     if source.dims != i.shape.dims or "pred" in (source.dtype, i.shape.dtype):
         raise NoPlan(f"no kernel reinterprets {source} as {i.shape}")
@@ -61,7 +61,7 @@ def _bitcast_convert(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     )  # fmt: skip
 
 
-def _reduce_precision(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _reduce_precision(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     wanted = tuple(int(str(i.attributes[f"{part}_bits"])) for part in ("exponent", "mantissa"))
     arg, dtype = t.value(i.operands[0], at, where), i.shape.dtype
     if wanted == {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}.get(dtype):
@@ -71,12 +71,12 @@ def _reduce_precision(t: Trace, i: HloInstruction, at: Place, where: int) -> int
     return t.build.convert(t.build.convert(arg, "bf16"), dtype)
 
 
-def _part(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _part(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The real or imaginary part of complex numbers."""
     return t.pair(i.operands[0], at, where)[i.opcode == "imag"]
 
 
-def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _iota(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     index, dtype = at[i.iota_dimension], i.shape.dtype
     if dtype in ("bf16", "f16", *NARROW):
         return t.build.convert(t.build.index(index, "s32"), dtype)
@@ -86,17 +86,17 @@ def _iota(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 
 # -- movement
-def read_broadcast(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+def read_broadcast(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
     """Where a broadcast reads."""
     return tuple(at[d] for d in i.dimensions)
 
 
-def read_reshape(i: HloInstruction, at: Place, extents: Sequence[int]) -> Place:
+def read_reshape(i: HloInstruction, at: IndexMap, extents: Sequence[int]) -> IndexMap:
     """Where a reshape reads: the element at the same position in memory."""
     return delinearized(position_of(i, at), i.operands[0].shape.dims, extents)
 
 
-def read_transpose(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+def read_transpose(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
     """Where a transpose reads."""
     place = [constant(0)] * len(at)
     for here, there in enumerate(i.dimensions):
@@ -104,31 +104,31 @@ def read_transpose(i: HloInstruction, at: Place, extents: Sequence[int] = ()) ->
     return tuple(place)
 
 
-def read_slice(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+def read_slice(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
     """Where a slice reads."""
     bounds = i.slice_dims
     return tuple(index * stride + start for index, start, stride in zip(at, bounds.starts, bounds.strides))
 
 
-def read_reverse(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+def read_reverse(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
     """Where a reverse reads."""
     return tuple(
         index * -1 + (i.shape.dims[d] - 1) if d in i.dimensions else index for d, index in enumerate(at)
     )
 
 
-def read_same(i: HloInstruction, at: Place, extents: Sequence[int] = ()) -> Place:
+def read_same(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
     """Where a copy reads."""
     return at
 
 
-def _moved(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _moved(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     if i.operands[0].shape.dtype != i.shape.dtype:
         raise NoPlan("{0} changes the element type without converting", i)
     return t.value(i.operands[0], READS[i.opcode](i, at, t.extents), where)
 
 
-def _pad(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _pad(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     source, filler = i.operands
     filling = t.value(filler, (), where)
     if not source.shape.size:
@@ -166,7 +166,7 @@ def spread(t: Trace, index: Index, size: int, step: int, low: int) -> tuple[list
     return [c for c in conditions if c >= 0], index
 
 
-def _concatenate(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _concatenate(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     (along,), start = i.dimensions, 0
     result = -1
     for piece in i.operands:
@@ -184,7 +184,7 @@ def _concatenate(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
 
 
 # -- indexed access
-def clamped_start(t: Trace, start: HloInstruction, at: Place, limit: int, where: int) -> Index:
+def clamped_start(t: Trace, start: HloInstruction, at: IndexMap, limit: int, where: int) -> Index:
     """A position that the program computes, moved into [0, limit]."""
     if limit <= 0:
         return constant(0)
@@ -199,7 +199,7 @@ def clamped_start(t: Trace, start: HloInstruction, at: Place, limit: int, where:
     return value(t.build.apply("clamp", low, node, high))
 
 
-def _dynamic_slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _dynamic_slice(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     source, *starts = i.operands
     place = [
         index + clamped_start(t, start, (), full - size, where)
@@ -208,7 +208,7 @@ def _dynamic_slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return t.value(source, tuple(place), where)
 
 
-def _dynamic_update_slice(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _dynamic_update_slice(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     source, update, *starts = i.operands
     if not update.shape.size:
         return t.value(source, at, where)
@@ -226,7 +226,7 @@ def _dynamic_update_slice(t: Trace, i: HloInstruction, at: Place, where: int) ->
     return t.build.apply("select", inside, changed, t.value(source, at, where))
 
 
-def _gather(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _gather(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     source, indices = i.operands
     dims = i.gather_dims
     batch = [at[d] for d in range(len(at)) if d not in dims.offset_dims]
@@ -248,7 +248,7 @@ def _gather(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return t.value(source, tuple(place), where)
 
 
-def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: HloInstruction) -> Place:
+def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: HloInstruction) -> IndexMap:
     """Where component `number` of the index vector at a batch position stands."""
     if vector_dim == indices.shape.rank:
         return tuple(batch)

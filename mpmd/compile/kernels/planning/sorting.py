@@ -13,7 +13,7 @@ from mpmd.compile.hlo.attributes import SliceDims
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import dim, linear, strides_of, value
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.frames import Frame
+from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
@@ -67,9 +67,9 @@ def _planned(
     (along,), dims = sort.dimensions, sort.operands[0].shape.dims
     rank, order = len(dims), [*(d for d in range(len(dims)) if d != along), along]
     # the space: the other dims, the element that is placed, the element that it is compared with
-    frame = Frame((*(dims[d] for d in order), dims[along]), 0, 1)
+    space = IterationSpace((*(dims[d] for d in order), dims[along]), 0, 1)
     comparator = sort.to_apply
-    trace = Trace(name, frame, dict.fromkeys((*comparator.post_order(), *inside)))
+    trace = Trace(name, space, dict.fromkeys((*comparator.post_order(), *inside)))
     places = {d: dim(k) for k, d in enumerate(order)}
     here = tuple(places[d] for d in range(rank))
     there = tuple(dim(rank) if d == along else places[d] for d in range(rank))

@@ -18,9 +18,9 @@ from mpmd.compile.kernels.precision import without_rounding
 from mpmd.errors import CompileError
 
 if TYPE_CHECKING:
-    from mpmd.compile.kernels.planning.frames import Frame
+    from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 
-Place = tuple[Index, ...]
+IndexMap = tuple[Index, ...]
 """An index expression for each dim of an instruction."""
 
 MOVEMENT = frozenset(("bitcast", "broadcast", "iota", "reshape", "reverse", "slice", "transpose", "copy"))
@@ -46,27 +46,27 @@ class Trace:
 
     Args:
         name: symbol of the kernel.
-        frame: the iteration space.
+        space: the iteration space.
         inside: the instructions that are computed; all others are loaded.
 
     Attributes:
         build: where the nodes go.
-        frame: the iteration space.
+        space: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
         places: where each instruction that computes something was evaluated.
         sums: dots whose sums the kernel is given, and their element type.
         sums_operands: number of the operand that stands for the sums of each dot that was read.
     """
 
-    def __init__(self, name: str, frame: Frame, inside: Collection[HloInstruction]) -> None:
-        self.build = PlanBuilder(name, frame.extents, batch_dims=frame.batch, row_dims=frame.row)
-        self.frame = frame
+    def __init__(self, name: str, space: IterationSpace, inside: Collection[HloInstruction]) -> None:
+        self.build = PlanBuilder(name, space.extents, batch_dims=space.batch, row_dims=space.row)
+        self.space = space
         self.inside = inside
         self.arrays: dict[HloInstruction, int] = {}
-        self.places: dict[HloInstruction, set[tuple[Place, int]]] = {}
+        self.places: dict[HloInstruction, set[tuple[IndexMap, int]]] = {}
         self.sums: dict[HloInstruction, str] = {}
         self.sums_operands: dict[HloInstruction, int] = {}
-        self._known: dict[tuple[HloInstruction, Place, int], int] = {}
+        self._known: dict[tuple[HloInstruction, IndexMap, int], int] = {}
         self._given: dict[HloInstruction, int] = {}
 
     def substitute(self, given: dict[HloInstruction, int]) -> None:
@@ -76,10 +76,10 @@ class Trace:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Sizes of the frame's dims."""
-        return self.frame.extents
+        """Sizes of the space's dims."""
+        return self.space.extents
 
-    def value(self, instruction: HloInstruction, at: Place, where: int = -1) -> int:
+    def value(self, instruction: HloInstruction, at: IndexMap, where: int = -1) -> int:
         """The node that holds an instruction's value at a position.
 
         Args:
@@ -96,7 +96,7 @@ class Trace:
             known = self._known[key] = self._value(instruction, at, where)
         return known
 
-    def _value(self, instruction: HloInstruction, at: Place, where: int) -> int:
+    def _value(self, instruction: HloInstruction, at: IndexMap, where: int) -> int:
         check_dtype(instruction)
         if instruction in self._given:
             return self._given[instruction]
@@ -112,7 +112,7 @@ class Trace:
             self.places.setdefault(instruction, set()).add((at, where))
         return rule(self, instruction, at, where)
 
-    def pair(self, instruction: HloInstruction, at: Place, where: int = -1) -> tuple[int, int]:
+    def pair(self, instruction: HloInstruction, at: IndexMap, where: int = -1) -> tuple[int, int]:
         """The nodes that hold the real and the imaginary part of a complex number; see `value`.
 
         Raises:
@@ -182,13 +182,13 @@ class Trace:
         return build.apply(f"compare-{direction}", build.index(index), build.constant(bound, "s64"))
 
 
-Rule = Callable[[Trace, HloInstruction, Place, int], int]
+Rule = Callable[[Trace, HloInstruction, IndexMap, int], int]
 
 RULES: dict[str, Rule] = {}
-"""How each opcode is computed at a position; filled by `rules.py` and `frames.py`."""
+"""How each opcode is computed at a position; filled by `rules.py` and `iteration_space.py`."""
 
-READS: dict[str, Callable[[HloInstruction, Place, Sequence[int]], Place]] = {}
-"""Where movement of one operand reads, given the extents of the frame; filled by `rules.py`."""
+READS: dict[str, Callable[[HloInstruction, IndexMap, Sequence[int]], IndexMap]] = {}
+"""Where movement of one operand reads, given the extents of the space; filled by `rules.py`."""
 
 
 PAIRS = {"c64": "f32", "c128": "f64"}

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of, value
 from mpmd.compile.kernels.operations import REDUCTIONS
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.frames import Frame, reducer_of
+from mpmd.compile.kernels.planning.iteration_space import IterationSpace, reducer_of
 from mpmd.compile.kernels.planning.rules import clamped_start, index_place
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace
 
@@ -62,7 +62,7 @@ def array_beneath(value: HloInstruction) -> HloInstruction:
 def _slice_update(name: str, inside: dict[HloInstruction, None], root: HloInstruction) -> Trace:
     source, update, *starts = root.operands
     dims = update.shape.dims
-    trace = Trace(name, Frame(dims), inside)
+    trace = Trace(name, IterationSpace(dims), inside)
     at = tuple(dim(d) for d in range(len(dims)))
     node = trace.value(update, at)
     place = [
@@ -79,7 +79,7 @@ def _scatter(name: str, inside: dict[HloInstruction, None], root: HloInstruction
         raise NoPlan("no kernel scatters into several arrays at once")
     source, indices, updates = root.operands
     dims, numbers = updates.shape.dims, root.scatter_dims
-    trace = Trace(name, Frame(dims), inside)
+    trace = Trace(name, IterationSpace(dims), inside)
     combine = _combiner(root)
     if combine and root.shape.dtype not in REDUCTIONS[combine].dtypes:
         raise NoPlan(f"no kernel combines {root.shape.dtype} by {combine}")

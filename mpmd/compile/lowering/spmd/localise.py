@@ -10,9 +10,9 @@ from mpmd.compile.lowering.program import (
     Block,
     Function,
     Operation,
-    Program,
     Sharding,
     Spread,
+    StablehloProgram,
     ValueId,
 )
 from mpmd.compile.lowering.spmd.devices import even, local
@@ -21,7 +21,7 @@ from mpmd.errors import CompileError
 _RESHARD = "sdy.reshard"
 
 
-def localise(program: Program, devices: int, results: Sequence[Sharding]) -> Program:
+def localise(program: StablehloProgram, devices: int, results: Sequence[Sharding]) -> StablehloProgram:
     """The program of one device.
 
     Args:
@@ -37,13 +37,13 @@ def localise(program: Program, devices: int, results: Sequence[Sharding]) -> Pro
     work.promised.append(("main", program.functions["main"].body.returned, results))
     for where, values, cuts in work.promised:
         work.agree(where, values, cuts)
-    return Program(program.name, functions, 1, devices)
+    return StablehloProgram(program.name, functions, 1, devices)
 
 
 class _Localising:
     """The work on one program: how each value is cut, by its number."""
 
-    def __init__(self, program: Program, devices: int) -> None:
+    def __init__(self, program: StablehloProgram, devices: int) -> None:
         self.program = program
         self.devices = devices
         self.cut: dict[ValueId, Sharding] = {}

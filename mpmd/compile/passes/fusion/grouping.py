@@ -77,7 +77,7 @@ class Grouping:
         self.group_of: dict[HloInstruction, Group] = {}
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
-        self._ranks = Order(self)
+        self._ranks = GroupOrder(self)
         needed = self._arrays()
         for instruction in self.order:
             if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
@@ -220,7 +220,7 @@ class Grouping:
         return a
 
 
-class Order:
+class GroupOrder:
     """An order of groups and all other instructions in which each runs after what it needs.
 
     It tells at once which of two groups cannot lead to the other, and ends the search for ways at the later

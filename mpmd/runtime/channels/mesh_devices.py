@@ -52,7 +52,7 @@ def partition_spec(sharding: str) -> PartitionSpec:
 _token = jax.jit(lambda array: np.int8(0), keep_unused=True)
 
 
-class Placement:
+class MeshDevices:
     """The devices of every mesh, and how arrays get there.
 
     What it hands out never waits for an array to be computed.
@@ -188,14 +188,14 @@ def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path
 class LocalChannels:
     """Makes the channels of each step of one program within this process."""
 
-    def __init__(self, placement: Placement, program: Program) -> None:
+    def __init__(self, devices: MeshDevices, program: Program) -> None:
         movers: list[dict[int, Callable[[jax.Array], jax.Array]]] = [{} for _ in program.channels]
         for stream in program.streams:
             for op in stream.instructions:
                 if isinstance(op, Send):
                     source = stream.buffers[op.buffer].type
                     target = program.channels[op.channel].types[op.sequence]
-                    movers[op.channel][op.sequence] = placement.copier(source, target)
+                    movers[op.channel][op.sequence] = devices.copier(source, target)
         self._movers = movers
 
     def __call__(self) -> list[LocalChannel]:

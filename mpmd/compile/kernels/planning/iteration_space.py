@@ -1,4 +1,4 @@
-"""Iteration spaces: the frame that a reduction needs, and reductions at a position of a frame."""
+"""Iteration spaces: the one that a reduction needs, and reductions at a position of a space."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.operations import REDUCTIONS
 from mpmd.compile.kernels.planning.rules import spread
-from mpmd.compile.kernels.planning.trace import RULES, NoPlan, Place, Trace, scalar_of
+from mpmd.compile.kernels.planning.trace import RULES, IndexMap, NoPlan, Trace, scalar_of
 
 
 @dataclass(frozen=True)
-class Frame:
+class IterationSpace:
     """An iteration space: `batch | outer | row`, as in `KernelPlan`.
 
     Attributes:
@@ -47,19 +47,19 @@ class Frame:
         return linear([dim(d) for d in dims], strides_of([self.extents[d] for d in dims]))
 
 
-def full_place(shape: Sequence[int], frame: Frame) -> Place:
-    """Where an array that fills the frame is read: element n at point n."""
-    return delinearized(frame.flat(range(len(frame.extents))), shape, frame.extents)
+def full_place(shape: Sequence[int], space: IterationSpace) -> IndexMap:
+    """Where an array that fills the space is read: element n at point n."""
+    return delinearized(space.flat(range(len(space.extents))), shape, space.extents)
 
 
-def loop_frame(instruction: HloInstruction) -> tuple[Frame, Place]:
-    """The frame of an elementwise result, and its place there."""
+def loop_space(instruction: HloInstruction) -> tuple[IterationSpace, IndexMap]:
+    """The space of an elementwise result, and its place there."""
     dims = instruction.shape.dims
-    return Frame(dims), tuple(dim(d) for d in range(len(dims)))
+    return IterationSpace(dims), tuple(dim(d) for d in range(len(dims)))
 
 
-def reduce_frame(reduce: HloInstruction) -> tuple[Frame, Place]:
-    """The frame of a reduction, and the place of its operand there.
+def reduce_space(reduce: HloInstruction) -> tuple[IterationSpace, IndexMap]:
+    """The space of a reduction, and the place of its operand there.
 
     A reduction along the contiguous dim walks over rows; one that keeps it adds rows up; one to a single
     number does the one, then the other.
@@ -82,20 +82,20 @@ def reduce_frame(reduce: HloInstruction) -> tuple[Frame, Place]:
     place = [constant(0)] * len(dims)
     for position, d in enumerate(order):
         place[d] = dim(position) if dims[d] != 1 else constant(0)
-    return Frame(tuple(dims[d] for d in order), batch, row), tuple(place)
+    return IterationSpace(tuple(dims[d] for d in order), batch, row), tuple(place)
 
 
-def window_frame(instruction: HloInstruction) -> tuple[Frame, Place]:
-    """The frame of a windowed reduction: its result's dims, then the window as a row; the result's place."""
+def window_space(instruction: HloInstruction) -> tuple[IterationSpace, IndexMap]:
+    """The space of a windowed reduction: its result's dims, then the window as a row; the result's place."""
     dims, window = instruction.shape.dims, instruction.window.sizes
-    return Frame((*dims, *window), 0, len(window)), tuple(dim(d) for d in range(len(dims)))
+    return IterationSpace((*dims, *window), 0, len(window)), tuple(dim(d) for d in range(len(dims)))
 
 
-def contraction_frame(dot: HloInstruction) -> tuple[Frame, Place]:
-    """The frame of a matrix product as a reduction: its result's dims, then what is summed."""
+def contraction_space(dot: HloInstruction) -> tuple[IterationSpace, IndexMap]:
+    """The space of a matrix product as a reduction: its result's dims, then what is summed."""
     dims, numbers = dot.shape.dims, dot.dot_dims
     summed = tuple(dot.operands[0].shape.dims[d] for d in numbers.lhs_contracting)
-    return Frame((*dims, *summed), 0, len(summed)), tuple(dim(d) for d in range(len(dims)))
+    return IterationSpace((*dims, *summed), 0, len(summed)), tuple(dim(d) for d in range(len(dims)))
 
 
 # -- reductions at a position
@@ -112,7 +112,7 @@ def reducer_of(computation: HloComputation) -> str:
     raise NoPlan(f"no kernel reduces by {computation.name}, whose result is {root.opcode}")
 
 
-def _reduce(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _reduce(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     if len(i.operands) != 2:
         raise NoPlan("no kernel reduces several arrays at once")
     op, (source, init) = reducer_of(i.to_apply), i.operands
@@ -120,7 +120,7 @@ def _reduce(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     if not gone:
         return _with_init(t, op, t.value(source, at, where), init)
     count = math.prod(source.shape.dims[d] for d in gone)
-    points, axes = _axes(t.frame, at, count) if count != 1 else (constant(0), ())
+    points, axes = _axes(t.space, at, count) if count != 1 else (constant(0), ())
     inner = delinearized(points, [source.shape.dims[d] for d in gone], t.extents)
     place = list(at)
     for d, index in zip(gone, inner):
@@ -128,18 +128,18 @@ def _reduce(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return _with_init(t, op, _reduced(t, op, t.value(source, tuple(place), where), axes), init)
 
 
-def _axes(frame: Frame, at: Place, count: int) -> tuple[Index, tuple[str, ...]]:
-    """The points of the frame that a reduction at a place runs over, and along which axes."""
+def _axes(space: IterationSpace, at: IndexMap, count: int) -> tuple[Index, tuple[str, ...]]:
+    """The points of the space that a reduction at a place runs over, and along which axes."""
     used = frozenset[int]().union(*(index.dims() for index in at))
     if any(index.values() for index in at):
         raise NoPlan("a reduction at a computed position")
-    row, outer = frame.row_dims, frame.outer_dims
-    if not used & set(row) and frame.count(row) == count and row:
-        return frame.flat(row), ("row",)
-    if not used & set(outer) and frame.count(outer) == count:
-        return frame.flat(outer), ("column",)
-    if not used & {*row, *outer} and frame.count((*outer, *row)) == count:
-        return frame.flat((*outer, *row)), ("row", "column")
+    row, outer = space.row_dims, space.outer_dims
+    if not used & set(row) and space.count(row) == count and row:
+        return space.flat(row), ("row",)
+    if not used & set(outer) and space.count(outer) == count:
+        return space.flat(outer), ("column",)
+    if not used & {*row, *outer} and space.count((*outer, *row)) == count:
+        return space.flat((*outer, *row)), ("row", "column")
     raise NoPlan("a reduction over other dims than those of the kernel")
 
 
@@ -161,11 +161,11 @@ def _with_init(t: Trace, op: str, node: int, init: HloInstruction) -> int:
     return t.build.apply(op, t.value(init, ()), node)
 
 
-def _reduce_window(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
+def _reduce_window(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     if len(i.operands) != 2:
         raise NoPlan("no kernel reduces windows of several arrays at once")
     op, (source, init), inside, place = reducer_of(i.to_apply), i.operands, -1, []
-    row = t.frame.row_dims
+    row = t.space.row_dims
     if [t.extents[d] for d in row] != list(i.window.sizes):
         raise NoPlan("a window other than the kernel's row")
     for index, d, step, size in zip(at, row, i.window.dims, source.shape.dims):
@@ -180,9 +180,9 @@ def _reduce_window(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
     return _with_init(t, op, _reduced(t, op, node, ("row",)), init)
 
 
-def _dot(t: Trace, i: HloInstruction, at: Place, where: int) -> int:
-    """A matrix product as a sum over the row of the frame."""
-    lhs, rhs, numbers, row = *i.operands[:2], i.dot_dims, t.frame.row_dims
+def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
+    """A matrix product as a sum over the row of the space."""
+    lhs, rhs, numbers, row = *i.operands[:2], i.dot_dims, t.space.row_dims
     if [t.extents[d] for d in row] != [lhs.shape.dims[d] for d in numbers.lhs_contracting]:
         raise NoPlan("a product summed over other dims than the kernel's row")
     if any(index.dims() & set(row) for index in at):

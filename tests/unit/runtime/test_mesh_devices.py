@@ -10,14 +10,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from mpmd.errors import ProgramError, SignatureError
-from mpmd.runtime.channels.placement import Placement, partition_spec
+from mpmd.runtime.channels.mesh_devices import MeshDevices, partition_spec
 from mpmd.runtime.channels.reshard import plan_reshard
 from mpmd.runtime.graph import BufferType
 
 
-def two_meshes(first: int = 2, second: int = 2) -> Placement:
+def two_meshes(first: int = 2, second: int = 2) -> MeshDevices:
     devices = jax.devices()
-    return Placement(
+    return MeshDevices(
         {"a": Mesh(np.array(devices[:first]), ("x",)), "b": Mesh(np.array(devices[4 - second : 4]), ("x",))}
     )
 
@@ -49,38 +49,38 @@ SPECS = {"a": ["[{}, {}]", '[{"x"}, {}]', '[{}, {"x"}]'], "b": ["[{}, {}]", '[{"
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("pair", list(itertools.product(SPECS["a"], SPECS["b"])))
 def test_any_sharding_moves_to_any_other(first, second, pair):
-    placement = two_meshes(first, second)
+    devices = two_meshes(first, second)
     shape = (6, 12)
     source, target = (BufferType(shape, "float32", m, s) for m, s in zip("ab", pair, strict=True))
     host = np.arange(72, dtype=np.float32).reshape(shape)
-    array = jax.device_put(host, placement.sharding(source))
-    moved = placement.copier(source, target)(array)
-    assert moved.sharding.is_equivalent_to(placement.sharding(target), 2)
+    array = jax.device_put(host, devices.sharding(source))
+    moved = devices.copier(source, target)(array)
+    assert moved.sharding.is_equivalent_to(devices.sharding(target), 2)
     np.testing.assert_array_equal(np.asarray(moved), host)
     for shard in moved.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), host[shard.index])
 
 
 def test_moving_between_memories_and_meshes():
-    placement = two_meshes()
+    devices = two_meshes()
     host = np.arange(8, dtype=np.float32)
     parked = BufferType((8,), "float32", "a", '[{"x"}]', "pinned_host")
-    source = jax.device_put(host, placement.sharding(parked))
+    source = jax.device_put(host, devices.sharding(parked))
     for target in (
         BufferType((8,), "float32", "a", '[{"x"}]'),
         BufferType((8,), "float32", "b", "[{}]"),
         BufferType((8,), "float32", "b", "[{}]", "pinned_host"),
     ):
-        moved = placement.copier(parked, target)(source)
+        moved = devices.copier(parked, target)(source)
         assert moved.sharding.memory_kind == (target.memory_kind or "device")
         np.testing.assert_array_equal(np.asarray(moved), host)
 
 
 def test_a_copy_never_shares_memory():
-    placement = two_meshes(1, 1)
+    devices = two_meshes(1, 1)
     kind = BufferType((4,), "float32", "a")
-    array = jax.device_put(np.ones(4, np.float32), placement.sharding(kind))
-    copy = placement.copier(kind, kind)(array)
+    array = jax.device_put(np.ones(4, np.float32), devices.sharding(kind))
+    copy = devices.copier(kind, kind)(array)
     assert copy.unsafe_buffer_pointer() != array.unsafe_buffer_pointer()
 
 
@@ -154,15 +154,15 @@ def test_one_device_has_a_single_device_sharding():
     ],
 )
 def test_moving_does_not_wait_for_the_array(source, target):
-    placement = two_meshes()
+    devices = two_meshes()
     shape = (400, 400)
     kinds = [
         BufferType(shape, "float32", mesh, sharding, memory) for mesh, sharding, memory in (source, target)
     ]
-    place = placement.sharding(kinds[0])
+    place = devices.sharding(kinds[0])
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 80, lambda i, c: c @ x / 400, x), out_shardings=place)
     x = jax.device_put(np.ones(shape, np.float32), place)
-    move = placement.copier(*kinds)
+    move = devices.copier(*kinds)
     move(slow(x)).block_until_ready()  # compiled
     pending = slow(x)
     moved = move(pending)
@@ -175,18 +175,18 @@ def test_moving_does_not_wait_for_the_array(source, target):
 def test_arrays_in_another_layout_are_laid_out_anew(where, fresh):
     from jax.experimental.layout import Format, Layout
 
-    placement = two_meshes(2 if where == "two devices" else 1)
+    devices = two_meshes(2 if where == "two devices" else 1)
     type_ = BufferType((3, 4), "float32", "a", '[{}, {"x"}]')
-    place = placement.placer(type_, "args[0]", fresh=fresh)
+    place = devices.placer(type_, "args[0]", fresh=fresh)
     host = np.arange(12, dtype=np.float32).reshape(3, 4)
-    sharding = SingleDeviceSharding(jax.devices()[3]) if where == "elsewhere" else placement.sharding(type_)
+    sharding = SingleDeviceSharding(jax.devices()[3]) if where == "elsewhere" else devices.sharding(type_)
     usual = jax.device_put(host, sharding)
     other = jax.device_put(host, Format(Layout((1, 0)), sharding))
     assert other.format.layout.major_to_minor == (1, 0)
     for value in (usual, other, other, usual):
         placed = place(value)
         assert placed.format.layout.major_to_minor == (0, 1)
-        assert placed.sharding.is_equivalent_to(placement.sharding(type_), 2)
+        assert placed.sharding.is_equivalent_to(devices.sharding(type_), 2)
         np.testing.assert_array_equal(placed, host)
     if where != "elsewhere" and not fresh:
         assert place(usual) is usual
