@@ -2,7 +2,7 @@
 
 `fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
 other in every round, and the best round of each counts: CPU time on one thread, wall time on several.  Rounds
-of fragments of some microseconds are short, and go on for a second.
+of fragments below a millisecond are short, and go on for a second: neighbours on the machine disturb them.
 glibc is told to keep its heap, so that fresh pages are nobody's cost.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
@@ -25,7 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-SHORT, ENOUGH = 1e-4, 1.0  # seconds of a call of which few are undisturbed, and for how long it is repeated
+# Seconds of a call of which few are undisturbed, of its rounds, and for how long they go on.
+SHORT, SHORT_ROUND, ENOUGH = 1e-3, 5e-3, 1.0
+ROUND = 0.02  # seconds of other rounds
 SIZES = {
     "gpt2": {"batch": 2, "tokens": 512, "width": 768, "heads": 12, "vocabulary": 8192},
     "small": {"batch": 4, "tokens": 64, "width": 128, "heads": 4, "vocabulary": 512},
@@ -160,7 +162,8 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
     while number < rounds or (min(best.values()) < SHORT and time.perf_counter() < end):
         number += 1
         for name, run in (("native", native), ("xla", jitted)):
-            repeat = max(1, min(100, int(0.02 / best[name])))
+            seconds = SHORT_ROUND if best[name] < SHORT else ROUND
+            repeat = max(1, min(100, int(seconds / best[name])))
             begin = clock()
             for _ in range(repeat):
                 jax.block_until_ready(run(*given))
