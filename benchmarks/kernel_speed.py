@@ -24,6 +24,9 @@ for a call that is not timed goes before those that are; and `turns`, the same s
 arrays that caches have lost each by its next turn, as happens in a step of a model.  The summary says of each
 size how near the kernels come to the copy in it.
 
+Arrays of the size `memory` lie in huge pages, as what a program keeps does: in pages of 4 KB a copy takes 1.6
+times as long, and of the memory that earlier kernels gave back a part, another one in each run, is in such.
+
     python benchmarks/kernel_speed.py [--rounds=9] [--only=gemm,fused] [--dtypes=f32,bf16]
                                       [--sizes=model,turns,memory] [--kernels=transpose,gather]
 
@@ -49,7 +52,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, jax_functions, traffic_of
-from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty
+from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty, program_array
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
@@ -270,19 +273,19 @@ def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
 
 
 @functools.lru_cache(maxsize=8)  # kernels past the caches share these arrays
-def yardsticks(moved: int, turns: int) -> dict[str, Callable[[], object]]:
-    """What moves so many bytes and does nothing else, in as many sets of arrays."""
+def yardsticks(moved: int, turns: int, empty: Callable[..., np.ndarray]) -> dict[str, Callable[[], object]]:
+    """What moves so many bytes and does nothing else, in as many sets of arrays, which `empty` makes."""
     target, sets = host_target(), range(turns)
     return {
-        "copy": in_turn([copy_bandwidth(target, elements=moved // 8) for _ in sets]),
-        "memcpy": in_turn([library_copy(moved // 2) for _ in sets]),
-        "read": in_turn([read_bandwidth(target, elements=moved // 4) for _ in sets]),
+        "copy": in_turn([copy_bandwidth(target, elements=moved // 8, empty=empty) for _ in sets]),
+        "memcpy": in_turn([library_copy(moved // 2, empty) for _ in sets]),
+        "read": in_turn([read_bandwidth(target, elements=moved // 4, empty=empty) for _ in sets]),
     }
 
 
-def library_copy(size: int) -> Callable[[], object]:
+def library_copy(size: int, empty: Callable[..., np.ndarray]) -> Callable[[], object]:
     """The C library's copy of so many bytes."""
-    given, made = (aligned_empty((size,), np.uint8) for _ in range(2))
+    given, made = (empty((size,), np.uint8) for _ in range(2))
     given[...] = made[...] = 1
     addresses = ctypes.c_void_p(made.ctypes.data), ctypes.c_void_p(given.ctypes.data)
 
@@ -308,16 +311,20 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
     plan, shape = fused_plan(name, dtype, size)
     kernel, traffic = DirectSequence(plan_kernels(plan, target), target), traffic_of(plan)
     turns = -(-BEYOND_CACHE * target.l3_bytes // traffic.total) if size == "turns" else 1
+    empty = program_array if size == "memory" else aligned_empty
     sets = []
     for _ in range(turns):
-        arrays = [aligned_empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+        arrays = [empty((o.size,), NUMPY_DTYPE[o.dtype]) for o in plan.operands]
         for array in arrays:
             array[...] = np.abs(rng.standard_normal(array.shape, np.float32))
             if array.dtype == np.int32:
                 array[...] = rng.permutation(array.size)
         sets.append(arrays)
     yardstick = BEYOND_CACHE * target.l3_bytes if size == "memory" else traffic.total
-    runs = {**yardsticks(yardstick, turns), "own": in_turn([kernel.prepare(*arrays) for arrays in sets])}
+    runs = {
+        **yardsticks(yardstick, turns, empty),
+        "own": in_turn([kernel.prepare(*arrays) for arrays in sets]),
+    }
     if size != "memory":
         read = [k for k in range(len(plan.operands)) if name == "adam" or k not in plan.results]
         forms = [shape if plan.operands[k].size == math.prod(shape) else (-1,) for k in read]

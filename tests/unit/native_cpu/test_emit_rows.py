@@ -159,16 +159,73 @@ def requests(plan, target):
 def test_rows_past_the_caches_are_asked_for_by_every_pass():
     near = replace(named_target("avx512"), l1_bytes=32 << 10, l2_bytes=256, l3_bytes=32 << 20)
     first, second = 3, 2  # caches, as LLVM numbers them
-    thirds = requests(layer_norm(64, 768, "f32"), far(near))
-    assert thirds == [second] * 2 * (2 + 2 + 3), "a third of each round's lines, in code that streams or not"
+    in_code_that_streams, in_code_that_does_not = 2 + 4, 2 + 2 + 3
+    halves_and_thirds = requests(layer_norm(64, 768, "f32"), far(near))
+    assert halves_and_thirds == [second] * (in_code_that_streams + in_code_that_does_not), (
+        "of a round's lines"
+    )
+    thirds = requests(layer_norm(64, 768, "f32", in_place=True), far(near))
+    assert thirds == [second] * in_code_that_does_not
     assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2 * 2, "two rows' lines in two passes"
-    longer = requests(layer_norm(64, 1280, "f32"), far(near))
-    assert longer == [second] * 2 * 4, "more than a page ahead in one pass only"
-    assert set(requests(layer_norm(64, 768, "bf16"), far(near))) == {first}, (
+    longer = requests(layer_norm(64, 1280, "f32", in_place=True), far(near))
+    assert longer == [second] * 4, "more than a page ahead in one pass only"
+    assert set(requests(layer_norm(64, 768, "bf16", in_place=True), far(near))) == {first}, (
         "two short rows, while it computes"
     )
     assert set(requests(norm_gradient(64, 896, "f32"), far(near))) == {second}
     assert not requests(norm_gradient(64, 1024, "f32"), far(near)), "too far in two places"
+
+
+def mean_squares(rows, width, dtype):
+    b = PlanBuilder("mean_squares", (rows, width), row_dims=1)
+    x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
+    gain = b.convert(b.load_dense(b.operand("g", dtype, width), (1,)), "f32")
+    mean = b.apply("multiply", b.reduce_row("add", b.apply("multiply", x, x)), b.constant(1 / width, "f32"))
+    y = b.apply("multiply", b.apply("multiply", x, b.apply("rsqrt", mean)), gain)
+    b.store_dense(b.operand("y", dtype, rows * width), b.convert(y, dtype))
+    return b.finish()
+
+
+def test_which_rows_are_written_while_the_next_ones_are_read():
+    caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
+    target = replace(named_target("avx512_bf16"), **caches)
+
+    def beside(make, rows, width, dtype, **given):
+        kernel = plan_kernels(make(rows, width, dtype, **given), target).kernels[0]
+        assert not kernel.plain_form.overlapped, "results that stay in caches"
+        return kernel.form.overlapped
+
+    assert beside(layer_norm, 1 << 14, 768, "f32") == 2, "the last of three passes"
+    assert beside(layer_norm, 1 << 14, 768, "bf16") == 2 and beside(mean_squares, 1 << 14, 768, "bf16") == 1
+    assert not beside(mean_squares, 1 << 14, 768, "f32"), "no pass only reads and asks"
+    assert not beside(layer_norm, 1 << 14, 768, "f32", in_place=True), "what is read stays in caches"
+    assert not beside(layer_norm, 1 << 10, 768, "f32"), "a cache has all"
+    assert not beside(layer_norm, 1 << 14, 1000, "f32"), "rows do not begin at lines"
+    assert not beside(layer_norm, 1 << 12, 3072, "f32"), "long rows"
+    assert not beside(norm_gradient, 1 << 14, 768, "bf16"), "two arrays are read"
+    assert not beside(layer_norm, 4, 1 << 21, "bf16"), "one of few rows would be read in vain"
+
+
+def test_requests_keep_away_from_the_places_in_pages_that_are_written():
+    plan = layer_norm(1 << 14, 768, "bf16")
+    target = replace(named_target("avx512_bf16"), l1_bytes=32 << 10, l2_bytes=1 << 20, l3_bytes=32 << 20)
+    form = plan_kernels(plan, target).kernels[0].form
+    assert form.at_once == 2
+    places = {
+        rows: [replace(form.coming, rows=rows)._farthest_apart(width) for width in (1536, 2048, 4096)]
+        for rows in (1, 2)
+    }
+    assert places == {1: [2048, 2048, 2048], 2: [768, 1024, 2048]}
+    whole_pages = plan_kernels(layer_norm(1 << 14, 2048, "bf16"), target).kernels[0]
+    assert whole_pages.form.at_once == 1 and whole_pages.plain_form.at_once == 2
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows,width", [(9, 768), (33, 512), (31, 160), (24, 2048), (17, 64)])
+@pytest.mark.parametrize("make", [layer_norm, mean_squares, norm_gradient])
+def test_rows_that_are_written_while_the_next_ones_are_read(make, rows, width, dtype):
+    targets = [far(t) for t in TARGETS + (WITHOUT_BF16 if dtype == "bf16" else [])]
+    check(make(rows, width, dtype), dtype, targets=targets)
 
 
 def claims(plan, target):
@@ -264,7 +321,7 @@ def test_which_rows_overlap():
     target = named_target("avx512")
 
     def overlap(plan):
-        return plan_kernels(plan, target).kernels[0].form.overlaps
+        return plan_kernels(plan, target).kernels[0].form.overlapped
 
     assert overlap(softmax(64, 64, "f32")) and overlap(log_sums(64, 64, "bf16"))
     assert not overlap(softmax(4, 64, "f32")), "one of few rows would be read in vain"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
-from mpmd.compile.backends.native_cpu.direct import program_memory
+from mpmd.compile.backends.native_cpu.direct import program_array, program_memory
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
@@ -73,6 +73,15 @@ def test_memory_of_programs_can_be_written_from_end_to_end(size):
 def test_more_memory_than_there_is_is_a_memory_error():
     with pytest.raises(MemoryError, match="no memory for|allocate"):
         program_memory(1 << 60)
+
+
+@pytest.mark.parametrize("rows", [3, 1 << 13])
+def test_arrays_in_memory_that_a_program_keeps(rows):
+    array, other = (program_array((rows, 100), np.float32) for _ in range(2))
+    assert array.shape == (rows, 100) and array.dtype == np.float32
+    assert array.ctypes.data % 64 == 0
+    array[...], other[...] = 1, 2
+    assert (array == 1).all() and (other == 2).all()
 
 
 def test_stored_programs_load_again_and_damaged_ones_do_not():

@@ -56,6 +56,12 @@ def program_memory(size: int) -> np.ndarray:
     return raw[start : start + size]
 
 
+def program_array(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
+    """An uninitialised array in memory of its own, such as a program keeps; see `program_memory`."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return program_memory(size).view(dtype).reshape(shape)
+
+
 def share(units: int, thread: int, threads: int) -> tuple[int, int]:
     """The range of units that one of several threads does."""
     return units * thread // threads, units * (thread + 1) // threads

@@ -84,12 +84,20 @@ def fma_peak(target: CpuTarget, dtype: str = "f32", *, steps: int = 200_000) -> 
     return measure
 
 
-def copy_bandwidth(target: CpuTarget, *, elements: int) -> Callable[[], float]:
-    """A function that measures how fast one core copies memory, in bytes read and written per second."""
+def copy_bandwidth(
+    target: CpuTarget, *, elements: int, empty: Callable[..., np.ndarray] = aligned_empty
+) -> Callable[[], float]:
+    """A function that measures how fast one core copies memory, in bytes read and written per second.
+
+    Args:
+        target: the CPU.
+        elements: how many floats are copied.
+        empty: makes their arrays, of a shape and a dtype.
+    """
     b = PlanBuilder("copy", (elements,))
     b.store_dense(b.operand("y", "f32", elements), b.load_dense(b.operand("x", "f32", elements)))
     copy = DirectSequence(plan_kernels(b.finish(), target), target)
-    source, destination = aligned_empty((elements,), np.float32), aligned_empty((elements,), np.float32)
+    source, destination = empty((elements,), np.float32), empty((elements,), np.float32)
     source[:] = destination[:] = 1
     run = copy.prepare(destination, source)
 
@@ -132,13 +140,21 @@ def emit_read(module: Module, elements: int) -> int:
     return lanes * len(places)
 
 
-def read_bandwidth(target: CpuTarget, *, elements: int) -> Callable[[], float]:
-    """A function that measures how fast one core reads memory, in bytes per second; see `emit_read`."""
+def read_bandwidth(
+    target: CpuTarget, *, elements: int, empty: Callable[..., np.ndarray] = aligned_empty
+) -> Callable[[], float]:
+    """A function that measures how fast one core reads memory, in bytes per second; see `emit_read`.
+
+    Args:
+        target: the CPU.
+        elements: how many floats are read.
+        empty: makes their array, of a shape and a dtype.
+    """
     module = Module(target)
     sums = aligned_empty((emit_read(module, elements),), np.float32)
     code = compile_module(module, ["read"])
     function = code.function("read", ctypes.c_void_p, ctypes.c_void_p)
-    array = aligned_empty((elements,), np.float32)
+    array = empty((elements,), np.float32)
     array[:] = 1
     arguments = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(sums.ctypes.data))
 

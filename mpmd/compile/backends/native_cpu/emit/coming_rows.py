@@ -9,34 +9,44 @@ The first pass over a row reads memory, the others caches.  Without requests mem
   one for what the next block reads.
 * Along, where the first pass over the next block goes on beside dear functions of this one: it asks for what
   lies a good way ahead of what it reads, since it does not read often enough for the core to look far ahead.
-* Evenly, where memory takes longest: every pass asks for as large a part of the next row.  Stores past the
-  caches drain slowly, but a core lets some sixty lines of them wait, a short row's, and goes on with the next
-  row meanwhile; so memory is written to all the time, and has to be read all the time as well.  Requests are
-  for the second cache: the first one's places for what it waits for are those of such stores, too.  They must
-  stay within a page of what is read: farther ahead they make reading slower, and longer rows are asked for in
-  between.
+* Beside results, where memory takes longest and results pass the caches: a core writes them and sums the
+  next row at the same time, as a copy does, and all passes but the first ask for what lies some rows ahead.
+* Evenly, where two arrays are read, or two passes are all there are: every pass asks for as large a part of
+  the next row.  Stores past the caches drain slowly, but a core lets some sixty lines of them wait, a short
+  row's, and goes on with the next row meanwhile; so memory is written to all the time, and has to be read all
+  the time as well.  Requests are for the second cache: the first one's places for what it waits for are those
+  of such stores, too.  They must stay within a page of what is read: farther ahead they make reading slower,
+  and longer rows are asked for in between.
 
-Measured on Zen 4, of a copy's bandwidth, rows of 1 to 4 KB past the caches: layer norm of f32 0.88-0.94 with
-requests in between and 1.05-1.1 with even ones, the same from C; rows of 8 KB 0.6 with requests in between
-for the first cache and 0.8 for the second.  Layer norm of what the kernel before wrote, 3 MB into 3 MB of 12
-to 72, is 1.1-1.5 times as fast with requests in turn as in between; into 3 MB that were read last as fast.
+A core compares addresses by their places in pages first: a request for a place that is written at that moment
+in another page holds up one or the other.  So requests beside results keep half a page away from what is
+written, wherever the arrays lie.
+
+Measured on Zen 4, of a copy's bandwidth, rows of 1 to 4 KB past the caches: layer norm of f32 with even
+requests 0.6-0.98, by the length of rows, by where the arrays lie, and by what others do to memory; beside
+results 0.9-1.02, the same from C.  Of bf16 0.55-0.7 and 0.65-0.85.  Layer norm of what the kernel before
+wrote, 3 MB into 3 MB of 12 to 72, is 1.1-1.5 times as fast with requests in turn as in between; into 3 MB
+that were read last as fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mpmd.compile.backends.native_cpu.emit.ahead import LINE, Run
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 
-_PAGE = 4 << 10  # bytes by which requests may run ahead in one place
+PAGE = 4 << 10  # bytes, by which requests may run ahead in one place, too
 _FARTHEST = 7 << 10  # the same in all places together
 _GOOD_WAY = 8 << 10  # bytes ahead of what is read beside dear functions
+_BESIDE_RESULTS = 5 << 10  # the same beside results that memory takes
 _FIRST_CACHE, _SECOND_CACHE = 3, 2  # as LLVM numbers where requests go
 
 
@@ -65,6 +75,9 @@ class ComingRows:
         distance: bytes from where the passes are in the rows to what they ask for.
         results: what is written in each row, and not read before.
         claims: the pass that asks for the lines of the results of its own rows, to write them; -1: none.
+        steady: whether memory is read at all times, also while results go there.
+        rows: of a block.
+        bases: where the arrays that are read begin, each as far ahead as is asked for.
     """
 
     plan: KernelPlan
@@ -74,6 +87,9 @@ class ComingRows:
     distance: int = 0
     results: tuple[Run, ...] = ()
     claims: int = -1
+    steady: bool = False
+    rows: int = 1
+    bases: Mapping[int, Value] = field(default_factory=dict)
 
     @staticmethod
     def between(plan: KernelPlan, runs: Sequence[Run], *, near: bool) -> ComingRows:
@@ -88,7 +104,17 @@ class ComingRows:
     @staticmethod
     def evenly(plan: KernelPlan, runs: Sequence[Run], passes: int) -> ComingRows:
         """A part during each pass."""
-        return ComingRows(plan, tuple(runs), tuple(Part(k, passes) for k in range(passes)), _SECOND_CACHE)
+        parts = tuple(Part(k, passes) for k in range(passes))
+        return ComingRows(plan, tuple(runs), parts, _SECOND_CACHE, steady=True)
+
+    @staticmethod
+    def beside_results(
+        plan: KernelPlan, runs: Sequence[Run], results: Sequence[Run], passes: int, rows: int
+    ) -> ComingRows:
+        """What lies ahead of the first pass over the next block, a part during each of the other passes."""
+        parts = (None, *(Part(k, passes - 1) for k in range(passes - 1)))
+        ahead = ComingRows(plan, tuple(runs), parts, _SECOND_CACHE, _BESIDE_RESULTS, tuple(results))
+        return replace(ahead, steady=True, rows=rows)
 
     @staticmethod
     def in_turn(plan: KernelPlan, runs: Sequence[Run], results: Sequence[Run], passes: int) -> ComingRows:
@@ -100,13 +126,50 @@ class ComingRows:
     def within_a_page(plan: KernelPlan, runs: Sequence[Run], rows: int) -> bool:
         """Whether the next block of so many rows is not too far ahead for memory."""
         sizes = [rows * plan.extents[-1] * BYTES[plan.operands[run.operand].dtype] for run in runs]
-        longest = _PAGE if rows == 1 else _PAGE - 1
+        longest = PAGE if rows == 1 else PAGE - 1
         return max(sizes, default=0) <= longest and sum(sizes) <= _FARTHEST
 
-    @property
-    def is_even(self) -> bool:
-        """Whether every pass asks for a part."""
-        return bool(self.runs) and len(self.parts) > 1 and None not in self.parts
+    def based(self, f: FunctionBuilder, pointers: Mapping[int, Value]) -> ComingRows:
+        """The same with what is known once in a function: where what is asked for lies.
+
+        Args:
+            f: the function.
+            pointers: address of each operand.
+        """
+        if not self.distance:
+            return self
+        bases = {}
+        for run in self.runs:
+            pointer, far = pointers[run.operand], self._distance(f, run, pointers)
+            bases[run.operand] = f.op(f"getelementptr i8, ptr {pointer}, i64 {far}", "ptr")
+        return replace(self, bases=bases)
+
+    def _distance(self, f: FunctionBuilder, run: Run, pointers: Mapping[int, Value]) -> Position:
+        """Bytes from where the first pass is in a run to what is asked for.
+
+        Up to a page more than the least, so that places in pages that are written meanwhile and those that
+        are asked for are half a page apart.
+        """
+        plan, size = self.plan, BYTES[self.plan.operands[run.operand].dtype]
+        equal = [r for r in self.results if BYTES[plan.operands[r.operand].dtype] == size]
+        if not (self.steady and equal):
+            return self.distance
+        width, parts = plan.extents[-1] * size, sum(part is not None for part in self.parts)
+        # in the last pass, on an average, were both arrays in one place
+        lead = self.rows * width + width * (parts - 1) // parts + width // (2 * parts) - width // 2
+        lead += (run.index.constant - equal[0].index.constant) * size + self.distance
+        written, read = (f.op(f"ptrtoint ptr {pointers[r.operand]} to i64", "i64") for r in (equal[0], run))
+        apart = f.iadd(f.sub(written, read), self._farthest_apart(width) - lead)
+        return f.iadd(f.and_(f.index(apart), constant(PAGE - LINE, "i64")), self.distance)
+
+    def _farthest_apart(self, width: int) -> int:
+        """How far from what is written to ask, modulo a page, to be far from the places of all rows."""
+        rows = [k * width for k in range(1 - self.rows, self.rows)]
+
+        def nearest(place: int) -> int:
+            return min(min((place + row) % PAGE, -(place + row) % PAGE) for row in rows)
+
+        return max(range(0, PAGE, LINE), key=nearest)
 
     def during(self, number: int) -> bool:
         """Whether a pass asks for anything."""
@@ -147,7 +210,7 @@ class ComingRows:
             for row in rows:
                 f = row.f
                 place = Lanes(first.dim, f.iadd(first.start, offset), 1)
-                at = f.iadd(f.imul(row.inside(lanes=place).first(run.index), size), self.distance)
+                at = f.imul(row.inside(lanes=place).first(run.index), size)
                 # the array may end before that place
-                pointer = row.pointers[run.operand]
+                pointer = self.bases.get(run.operand, row.pointers[run.operand])
                 yield row, f.op(f"getelementptr i8, ptr {pointer}, i64 {at}", "ptr")

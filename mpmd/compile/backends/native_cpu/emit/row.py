@@ -46,6 +46,11 @@ class RowKernel:
     @cached_property
     def form(self) -> RowForm:
         """How its rows are walked over."""
+        return RowForm(self.plan, self.target, self.partials, self.streamed)
+
+    @cached_property
+    def plain_form(self) -> RowForm:
+        """The same where results do not begin at lines and therefore go through the caches."""
         return RowForm(self.plan, self.target, self.partials)
 
     @property
@@ -67,38 +72,38 @@ class RowKernel:
     @property
     def workspace_bytes(self) -> int:
         """The scratch rows."""
-        return self.form.workspace_bytes
+        return max(self.form.workspace_bytes, self.plain_form.workspace_bytes)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:
-                rows, plainly = _Rows(self.form, f), frozenset[int]()
-                emit_streaming(
-                    f,
-                    rows.pointers,
-                    self.streamed,
-                    lambda streams: rows.emit(self.streamed if streams else plainly),
-                )
+                pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
+
+                def emit(streams: bool) -> None:
+                    _Rows(self.form if streams else self.plain_form, f, pointers).emit()
+
+                emit_streaming(f, pointers, self.streamed, emit)
         return ()
 
 
 class _Rows:
     """Emission of one row kernel."""
 
-    def __init__(self, form: RowForm, f: FunctionBuilder) -> None:
+    def __init__(self, form: RowForm, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
         self.form = form
         self.plan = form.plan
         self.parts = form.partials
         self.f = f
         self.lanes = form.target.lanes() if self.plan.row_dims else 1
-        self.pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
+        self.pointers = pointers
+        self.coming = form.coming.based(f, pointers)
 
-    def emit(self, streamed: frozenset[int]) -> None:
+    def emit(self) -> None:
         """All units of the call."""
         f, plan, parts = self.f, self.plan, self.parts
-        start = Scope(f, plan, self.pointers, streamed=streamed)
+        start = Scope(f, plan, self.pointers, streamed=self.form.streamed)
         start.hoist(range(len(plan.nodes)), self.lanes)
         begin, end = f.arguments["begin"], f.arguments["end"]
         if parts is None:
@@ -125,7 +130,7 @@ class _Rows:
             numbers = [f.imin(f.iadd(block, k), last) if k else block for k in range(2 * count)]
             return [unflatten(f, number, counted, self.plan.extents) for number in numbers]
 
-        if not self.form.overlaps:
+        if not self.form.overlapped:
             with f.loop(low, high, count) as block:
                 here = places(block.i)
                 rows = [start.inside(dims) for dims in here[:count]]
@@ -137,7 +142,9 @@ class _Rows:
             return
         with f.when(f.compare("slt", f.index(low), f.index(high))):
             rows = [start.inside(dims) for dims in places(low)[:count]]
-            self._passes([self._walk(start, rows, 0, unit)])
+            beside = self._walk(start, rows, self.form.overlapped, unit)
+            # sums of every row are added up in the same order, wherever rows begin
+            self._passes([replace(self._walk(start, rows, 0, unit), vectors=beside.unroll)])
             sums = self.form.walks[0].row_sums
             with f.loop(low, high, count, [row.value(n) for row in rows for n in sums]) as block:
                 scopes = [start.inside(dims) for dims in places(block.i)]
@@ -145,11 +152,13 @@ class _Rows:
                 for k, row in enumerate(rows):
                     for n, value in zip(sums, block.carried[k * len(sums) :], strict=False):
                         row.define(n, value)
-                second = self._walk(start, rows, 1, unit)
-                first = self._walk(start, following, 0, unit, following)
-                self._passes([second, replace(first, vectors=second.unroll)])
-                for number in range(2, len(self.form.walks)):
-                    self._passes([self._walk(start, rows, number, unit)])
+                for number in range(1, len(self.form.walks)):
+                    walk = self._walk(start, rows, number, unit, following)
+                    if number != self.form.overlapped:
+                        self._passes([walk])
+                        continue
+                    first = self._walk(start, following, 0, unit, following)
+                    self._passes([walk, replace(first, vectors=walk.unroll)])
                 self._finish_rows(rows, unit)
                 block.carry([row.value(n) for row in following for n in sums])
 
@@ -161,7 +170,7 @@ class _Rows:
         unit: Value | None,
         ahead: Sequence[Scope] = (),
     ) -> Walk:
-        return Walk(self.form, self.f, start, tuple(rows), tuple(ahead), number, unit)
+        return Walk(self.form, self.f, start, tuple(rows), tuple(ahead), number, unit, self.coming)
 
     def _passes(self, walks: Sequence[Walk]) -> None:
         """Passes at the same time, each over the rows of a block; afterwards they know its reductions."""

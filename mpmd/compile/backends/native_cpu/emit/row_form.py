@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import dot_factors, reduce_node
 from mpmd.compile.backends.native_cpu.emit.ahead import Run
-from mpmd.compile.backends.native_cpu.emit.coming_rows import ComingRows
+from mpmd.compile.backends.native_cpu.emit.coming_rows import PAGE, ComingRows
 from mpmd.compile.backends.native_cpu.emit.loop import stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
@@ -33,6 +33,7 @@ _FEWEST_OVERLAPPING = 8  # rows one after the other: one pass over the last is d
 _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not matter
 _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # of all rows one after the other, not held up by reads in between
+_LONGEST_WIDE = 8 << 10  # bytes of a row of wide elements up to which it is written while the next is read
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -44,11 +45,13 @@ class RowForm:
         plan: the plan.
         target: the CPU.
         partials: where the column reductions' partial sums are kept.
+        streamed: numbers of the results that go past the caches.
     """
 
     plan: KernelPlan
     target: CpuTarget
     partials: Partials | None = None
+    streamed: frozenset[int] = frozenset()
 
     @property
     def units(self) -> int:
@@ -131,6 +134,8 @@ class RowForm:
             return 1
         if self._bytes <= self.target.l3_bytes // 2:
             return _MOST_ROWS_IN_TURN if self._claims and self._is_wide else _MOST_ROWS
+        if self._streams and self._width % PAGE == 0:
+            return 1  # what is read has the place in its page of what the other row has just written
         return 2 if self._work > _WORK_FAR else 1
 
     @cached_property
@@ -150,21 +155,53 @@ class RowForm:
         return any(isinstance(n, Apply) and OPERATIONS[n.op].is_expensive for n in nodes)
 
     @cached_property
-    def overlaps(self) -> bool:
-        """Whether the first pass over the next block goes on during the second pass over this one.
+    def overlapped(self) -> int:
+        """Number of the pass over a block beside which the first pass over the next one goes on, or 0.
 
-        It reads memory and only looks for an extreme or a sum, while dear functions wait for units that
-        multiply.
+        That reads memory and only looks for an extreme or a sum, while dear functions wait for units that
+        multiply, or results for memory.
         """
         rows = self.partials.rows_per_group if self.partials else self.units
         if rows < _FEWEST_OVERLAPPING * self.at_once:
-            return False
+            return 0
         if len(self.walks) < 2 or not self.plan.row_dims or any(s.combine for s in self.plan.stores):
-            return False
+            return 0
         first, second = self.walks[:2]
         if first.stores or first.keeps or first.column_sums or self._has_dear(self._nodes(first)):
+            return 0
+        if self._has_dear(self._nodes(second)):
+            return 1
+        return len(self.walks) - 1 if self._writes_while_reading else 0
+
+    @property
+    def _writes_while_reading(self) -> bool:
+        """Whether memory takes longest, so that it is to be read whenever it is written.
+
+        Of wide elements that is so if a pass in between gives requests a time without results.
+        """
+        if not self._streams or self.is_dear or len(self._runs) != 1 or not self._follows(self._runs[0]):
             return False
-        return self._has_dear(self._nodes(second))
+        return not self._is_wide or (len(self.walks) > 2 and self._width <= _LONGEST_WIDE)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the last pass writes rows past the caches."""
+        return any(run.operand in self.streamed for run in self._results)
+
+    @property
+    def _width(self) -> int:
+        """Bytes of the longest of the rows that are read and written."""
+        operands = [run.operand for run in (*self._runs, *self._results)]
+        return self.plan.extents[-1] * max([BYTES[self.plan.operands[k].dtype] for k in operands], default=0)
+
+    def _follows(self, run: Run) -> bool:
+        """Whether the rows of a run follow each other in memory without a gap."""
+        step = self.plan.extents[-1]
+        for outer in reversed(range(self.plan.rank - 1)):
+            if not run.index.is_linear_in(outer) or run.index.factor(outer) != step:
+                return False
+            step *= self.plan.extents[outer]
+        return True
 
     def _nodes(self, item: Pass) -> list[int]:
         """Numbers of the nodes that a pass computes."""
@@ -186,7 +223,7 @@ class RowForm:
             return max(1, _MOST_DOTS // max(1, sums) // rows)
         fitting = vectors_at_once(self.plan, self.target, self.roots(item), sums)
         each = max(1, fitting // rows)
-        if self.coming.is_even and item.stores and fitting == MOST_VECTORS:
+        if self.coming.steady and item.stores and fitting == MOST_VECTORS and self._is_wide:
             return max(each, _STORED_VECTORS // rows)
         if each % 2 and 2 * rows <= _MOST_VECTORS and self._has_bf16(item):
             return each + 1  # they are converted by twos
@@ -254,7 +291,9 @@ class RowForm:
         plan, walks = self.plan, self.walks
         if len(walks) < 2 or not plan.row_dims or self._bytes < self.target.l2_bytes:
             return ComingRows(plan)
-        if self.overlaps:
+        if self.overlapped and not self.is_dear:
+            return ComingRows.beside_results(plan, self._runs, self._results, len(walks), self.at_once)
+        if self.overlapped:
             return ComingRows.along(plan, self._runs) if self._work > _WORK_DEAR else ComingRows(plan)
         near = 2 * self.at_once * self.row_bytes <= self.target.l1_bytes
         if self._bytes >= self.target.l3_bytes and not self.is_dear:

@@ -13,6 +13,7 @@ from mpmd.compile.backends.native_cpu.emit.accumulate import (
     reduce_node,
     sum_dtype,
 )
+from mpmd.compile.backends.native_cpu.emit.coming_rows import ComingRows
 from mpmd.compile.backends.native_cpu.emit.nest import Body, nested, vector_loop
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
@@ -40,6 +41,7 @@ class Walk:
         ahead: the rows that are asked for meanwhile.
         number: which pass it is.
         unit: the line of partial sums, if there are any.
+        coming: what is asked for meanwhile, and where it lies.
         vectors: of a round, if another pass goes on at the same time; else as many as suit this one.
     """
 
@@ -50,6 +52,7 @@ class Walk:
     ahead: tuple[Scope, ...]
     number: int
     unit: Value | None
+    coming: ComingRows
     vectors: int = 0
 
     @property
@@ -141,8 +144,8 @@ class Walk:
             for store_ in self.item.stores:
                 store_run(row, store_)
         self._add_columns(scopes, parts, line)
-        self.form.coming.ask(self.number, ahead, parts)
-        self.form.coming.claim(self.number, rows, parts)
+        self.coming.ask(self.number, ahead, parts)
+        self.coming.claim(self.number, rows, parts)
         count = len(self.sums.start)
         sums = [
             self.sums.add(list(zip(parts, row, strict=True)), carried[k * count : (k + 1) * count])
