@@ -26,6 +26,7 @@ __all__ = [
     "host_callbacks",
     "in_order",
     "is_key",
+    "is_staging",
     "make_cpu_client",
     "mpmd_dialect",
     "register_operation",
@@ -60,6 +61,17 @@ def trace_context() -> Hashable:
 
     found = getattr(config, "trace_context", None)
     return () if found is None else cast("Hashable", found())
+
+
+def is_staging() -> bool:
+    """Whether JAX writes down what it is asked for instead of doing it: within `jax.jit`, loops and such.
+
+    Never where this JAX does not tell.
+    """
+    from jax._src import core
+
+    at_top = getattr(core, "trace_state_clean", None)
+    return at_top is not None and not at_top() and isinstance(jax.numpy.zeros(()), jax.core.Tracer)
 
 
 def taking_packed(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
@@ -248,12 +260,34 @@ def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:
     copy, make_device_list, semantics = batched
     devices = [make_device_list(_devices_in_order(target))]
     shardings, how = [target], [semantics]
+    of_thread = _transfers_of_thread()
 
     def copy_to_target(array: jax.Array) -> jax.Array:
-        result: jax.Array = copy([array], devices, shardings, how)[0]
+        thread = of_thread()
+        outside, thread.explicit_device_put = thread.explicit_device_put, True
+        try:
+            result: jax.Array = copy([array], devices, shardings, how)[0]
+        finally:
+            thread.explicit_device_put = outside
         return result
 
     return copy_to_target
+
+
+class _Unguarded:
+    """Stands for what a thread knows about transfers where JAX does not say."""
+
+    explicit_device_put = False
+
+
+def _transfers_of_thread() -> Callable[[], Any]:
+    """What JAX knows of a thread's transfers: `jax.transfer_guard` lets pass those that were asked for."""
+    try:
+        from jaxlib._jax import guard_lib
+    except ImportError:
+        return _Unguarded
+    of_thread: Callable[[], Any] = getattr(guard_lib, "thread_local_state", _Unguarded)
+    return of_thread if hasattr(of_thread(), "explicit_device_put") else _Unguarded
 
 
 def _batched_copy() -> tuple[Callable[..., Any], Callable[..., Any], Any] | None:

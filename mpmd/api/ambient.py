@@ -8,6 +8,9 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
+from mpmd.errors import SignatureError
+from mpmd.jax_compat import is_staging
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -26,3 +29,16 @@ def without_ambient_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
             return fn(*args, **kwargs)
 
     return alone
+
+
+def refuse_within_jit() -> None:
+    """Raises where a step would be written into another program instead of run.
+
+    Raises:
+        SignatureError: JAX is tracing a function that calls the step.
+    """
+    if is_staging():
+        raise SignatureError(
+            "the step is called inside of jax.jit, a loop of jax.lax or another step\n"
+            "  a step for several meshes runs by itself: call it from outside, or use its __wrapped__"
+        )

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from mpmd.api.ambient import refuse_within_jit
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
 from mpmd.api.stages import Compiled, Lowered, Traced
@@ -117,9 +118,10 @@ class Jitted:
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:
             key = arguments.key, trace_context()
-        except TypeError:  # some leaf is no array
+        except (TypeError, OverflowError):  # some leaf is no array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
+        refuse_within_jit()
         found = self._compiled.get(key)
         if found is None:
             traced = trace(self._fn, self._config, self._rules, arguments, args, kwargs)

@@ -38,11 +38,16 @@ class ArgumentRules:
         """The rules for a function: what was given by position counts by name too, and the other way.
 
         Raises:
-            SignatureError: a position or name that the function does not have.
+            SignatureError: a position or name that the function does not have, or one that is both.
         """
         names = _positional_names(fn)
         static = _both_ways(fn, names, static_argnums, static_argnames, "static")
         donated = _both_ways(fn, names, donate_argnums, donate_argnames, "donate")
+        for both in [*sorted({*static[1]} & {*donated[1]}), *sorted({*static[0]} & {*donated[0]})]:
+            raise SignatureError(
+                f"argument {both!r} of {_name(fn)} is both static and donated\n"
+                "  a static argument is compiled in and has no memory to reuse: leave it out of one of them"
+            )
         return ArgumentRules(*static, *donated, tuple(names))
 
 
@@ -129,8 +134,9 @@ class Arguments:
 
     @property
     def key(self) -> Hashable:
-        """Equal for calls that one traced function serves."""
-        return self.tree, tuple(map(describe, self.leaves)), self.statics
+        """Equal for calls that one traced function serves: a static 1, 1.0 and True are three values."""
+        statics = tuple((where, type(value), value) for where, value in self.statics)
+        return self.tree, tuple(map(describe, self.leaves)), statics
 
 
 def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -191,6 +197,8 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         try:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 jax.typeof(leaf)
+        except OverflowError:
+            problems.append(f"{name} is {reprlib.repr(leaf)}, more than the integers of JAX hold here")
         except (TypeError, ValueError):
             kind = f"of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
             problems.append(f"{name} is {kind}, which is no array and no number")
@@ -258,7 +266,7 @@ def describe(leaf: Any) -> Leaf:
     """Shape, dtype and weakness of an array-like; what a program is compiled for.
 
     Raises:
-        TypeError: it is none; `check_leaves` says so in the user's words.
+        TypeError, OverflowError: it is none; `check_leaves` says so in the user's words.
     """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from mpmd import ir
-from mpmd.api.ambient import without_ambient_mesh
+from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
@@ -213,7 +213,9 @@ class Compiled:
         Raises:
             SignatureError: they are of another one; names every leaf that differs.
         """
-        return self.run_flat(self._checked(args, kwargs))
+        leaves = self._checked(args, kwargs)
+        refuse_within_jit()
+        return self.run_flat(leaves)
 
     @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:

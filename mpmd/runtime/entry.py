@@ -121,8 +121,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     if sharding is not None:
         names = [axis.name for dim in axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
-    width = _BYTES.get(element) or max(1, int("".join(c for c in element if c.isdigit())) // 8)
-    local = math.prod(kind.shape) * width // shards
+    local = math.prod(kind.shape) * _width(element) // shards
     return BufferType(
         shape=tuple(kind.shape),
         dtype=_dtype(element),
@@ -133,10 +132,20 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     )
 
 
+def _width(element: str) -> int:
+    """The bytes of an element of MLIR's type: `f32` has 4, `f8E4M3FN` and `i4` have one."""
+    return _BYTES.get(element) or max(1, _bits(element) // 8)
+
+
+def _bits(element: str) -> int:
+    return int(element[element[0] == "u" :][1:].split("E")[0])
+
+
 def _dtype(element: str) -> str:
+    """NumPy's name of MLIR's type: `float32` of `f32`, `float8_e4m3fn` of `f8E4M3FN`."""
     if element in _NAMES:
         return _NAMES[element]
-    if element.startswith("f8"):
-        return f"float8_{element[2:].lower()}"
+    if "E" in element:
+        return f"float{_bits(element)}_{element[element.index('E') :].lower()}"
     prefix = {"f": "float", "i": "int", "u": "uint"}[element[0]]
-    return prefix + "".join(c for c in element if c.isdigit())
+    return f"{prefix}{_bits(element)}"

@@ -1,0 +1,123 @@
+"""What scripts that train do around a step, against plain `jax.jit`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.errors import SignatureError
+from tests.support.comparing import relative_difference
+
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
+BACKENDS = ("native", "xla")
+ASSIGNMENT = {"lower": "m0", "upper": "m1"}
+KEYS = jax.random.split(jax.random.key(0), 4)
+PARAMS = {"a": jax.random.normal(KEYS[0], (4, 8)), "b": jax.random.normal(KEYS[1], (8, 2))}
+X, Y = jax.random.normal(KEYS[2], (8, 4)), jax.random.normal(KEYS[3], (8, 2))
+
+
+def loss_fn(params, x, y):
+    h = mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name="lower")(params["a"], x)
+    return mpmd.named_computation(lambda w, h, y: jnp.mean((h @ w - y) ** 2), name="upper")(params["b"], h, y)
+
+
+def training_step(params, x, y):
+    loss, grads = mpmd.accumulate_gradients(loss_fn, 2)(params, x, y)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def pipelined(step, backend="native", each=1, assignment=ASSIGNMENT, **more):
+    topology = mpmd.make_topology({"m0": {"data": each}, "m1": {"data": each}})
+    return mpmd.jit(step, mpmd.make_config(topology, assignment, backend=backend), **more)
+
+
+def scaled(x):
+    return mpmd.named_computation(lambda x: x.astype(jnp.float32) * 2, name="lower")(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("dtype", "all_bytes"), [("float4_e2m1fn", 6), ("float8_e4m3b11fnuz", 6), ("float8_e8m0fnu", 6)]
+)
+def test_narrow_floats_as_arguments(backend, dtype, all_bytes):
+    """They are called in MLIR by more digits than those of their width."""
+    x = np.arange(1, 7).astype(dtype)
+    jitted = pipelined(lambda x: (scaled(x), x), backend, assignment={"lower": "m0"})
+    doubled, same = jitted(x)
+    assert same.dtype == x.dtype and (np.asarray(same) == x).all()
+    assert (np.asarray(doubled) == np.asarray(jax.jit(scaled)(x))).all()
+    program = jitted.compiled(x).program
+    sizes = {b.type.dtype: b.type.bytes for s in program.streams for b in s.buffers}
+    assert sizes == {dtype: all_bytes, "float32": 24}
+
+
+@pytest.mark.parametrize("each", (1, 2))
+@pytest.mark.parametrize("everywhere", (False, True))
+def test_a_guard_against_transfers_that_nobody_asked_for(each, everywhere):
+    """Values that cross between meshes were asked for."""
+    step = pipelined(training_step, each=each)
+    want = jax.jit(training_step)(PARAMS, X, Y)
+    before = jax.config.jax_transfer_guard
+    with jax.transfer_guard("disallow"):
+        if everywhere:  # threads of meshes, too
+            jax.config.update("jax_transfer_guard", "disallow")
+        try:
+            first = step(PARAMS, X, Y)
+            step(first[0], X, Y)
+        finally:
+            jax.config.update("jax_transfer_guard", before)
+    assert relative_difference(first, want) <= 1e-5
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(jax.errors.JaxRuntimeError):
+        step(PARAMS, X, Y)
+
+
+def test_static_values_that_are_equal_and_of_different_types():
+    def step(x, power):
+        return scaled(x) * {int: 2, float: 3, bool: 5}[type(power)]
+
+    jitted = pipelined(step, assignment={"lower": "m0"}, static_argnames="power")
+    for power in (1, 1.0, True, 1):
+        assert float(jitted(jnp.ones(()), power)) == float(step(jnp.ones(()), power))
+
+
+def test_an_integer_that_is_too_large_is_named_before_anything_is_consumed():
+    def step(params, n, x, y):
+        return training_step(params, x, y), n
+
+    jitted = pipelined(step, donate_argnums=0)
+    params = jax.tree.map(jnp.copy, PARAMS)
+    for _ in range(2):  # before and after there is a program for such arguments
+        with pytest.raises(SignatureError, match="n is 1099511627776, more than the integers of JAX hold"):
+            jitted(params, 2**40, X, Y)
+        assert not params["a"].is_deleted()
+        params = jitted(params, 3, X, Y)[0][0]
+
+
+@pytest.mark.parametrize("more", ({"donate_argnums": 1}, {"donate_argnames": "x"}))
+def test_an_argument_that_is_both_static_and_donated(more):
+    with pytest.raises(SignatureError, match="argument 'x' of training_step is both static and donated"):
+        pipelined(training_step, static_argnums=1, **more)
+
+
+@pytest.mark.parametrize("warm", (False, True))
+def test_a_step_on_values_that_what_is_traced_closes_over(warm):
+    """Its arguments have values, so that nothing but the trace tells where it is called."""
+    step = pipelined(training_step)
+    if warm:
+        step(PARAMS, X, Y)
+    for around in (
+        jax.jit(lambda: step(PARAMS, X, Y)[1]),
+        lambda: jax.lax.fori_loop(0, 2, lambda i, total: total + step(PARAMS, X, Y)[1], 0.0),
+        pipelined(lambda: step(PARAMS, X, Y)[1]),
+        pipelined(lambda: step.compiled(PARAMS, X, Y)(PARAMS, X, Y)[1]),
+    ):
+        with pytest.raises(
+            SignatureError, match=r"the step is called inside of jax\.jit, a loop of jax\.lax"
+        ):
+            around()
+    want = jax.jit(training_step)(PARAMS, X, Y)[1]
+    assert abs(jax.grad(lambda scale: scale * step(PARAMS, X, Y)[1])(1.0) - want) < 1e-5
