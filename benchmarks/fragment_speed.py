@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import script
+
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 SHORT, ENOUGH = 1e-4, 1.0  # seconds of a call of which few are undisturbed, and for how long it is repeated
 SIZES = {
@@ -178,4 +180,4 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-    main()
+    script.run(main)
