@@ -38,6 +38,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import script  # noqa: E402 - the root must be importable first
+
 PHASES = ("trace", "names", "import", "order", "optimize", "sharding", "export", "linearize")
 COLUMNS = (*PHASES, "partition", "cpu", "first")
 
@@ -171,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

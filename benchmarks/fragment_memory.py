@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import script
+
 SIZES = {
     "gpt2": {"batch": 2, "tokens": 512, "width": 768, "heads": 12, "vocabulary": 8192},
     "small": {"batch": 4, "tokens": 64, "width": 128, "heads": 4, "vocabulary": 512},
@@ -177,4 +179,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-    main()
+    script.run(main)

@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import script
+
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 # Seconds of a call of which few are undisturbed, of its rounds, and for how long they go on.
 SHORT, SHORT_ROUND, ENOUGH = 1e-3, 5e-3, 1.0
@@ -181,4 +183,4 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-    main()
+    script.run(main)

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import script
 from fragment_speed import SIZES, as_fragment
 from fragments import cases
 from jax.sharding import Mesh
@@ -102,4 +103,4 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

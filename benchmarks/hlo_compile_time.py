@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import script
+
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT.parent)]
 
@@ -113,4 +115,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     time.perf_counter = time.process_time  # rooms are timed by the compiler, here in CPU seconds
-    main()
+    script.run(main)

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import script
 from fragment_speed import SIZES
 
 
@@ -109,4 +110,4 @@ def compile_all(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -30,6 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mpmd
+from benchmarks import script
 from benchmarks.sleeping import BROKEN, OUT_OF_MEMORY, sleep
 
 WIDTH, ROWS, STAGES, MICROBATCHES = 16, 4, 2, 4
@@ -210,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

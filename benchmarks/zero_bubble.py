@@ -22,6 +22,8 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import script
+
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2", "zb_v")
 
 
@@ -92,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mpmd.errors import ConfigError, MpmdError
 from mpmd.support.pipeline import Timing
@@ -27,6 +28,9 @@ SWITCHES = {
     "h": "help",
 }
 """Switch -> field of `TextCommand`."""
+
+READER_GONE = 141
+"""What shells say of a program that wrote to a closed pipe: 128 and the number of SIGPIPE."""
 
 _TRUE = {"", "true", "1"}
 
@@ -115,6 +119,18 @@ def _unwrapped(value: str) -> str:
 # -- running ------------------------------------------------------------------------------------------
 
 
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """Runs a console script and ends with its status; quietly where its reader has gone, as `head` does."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python writes what is left when it ends, and would complain of it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = READER_GONE
+    sys.exit(status)
+
+
 def run_tool(
     tool: str,
     usage: str,
@@ -150,6 +166,8 @@ def run_tool(
             sys.stdout.flush()
         else:
             Path(command.output).write_text(printed)
+    except BrokenPipeError:
+        raise  # nobody is left to be told
     except OSError as e:
         sys.stderr.write(f"{tool}: {e}\n")
         return 1

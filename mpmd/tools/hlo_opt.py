@@ -33,6 +33,7 @@ from mpmd.tools.command_line import (
     TextCommand,
     read_arguments,
     run_pieces,
+    run_script,
     run_tool,
     set_switch,
 )
@@ -76,7 +77,7 @@ class Command(TextCommand):
 
 def run() -> None:
     """The console script."""
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))
 
 
 def main(argv: Sequence[str]) -> int:

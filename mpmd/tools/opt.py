@@ -28,7 +28,7 @@ from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import location_of
-from mpmd.tools.command_line import Result, run_pieces, run_tool
+from mpmd.tools.command_line import Result, run_pieces, run_script, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import Recorder
 from mpmd.tools.opt_arguments import USAGE, Command, read_command
@@ -36,7 +36,7 @@ from mpmd.tools.opt_arguments import USAGE, Command, read_command
 
 def run() -> None:
     """The console script."""
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable,
 from mpmd.scheduling.search import Problem, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.timeline import Timeline
+from mpmd.tools.command_line import run_script
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """The console script."""
-    sys.exit(main())
+    run_script(main)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,17 @@ from mpmd.errors import PassError
 from mpmd.support.passes import Pass
 
 _TRANSCENDENTAL = 10  # operations that one counts for
+DEVICE = cpu_device(
+    "rates",
+    cores=1,
+    vector_bytes=32,
+    registers=16,
+    f32_flops=1e11,
+    bf16_flops=1e11,
+    memory_bandwidth=1e10,
+    caches=(0, 0, 0),  # they make no difference to speeds of light of large arrays
+)
+"""What a program of several devices runs on, roughly: messages hide behind work of about their length."""
 
 
 class Clock:
@@ -96,8 +107,6 @@ class LatencyHidingSchedule(Pass):
         most_in_flight: messages of one kind at the same time.
         memory_limit: bytes of temporaries that the new order may need; 0 for no limit.
         keep_peak: whether the new order may need no more than the old one.
-        flops: operations per second of the device.
-        memory: bytes per second of its memory.
         link: bytes per second between devices.
         latency: seconds before the first byte of a message arrives.
     """
@@ -107,8 +116,6 @@ class LatencyHidingSchedule(Pass):
     most_in_flight: int = 1
     memory_limit: int = 0
     keep_peak: bool = False
-    flops: float = 1e11
-    memory: float = 1e10
     link: float = 1e9
     latency: float = 1e-5
 
@@ -122,7 +129,7 @@ class LatencyHidingSchedule(Pass):
             raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule before it")
         if not any(is_start(i) for c in module.computations for i in c):
             return False
-        clock = Clock(self._device(), self.link, self.latency)
+        clock = Clock(DEVICE, self.link, self.latency)
         heap = Heap(module)
         changed = False
         for computation in heap.computations:
@@ -135,19 +142,6 @@ class LatencyHidingSchedule(Pass):
                     heap.settle(computation, after)
                     changed = True
         return changed
-
-    def _device(self) -> Device:
-        """A device of these rates; caches make no difference to speeds of light of large arrays."""
-        return cpu_device(
-            "rates",
-            cores=1,
-            vector_bytes=32,
-            registers=16,
-            f32_flops=self.flops,
-            bf16_flops=self.flops,
-            memory_bandwidth=self.memory,
-            caches=(0, 0, 0),
-        )
 
     def _is_better(
         self, before: list[HloInstruction], after: list[HloInstruction], clock: Clock, heap: Heap

@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-call-inline -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-call-inline='share-bodies=true' -split-input-file | FileCheck %s --check-prefix=SHARED
 
 // Fragments take the attributes of their call, transfers do not; a call whose result nobody uses is inlined too.
 
@@ -30,6 +31,8 @@
 // CHECK-NEXT: %[[V1:.*]] = mpmd.transfer %[[V0]] : {{.*}} -> !mpmd.mesh_tensor<"m2"
 // CHECK-NEXT: %[[V2:.*]] = mpmd.transfer %[[V1]] : {{.*}} -> !mpmd.mesh_tensor<"m1"
 // CHECK-NEXT: return %[[V2]]
+// SHARED-LABEL: func.func public @main(
+// SHARED: func.call
 func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   %x = mpmd.call @body(%a) {call_counter = 3 : ui32, tag = "left"} : (!m1) -> !m1
   %y = mpmd.call @body(%x) : (!m1) -> !m1

@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-copy-cheap-constants -mpmd-fragment-dce -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-copy-cheap-constants='max-ops=1' -split-input-file | FileCheck %s --check-prefix=ONE
 
 // Zeros that a microbatch and the work behind it read are made twice, so that they need not be kept.
 
@@ -11,6 +12,9 @@
 // CHECK-NEXT:      %[[C:.*]] = stablehlo.constant
 // CHECK-NEXT:      %[[B:.*]] = stablehlo.broadcast_in_dim %[[C]]
 // CHECK-NEXT:      stablehlo.add %{{.*}}, %[[B]]
+// ONE-LABEL: func.func public @zeros
+// ONE: mpmd.fragment<mesh="m1", origin=[]> (%{{.*}}, %{{.*}})
+// ONE-NEXT: stablehlo.add
 func.func public @zeros() -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
   %z = mpmd.fragment<mesh="m1", origin=[]> () () {
     %c = stablehlo.constant dense<0.0> : tensor<f32>

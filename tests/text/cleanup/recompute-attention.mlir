@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-recompute-attention -mpmd-fragment-dce -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-recompute-attention='max-ops=1' -split-input-file | FileCheck %s --check-prefix=ONE
 
 // The backward fragment makes the exponentials and their sums from the factors of the scores, which it reads
 // anyway: the forward fragment keeps neither.
@@ -15,6 +16,9 @@
 // CHECK:           stablehlo.exponential
 // CHECK:           stablehlo.reduce
 // CHECK:           stablehlo.dot_general
+// ONE-LABEL: func.func public @exponentials
+// ONE: mpmd.fragment<mesh="m1", origin=["f"(1)]>
+// ONE-NOT: stablehlo.exponential
 func.func public @exponentials(%q: !s, %k: !s, %v: !s) -> (!s, !s)
     attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
   %o, %e, %t = mpmd.fragment<mesh="m1", origin=["f"]> (%q, %k, %v)
@@ -48,6 +52,7 @@ func.func public @exponentials(%q: !s, %k: !s, %v: !s) -> (!s, !s)
 !r = !mpmd.mesh_tensor<"m1", tensor<2x8xf32>>
 !w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
 
+// ONE-LABEL: func.func public @kept
 // CHECK-LABEL: func.func public @kept
 // CHECK:         mpmd.fragment<mesh="m1", origin=["f"(1)]> (%{{[^,]*}}, %{{[^,]*}})
 // CHECK-NOT:       stablehlo.dot_general

@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-recompute-cheap-residuals -mpmd-fragment-dce -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-recompute-cheap-residuals='max-ops=0' -split-input-file | FileCheck %s --check-prefix=NONE
 
 // A transposed argument is transposed again in the backward fragment instead of being kept for it.
 
@@ -13,6 +14,9 @@
 // CHECK-SAME:      (%[[A:.*]]: tensor<8x4xf32>, %[[B:.*]]: tensor<4x8xf32>)
 // CHECK-NEXT:      %[[T:.*]] = stablehlo.transpose %[[B]]
 // CHECK-NEXT:      stablehlo.multiply %[[T]], %[[A]]
+// NONE-LABEL: func.func public @transposed_weight
+// NONE: mpmd.fragment<mesh="m1", origin=["f"(1)]>
+// NONE-NOT: stablehlo.transpose
 func.func public @transposed_weight(%w: !w, %x: !t) -> (!t, !t)
     attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
   %y, %t = mpmd.fragment<mesh="m1", origin=["f"]> (%w, %x) (%a: tensor<4x8xf32>, %b: tensor<8x4xf32>) {
@@ -33,6 +37,7 @@ func.func public @transposed_weight(%w: !w, %x: !t) -> (!t, !t)
 
 !t = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
 
+// NONE-LABEL: func.func public @tanh_is_kept
 // CHECK-LABEL: func.func public @tanh_is_kept
 // CHECK:         mpmd.fragment<mesh="m1", origin=["f"(1)]> (%{{[^,]*}})
 // CHECK-NEXT:      stablehlo.negate

@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-infer-mesh-rewrite-using-analysis | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-infer-mesh-rewrite-using-analysis='max-clones=2' | FileCheck %s --check-prefix=CLONES
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 !m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
@@ -28,6 +29,14 @@ func.func @inlined(%a: tensor<4xf32>, %b: tensor<4xf32>) -> !m1 attributes {topo
 // Two fragments use the sum: more than one clone, so it gets a fragment of its own on each mesh, m1 first.
 // The negation is trivial and is cloned.
 // CHECK-LABEL: func @wrapped
+// CLONES-LABEL: func @wrapped
+// CLONES-NOT: origin=[]
+// CLONES: mpmd.fragment<mesh="m1", origin=["f"]>
+// CLONES: stablehlo.add
+// CLONES: stablehlo.tanh
+// CLONES: mpmd.fragment<mesh="m2", origin=["g"]>
+// CLONES: stablehlo.add
+// CLONES: stablehlo.abs
 func.func @wrapped(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topology} {
   // CHECK:      %[[W1:.*]] = mpmd.fragment<mesh="m1", origin=[]> ({{.*}}) {mpmd.inferred_by = ["infer_mesh_wrap_meshless_ops"]} (%arg1: tensor<4xf32>) {
   // CHECK-NEXT:   %[[N:.*]] = stablehlo.negate %arg1

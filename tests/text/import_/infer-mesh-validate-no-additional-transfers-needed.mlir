@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-infer-mesh-validate-no-additional-transfers-needed -split-input-file -verify-diagnostics
+// RUN: not mpmd-opt %s -mpmd-infer-mesh-validate-no-additional-transfers-needed='error-limit=1' -split-input-file 2>&1 | FileCheck %s
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
@@ -57,4 +58,18 @@ func.func @fine(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topo
   %0 = stablehlo.negate %a {mpmd.src_set = #mpmd.meshes_with_origins<"m1", "m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
   %1 = stablehlo.tanh %0 {mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
   return %1 : tensor<4xf32>
+}
+
+// -----
+
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+// With a limit of one the second argument is not told of.
+// CHECK: error: Mesh assignment is not possible for arg0 of mpmd.call "g"
+// CHECK-NOT: error: Mesh assignment is not possible for arg1
+// expected-error@+2 {{Mesh assignment is not possible for arg0 of mpmd.call "g"}}
+// expected-error@+1 {{Mesh assignment is not possible for arg1 of mpmd.call "g"}}
+func.func private @g(%p: tensor<4xf32> {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">},
+    %q: tensor<4xf32> {mpmd.src_set = #mpmd.meshes_with_origins<"m2">, mpmd.use_set = #mpmd.meshes_with_origins<"m1">}) -> tensor<4xf32>
+    attributes {topology = #topology} {
+  return %p : tensor<4xf32>
 }

@@ -1,5 +1,7 @@
 // RUN: mpmd-opt %s -mpmd-propagate-shardings -split-input-file | FileCheck %s
 // RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true' -split-input-file | FileCheck %s --implicit-check-not='dot_general{{.*}}sdy.sharding'
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true share=true' -split-input-file | FileCheck %s --check-prefix=SHARED
 
 // Four microbatches on two meshes with an accumulator, whose fragments are alike: what Shardy finds for the
 // first two holds for all, and is what it finds for the whole program.
@@ -14,6 +16,8 @@ sdy.mesh @mesh = <["x"=2, "y"=2]>
 // CHECK-SAME:  %arg5: !mpmd.mesh_tensor<"m2", tensor<8x8xf32>> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}
 // CHECK-COUNT-4: in_shardings=[<@mesh, [{"x"}, {}]>, <@mesh, [{}, {"y"}]>], out_shardings=[<@mesh, [{"x"}, {"y"}]>]
 // CHECK-NOT:   propagation
+// SHARED-COUNT-4: func.call @mpmd.body.0(
+// SHARED-COUNT-4: func.call @mpmd.body.1(
 func.func public @main(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %b: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
     %c: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %d: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
     %w: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>}, %acc: !m2) -> !m2 attributes {topology = #topology} {

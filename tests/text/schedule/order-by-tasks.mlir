@@ -1,6 +1,7 @@
 // RUN: mpmd-opt %s -mpmd-order-by-tasks='orders=m1:0F0,0B0,0F1,0B1;m2:1F1,1F0,1I0,1W0' | FileCheck %s --check-prefix=ONE
 // RUN: mpmd-opt %s -mpmd-order-by-tasks='orders=m1:0F0,0B0,0F1,0B1;m2:1F1,1F0,1I0,1W0' | FileCheck %s --check-prefix=TWO
 // RUN: mpmd-opt %s -mpmd-order-by-tasks | FileCheck %s --check-prefix=SAME
+// RUN: mpmd-opt %s -mpmd-order-by-tasks='orders=m1:0F0,0B0,0F1,0B1;m2:1F1,1F0,1I0,1W0 remove-control-dependencies=false' | FileCheck %s --check-prefix=EDGES
 
 // Each mesh gets its own order. The whole backward stands where the table has the first of its halves. A stage
 // is said by the fragment, or else by its mesh.
@@ -26,6 +27,8 @@
 // SAME:        origin=["f"(1)]> {{.*}}call_counter = 0
 // SAME:        origin=["f"]> {{.*}}call_counter = 1
 // SAME:        origin=["f"]> {{.*}}call_counter = 0
+// EDGES-COUNT-5: mpmd.control_operand_start_idx
+// EDGES-NOT: mpmd.control_operand_start_idx
 func.func public @main(%a: !m1, %b: !m2) -> (!m1, !m1, !m1, !m2, !m2, !m2)
     attributes {topology = #topology} {
   %b1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a) {call_counter = 1 : ui32} (%p: tensor<4xf32>) {

@@ -8,7 +8,7 @@ import pytest
 from mpmd.compile.analysis.call_graph import CallGraph, Context
 from mpmd.compile.analysis.cost import Cost, CostModel
 from mpmd.compile.analysis.dataflow import Dataflow
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.in_place import in_place_pairs, overwritten_pairs
 from mpmd.compile.analysis.liveness import Liveness, LiveRange
 from mpmd.compile.analysis.reachability import Reachability
 from mpmd.compile.hlo import HloBuilder, parse_module
@@ -160,6 +160,28 @@ ENTRY e {
     )
     found = {i.name: in_place_pairs(i) for i in module.entry}
     assert found["d"] == [(0, (), ())] and found["c"] == [(1, (), ())] and found["f"] == [(0, (), ())]
+
+
+def test_what_is_read_too_is_not_overwritten():
+    module = parse_module(
+        """HloModule m
+fused {
+  p = f32[8]{0} parameter(0)
+  i = s32[] parameter(1)
+  h = f32[2]{0} slice(p), slice={[6:8]}
+  ROOT d = f32[8]{0} dynamic-update-slice(p, h, i)
+}
+ENTRY e {
+  x = f32[8]{0} parameter(0)
+  i = s32[] parameter(1)
+  b = f32[8]{0} bitcast(x)
+  d = f32[8]{0} dynamic-update-slice(x, b, i)
+  ROOT f = f32[8]{0} fusion(d, i), kind=kLoop, calls=fused
+}"""
+    )
+    for name in "df":
+        (instruction,) = (i for i in module.entry if i.name == name)
+        assert in_place_pairs(instruction) == [(0, (), ())] and overwritten_pairs(instruction) == []
 
 
 def test_reachability_and_its_update():

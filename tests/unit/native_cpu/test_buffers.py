@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.buffers import packing
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.buffers.packing import Block, alignment_of, pack
+from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.emission import KernelPlans
@@ -34,22 +38,35 @@ BLOCKS = st.lists(
 @given(BLOCKS)
 @settings(max_examples=200, deadline=None)
 def test_packed_blocks_never_overlap(blocks):
-    packing = pack(blocks)
-    assert packing.size >= packing.lower_bound
+    packed = pack(blocks)
+    assert packed.size >= packed.lower_bound
     for i, a in enumerate(blocks):
-        low = packing.offsets[i]
+        low = packed.offsets[i]
         assert low % alignment_of(a.size) == 0
-        assert low + a.size <= packing.size
+        assert low + a.size <= packed.size
         for j, b in enumerate(blocks[:i]):
             together = a.spans[0].meets(b.spans[0])
-            apart = low + a.size <= packing.offsets[j] or packing.offsets[j] + b.size <= low
+            apart = low + a.size <= packed.offsets[j] or packed.offsets[j] + b.size <= low
             assert apart or not together or not a.size or not b.size
 
 
 def test_blocks_that_fit_are_packed_to_the_bound():
     blocks = [Block(640, (LiveRange(k, k + 1),)) for k in range(50)]
-    packing = pack(blocks)
-    assert packing.size == packing.lower_bound == 2 * 640
+    packed = pack(blocks)
+    assert packed.size == packed.lower_bound == 2 * 640
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tries"),
+    [
+        ([(3, 1, 3), (1, 2, 5), (1, 4, 7), (3, 6, 9)], 0),  # large ones first are 64 bytes above the bound
+        ([(2, 3, 6), (2, 5, 5), (5, 2, 4), (4, 5, 8)], packing._MOST_TRIES),  # as are all fixed orders
+    ],
+)
+def test_several_orders_and_a_search_find_what_one_order_misses(blocks, tries, monkeypatch):
+    monkeypatch.setattr(packing, "_MOST_TRIES", tries)
+    packed = pack([Block(64 * size, (LiveRange(start, end),)) for size, start, end in blocks])
+    assert packed.size == packed.lower_bound
 
 
 def made():
@@ -112,6 +129,46 @@ def test_a_row_is_read_before_results_are_written_over_it(row):
     np.testing.assert_allclose(held[0], 2 * given[2], rtol=1e-6)
     sums = (given[0] * given[1]).sum(1, keepdims=True)
     np.testing.assert_allclose(held[1], given[1] * sums, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_that_was_read_makes_room_until_the_next_round():
+    """`a` is made of the state, `b` of `a`: while `b` is made, nobody needs the old state any more."""
+    module = parse_module(
+        """HloModule m, is_scheduled=true
+less {
+  s = (s32[], f32[1000]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(3)
+  ROOT c = pred[] compare(i, n), direction=LT
+}
+step {
+  t = (s32[], f32[1000]) parameter(0)
+  j = s32[] get-tuple-element(t), index=0
+  one = s32[] constant(1)
+  k = s32[] add(j, one)
+  x = f32[1000] get-tuple-element(t), index=1
+  a = f32[1000] tanh(x)
+  b = f32[1000] negate(a)
+  ROOT u = (s32[], f32[1000]) tuple(k, b)
+}
+ENTRY main {
+  p = f32[1000] parameter(0)
+  zero = s32[] constant(0)
+  q = f32[1000] exponential(p)
+  init = (s32[], f32[1000]) tuple(zero, q)
+  l = (s32[], f32[1000]) while(init), condition=less, body=step
+  y = f32[1000] get-tuple-element(l), index=1
+  ROOT r = f32[1000] negate(y)
+}"""
+    )
+    dataflow = Dataflow(module)
+    occupancy = Occupancy(dataflow)
+    at = {i.name: i for c in module.computations for i in c}
+    state = dataflow.value_at(at["l"], (1,))
+    inside, after = occupancy.spans[state]
+    assert inside.end == occupancy.instants[at["a"]] < occupancy.instants[at["b"]] < after.start
+    assert not occupancy.conflict(state, dataflow.value_at(at["b"]))
+    assert occupancy.conflict(state, dataflow.value_at(at["a"]))
 
 
 def test_a_loop_keeps_what_it_needs_in_every_round():

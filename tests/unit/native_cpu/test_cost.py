@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -87,6 +88,24 @@ def test_models_order_kernels_as_hardware_does():
     for work in (light, heavy, small, one_row, product(512, 512, 512)):
         for device in (CPU, H200):
             assert 0 < speed_of_light(work, device).seconds <= projected(work, device).seconds * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more", "limit"),
+    [
+        ({"live_values": CPU.registers - 4}, {"live_values": CPU.registers}, "compute_seconds"),
+        ({"rows": 0}, {"rows": 1000}, "compute_seconds"),
+        ({"scattered_elements": 0.0}, {"scattered_elements": 1e6}, "compute_seconds"),
+        ({"scattered_elements": 0.0}, {"scattered_elements": 1e6, "scattered_bytes": 4e6}, "memory_seconds"),
+        ({"again_bytes": 0.0}, {"again_bytes": 1e6}, "memory_seconds"),
+        ({"parts": 2}, {"parts": 1}, "compute_seconds"),
+    ],
+)
+def test_everything_that_costs_is_priced(fewer, more, limit):
+    work = plan_workload(elementwise(1 << 20))
+    cheap, dear = (projected(dataclasses.replace(work, **change), CPU) for change in (fewer, more))
+    assert getattr(cheap, limit) < getattr(dear, limit)
+    assert cheap.seconds < dear.seconds
 
 
 def test_matmul_prices_follow_dtype_and_shape():

@@ -10,6 +10,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.grouping import Grouping
+from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
 from mpmd.compile.passes.fusion.patterns import (
     Pattern,
     _Contracted,
@@ -34,6 +35,12 @@ ENTRY main {
   ROOT d = f32[4096]{0} tanh(c)
 }
 """
+
+TURNS = CHAIN.replace("4096", "64,64").replace("{0}", "{1,0}")
+for before, after in ("ab", "bc", "cd"):
+    turned = f"  {before}t = f32[64,64]{{1,0}} transpose({before}), dimensions={{1,0}}\n"
+    TURNS = TURNS.replace(f"({before})\n", f"({before}t)\n").replace(f"  {after} =", f"{turned}  {after} =")
+    TURNS = TURNS.replace(f"  ROOT {after} =", f"{turned}  ROOT {after} =")
 
 DIAMOND = """HloModule diamond
 
@@ -68,6 +75,22 @@ def test_two_small_gains_beat_a_larger_one_between_them():
     prices = Listed({**apart, "ab": 16.0, "bc": 15.0, "cd": 16.0})
     assert groups_of(CHAIN, prices) == ["ab", "cd"]
     assert groups_of(CHAIN, prices, beam=1) == ["a", "bc", "d"], "the first choice by gain alone"
+
+
+class Misleading(Listed):
+    """Prices by names, and the most to be saved where `b` is read."""
+
+    def saved(self, value, joining, others):
+        return 2.0 if value.name == "b" else 1.0
+
+
+@pytest.mark.parametrize(("search", "groups"), [(GREEDY, ["a", "bc", "d"]), (BEAM, ["ab", "cd"])])
+def test_pairs_join_where_most_is_saved_and_the_search_looks_further(search, groups):
+    apart = dict.fromkeys("abcd", 10.0)
+    prices = Misleading({**apart, "ab": 16.0, "bc": 15.0, "cd": 16.0, "abc": 90.0, "bcd": 90.0, "abcd": 90.0})
+    grouping = Grouping(parse_module(TURNS, "text").entry)
+    merge_groups(grouping, 96, False, prices, search)
+    assert ["".join(m.name for m in g.members) for g in grouping.groups()] == groups
 
 
 def test_patterns_grow_over_several_groups_and_rounds():

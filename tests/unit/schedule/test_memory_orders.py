@@ -104,6 +104,50 @@ def test_the_best_order_is_no_worse_than_any():
         assert not MemorySchedule().run(module), "it is scheduled now"
 
 
+LEADERS = {
+    "list": ["v0 8 x x", "v1 256 x x", "v2 8 x x", "v3 1000 x v2", "v4 8 x v1", "r 1 v0 v3 v4"],
+    "depth-first": ["v0 16 x x", "v1 256 v0 x", "v2 8 x x", "v3 256 v1 x", "v4 16 v3 v3", "r 1 v2 v4"],
+    "post-order": ["v0 8 x x", "v1 64 v0 x", "v2 256 v0 v0", "v3 256 v2 x", "v4 64 v0 v1", "r 1 v3 v4"],
+}
+"""Programs for which one scheduler alone has the lowest peak: name, elements and operands of calls."""
+
+AFTERWARDS = ["v0 256 x x", "v1 1000 x x", "v2 64 v1 v1", "v3 16 v0 x", "v4 256 v2 v0", "r 1 v3 v4"]
+"""One for which no scheduler finds the order that an exchange does."""
+
+
+def calls(lines):
+    made = []
+    for line in lines:
+        name, size, *operands = line.split()
+        call = f'f32[{size}] custom-call({", ".join(operands)}), custom_call_target="t"'
+        made.append(f"  {'ROOT ' if name == 'r' else ''}{name} = {call}")
+    return "HloModule m\nENTRY main {\n  x = f32[8] parameter(0)\n" + "\n".join(made) + "\n}\n"
+
+
+def peaks_of(text):
+    _, entry, heap = entry_of(text)
+    return {name: heap.simulate(scheduler(entry, heap)).peak for name, scheduler in SCHEDULERS.items()}
+
+
+def peak_after(text, **options):
+    module, entry, _ = entry_of(text)
+    MemorySchedule(**options).run(module)
+    return Heap(module).simulate(list(entry)).peak
+
+
+@pytest.mark.parametrize("leader", LEADERS)
+def test_whichever_scheduler_leads_is_followed(leader):
+    text = calls(LEADERS[leader])
+    peaks = peaks_of(text)
+    assert all(peaks[leader] < peak for name, peak in peaks.items() if name != leader)
+    assert peak_after(text, exchange=False) == peaks[leader]
+
+
+def test_exchanges_go_on_from_the_best_order():
+    text = calls(AFTERWARDS)
+    assert peak_after(text) < min(peaks_of(text).values()) == peak_after(text, exchange=False)
+
+
 def test_an_exchange_moves_what_is_needed_late_behind_the_peak():
     _, entry, heap = entry_of(WIDE)
     bad = named(entry, "x zero q p m r n s t")

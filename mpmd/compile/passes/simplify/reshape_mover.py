@@ -26,17 +26,13 @@ class ReshapeMover(ComputationPass):
         transposes.
     Cost: linear in instructions and moves.
     Source: XLA's reshape mover.
-
-    Attributes:
-        transposes: also move transposes.
     """
 
     name = "hlo-reshape-mover"
-    transposes: bool = True
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        rules: tuple[Rule, ...] = (move_reshapes, move_transposes) if self.transposes else (move_reshapes,)
+        rules: tuple[Rule, ...] = (move_reshapes, move_transposes)
         table = dict.fromkeys(_MOVABLE, rules)
         return Rewriter(computation).run(table, lambda instruction: not instruction.shape.dynamic)
 
