@@ -3,8 +3,8 @@
 A result that passes the caches is written in lines, each once, so no buffer is needed to make its runs
 longer.  What counts is where lines lie.  If rows of the result are an even number of lines apart, all lines
 of one column are in the same half of the memory's channels: a line in every row, and then the next line in
-every row, keeps one half waiting.  So two squares that follow each other along the rows of the result are
-written in turn: line 0 of one row, line 1 of the next; then the other two.
+every row, keeps one half waiting.  So two squares a line apart along the rows of the result are written in
+turn: line 0 of one row, line 2 of the next; then the other two.
 
 A panel is a few lines of every row of the result, as many rows of the source as these have elements, side by
 side over a strip that the second cache holds twice.  While one panel is transposed the next one is asked for
@@ -12,8 +12,9 @@ in memory's order, as many lines as are written.  The second cache drops request
 each line is asked for several times.
 
 Measured on Zen 4 with 768 columns, of a copy's bandwidth, for rows an even and an odd number of lines apart.
-In C: one square at a time 0.62 and 0.88, two after each other 0.77 and 0.81, two in turn 0.81 and 0.83.
-Ours, with four requests for each line: 0.89 and 0.94 in f32, 0.88 and 0.95 in bf16; packed 0.78 and 0.75.
+In C, squares of lines that follow each other: one at a time 0.62 and 0.88, two 0.77 and 0.81, two in turn
+0.81 and 0.83; lines one apart, with four requests for each line: 0.82 and 0.95 with requests after eight
+stores, 0.87 and 0.98 after sixteen, 0.79 and 0.86 after thirty-two.  Ours 0.85-0.89, packed 0.7-0.81.
 Writing alone: a line in each row 15 GB/s, two 24, lines in diagonals 26, rows one after the other 27.
 """
 
@@ -45,7 +46,7 @@ _LINE_BYTES = 64
 _SIZES = (2, 4, 8)  # bytes of an element
 _REGISTERS = 16  # of a line, for one of two squares
 _LINES = 4  # of a row of the result in a panel
-_BURST = 8  # stores, and then requests, after each other
+_BURST = 16  # stores, and then requests, after each other
 _TIMES = 4  # that each line is asked for
 _WAYS = 8  # of the first cache
 _ALIKE = 32 << 10  # bytes: rows that are a multiple of it apart are better written in longer runs
@@ -130,8 +131,8 @@ class StreamedTransposeKernel(PlanKernel):
         """Whether the first cache keeps the lines of two squares until all of them were read."""
         if self._tile.columns == self._tile.lanes:  # at once
             return True
-        sets = self.target.l1_bytes // (_WAYS * _LINE_BYTES)
-        rows = range(2 * self._tile.lanes)
+        sets, lanes = self.target.l1_bytes // (_WAYS * _LINE_BYTES), self._tile.lanes
+        rows = (*range(lanes), *range(self._rows // 2, self._rows // 2 + lanes))
         met = Counter(abs(k * self._tile.step * self._tile.bytes) // _LINE_BYTES % sets for k in rows)
         return max(met.values()) <= _WAYS
 
@@ -159,7 +160,7 @@ class StreamedTransposeKernel(PlanKernel):
                     column = f.imin(column, extent - lanes)
                 with f.loop(0, _LINES // 2) as pair:
                     step = f.imul(f.iadd(f.imul(block.i, _LINES // 2), pair.i), 2 * lanes // _BURST)
-                    first = f.iadd(row, f.imul(pair.i, 2 * lanes))
+                    first = f.iadd(row, f.imul(pair.i, lanes))
                     for part in range(0, lanes, self._tile.columns):
                         asks = functools.partial(self._ask, f, ahead, f.iadd(step, 2 * part // _BURST))
                         self._two_squares(scope, f.iadd(column, part), first, streams, asks)
@@ -196,7 +197,7 @@ class StreamedTransposeKernel(PlanKernel):
     def _two_squares(
         self, scope: Scope, column: Position, row: Position, streams: bool, asks: Callable[[int], None]
     ) -> None:
-        """Transpose two squares, one below the other in the source.
+        """Transpose two squares, one of them half a panel below the other in the source.
 
         Args:
             scope: with the outer dims.
@@ -207,13 +208,14 @@ class StreamedTransposeKernel(PlanKernel):
         """
         f, plan, tile = scope.f, self.plan, self._tile
         corner, type_ = self._address(scope, column, row), vector(tile.element, tile.columns)
+        below = self._rows // 2
         lines = [
             transpose(f, [f.load(corner, type_, (first + k) * tile.step) for k in range(tile.lanes)])
-            for first in (0, tile.lanes)
+            for first in (0, below)
         ]
         in_turn = [(k, (k + turn) % 2) for turn in (0, 1) for k in range(tile.columns)]
         for number, (k, line) in enumerate(in_turn):
-            place = {self.crossing: f.iadd(column, k), plan.rank - 1: f.iadd(row, line * tile.lanes)}
+            place = {self.crossing: f.iadd(column, k), plan.rank - 1: f.iadd(row, line * below)}
             at = scope.inside(place)
             for item in plan.stores:
                 pointer = scope.pointers[item.operand]
