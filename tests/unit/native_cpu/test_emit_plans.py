@@ -1,11 +1,13 @@
 """Plans of every kind, written out and at random: the CPU's kernels against the evaluator."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpmd.compile.backends.native_cpu.direct import DirectSequence
+from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
@@ -16,8 +18,18 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, delinearized, dim, linear, strides_of, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 
-TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
+HOST, AVX2 = host_target(), named_target("avx2")
+FAR = {"l2_bytes": 256, "l3_bytes": 512}  # caches that hold next to nothing
+TARGETS = {"host": HOST, "avx2": AVX2, "far": replace(HOST, **FAR), "far avx2": replace(AVX2, **FAR)}
 CANARY = 99
+
+
+def copied(arrays):
+    """Copies that start at lines, as XLA's buffers do."""
+    copies = [aligned_empty(a.shape, a.dtype) for a in arrays]
+    for copy, array in zip(copies, arrays, strict=True):
+        copy[...] = array
+    return copies
 
 
 def check(plan, arrays=None, *, targets=("host", "avx2"), kinds=None, tolerance=2e-5):
@@ -44,7 +56,7 @@ def check(plan, arrays=None, *, targets=("host", "avx2"), kinds=None, tolerance=
             assert [type(k) for k in sequence.kernels][: len(kinds)] == list(kinds), sequence.kernels
         outcomes = []
         for threads in (1, 3):
-            native = [a.copy() for a in base]
+            native = copied(base) if name.startswith("far") else [a.copy() for a in base]
             DirectSequence(sequence, TARGETS[name], threads=threads)(*native)
             outcomes.append(native)
         for operand, one, three, wanted in zip(plan.operands, *outcomes, expected, strict=True):
@@ -324,3 +336,44 @@ def test_random_plans_on_avx2(plan):
 @given(plans())
 def test_many_random_plans(plan):
     check(plan, tolerance=max(3e-4, plan.size * 2**-24))  # NumPy adds along leading axes one by one
+
+
+@st.composite
+def norms(draw):
+    """A random norm: each pass over a row needs what the one before it has added up or found."""
+    outer = draw(st.sampled_from([(9,), (33,), (40,), (2, 20), (3, 8)]))
+    inner = (*draw(st.sampled_from([(), (), (3,)])), draw(st.sampled_from([16, 64, 80, 144, 320])))
+    extents, size = (*outer, *inner), int(np.prod(inner))
+    dtype, result = (draw(st.sampled_from(["f32", "bf16"])) for _ in range(2))
+    b = PlanBuilder("norm", extents, row_dims=len(inner))
+    total, along = int(np.prod(extents)), tuple(range(len(outer), len(extents)))
+    value = b.convert(b.load_dense(b.operand("x", dtype, total)), "f32")
+    if draw(st.booleans()):
+        value = b.apply("add", value, b.convert(b.load_dense(b.operand("z", dtype, total)), "f32"))
+    for _ in range(draw(st.integers(1, 3))):
+        added = b.apply("multiply", value, value) if draw(st.booleans()) else value
+        mean = b.apply("multiply", b.reduce_row("add", added), b.constant(1 / size, "f32"))
+        found = draw(st.sampled_from([mean, b.reduce_row("maximum", value)]))
+        value = b.apply("multiply", b.apply("subtract", value, found), b.constant(0.5, "f32"))
+    if draw(st.booleans()):
+        gain = b.convert(b.load_dense(b.operand("g", dtype, size), along), "f32")
+        value = b.apply("multiply", value, gain)
+    b.store_dense(b.operand("y", result, total), b.convert(value, result))
+    if draw(st.booleans()):
+        b.store_dense(b.operand("found", "f32", total // size), found, tuple(range(len(outer))))
+    if draw(st.booleans()):
+        b.store_dense(b.operand("sums", "f32", size), b.reduce_column("add", value), along)
+    return b.finish()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(norms())
+def test_random_norms_past_the_caches(plan):
+    check(plan, targets=("far",), tolerance=3e-4)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(norms())
+def test_many_random_norms_past_the_caches(plan):
+    check(plan, targets=("host", "far", "far avx2"), tolerance=3e-4)
