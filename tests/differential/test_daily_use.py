@@ -121,3 +121,54 @@ def test_a_step_on_values_that_what_is_traced_closes_over(warm):
             around()
     want = jax.jit(training_step)(PARAMS, X, Y)[1]
     assert abs(jax.grad(lambda scale: scale * step(PARAMS, X, Y)[1])(1.0) - want) < 1e-5
+
+
+def ordered_and_drawn(x):
+    """Sorts, whose comparison has constants, in every kind of region."""
+    _, ranks = jax.lax.scan(lambda c, row: (c, jnp.argsort(-row)), 0, x)
+    nested = jax.lax.fori_loop(0, 2, lambda i, x: jax.lax.map(jnp.sort, x.T).T, x)
+    chosen = jax.lax.cond(x.sum() > 0, lambda x: jnp.sort(x, 0), lambda x: x, x)
+    return ranks, nested, chosen, jax.lax.map(lambda row: jnp.sort(row) * 2, x, batch_size=3)
+
+
+def reachable(x):
+    edges = x > 0.5
+    return edges @ edges.T, jax.lax.dot_general(edges, edges, (((0,), (0,)), ((), ())))
+
+
+@pytest.mark.parametrize("function", (ordered_and_drawn, reachable))
+def test_what_native_code_computes_by_itself(function):
+    named = mpmd.named_computation(function, name="lower")
+    jitted = pipelined(lambda x: named(x), assignment={"lower": "m0"})
+    assert jitted.compiled(X).cost_analysis()["fallbacks"] == 0
+    for got, want in zip(jitted(X), jax.jit(function)(X), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def filtered(x):
+    spectrum = jnp.fft.rfft(x, axis=-1)
+    weights = jnp.ones((3, 3), jnp.complex64) * 1j
+    return jnp.fft.irfft(spectrum * 0.5, 4, axis=-1), jnp.abs(spectrum @ weights), jnp.abs(spectrum.sum(0))
+
+
+@pytest.mark.parametrize("spec", (jax.P("data"), jax.P(None, "data")))
+def test_complex_numbers_between_devices_of_a_mesh(spec):
+    named = mpmd.named_computation(filtered, name="lower")
+    config = mpmd.make_config(mpmd.make_topology({"m0": {"data": 2}}), {"lower": "m0"}, in_shardings=(spec,))
+    jitted = mpmd.jit(lambda x: named(x), config)
+    assert jitted.compiled(X).cost_analysis()["fallbacks"] == 0
+    assert relative_difference(jitted(X), jax.jit(filtered)(X)) <= 1e-5
+
+
+def test_powers_of_and_by_denormals():
+    """Threads of XLA take denormals for zeros; powers tell them apart, as far as their results are normal."""
+    some = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e30, 1e-30, np.inf, -np.inf, np.nan]
+    values = np.array([*some, 1e-40, -1e-40, 1e-45, 1.1e-38], np.float32)
+    x, y = (np.ascontiguousarray(part).ravel() for part in np.meshgrid(values, values))
+    power = mpmd.named_computation(jax.lax.pow, name="lower")
+    jitted = pipelined(lambda x, y: power(x, y), assignment={"lower": "m0"})
+    got = np.asarray(jitted(x, y))
+    with np.errstate(all="ignore"):
+        exact = (x.astype(np.float64) ** y.astype(np.float64)).astype(np.float32)
+    tiny = np.abs(exact) < np.finfo(np.float32).tiny
+    np.testing.assert_allclose(got, np.where(tiny, 0, exact), rtol=1e-6)

@@ -121,6 +121,7 @@ class Lowering:
         self._closed: dict[Any, HloComputation] = {}
         self._imported: dict[str, HloComputation] = {}
         self._reducers: dict[tuple[str, str], HloComputation] = {}
+        self._constants: dict[ValueId, HloInstruction] = {}  # in loops they are elements of the state
         self.partial: dict[ValueId, str] = {}
 
     def function(self, name: str) -> HloComputation:
@@ -172,9 +173,10 @@ class Lowering:
         return builder.computation
 
     def _copied_constant(self, site: Site, builder: HloBuilder, outside: ValueId) -> HloInstruction:
-        value = site.values[outside]
-        if value.opcode != "constant":
-            raise site.error(f"its region reads {value.name} from outside, which is no constant")
+        value = self._constants.get(outside)
+        if value is None:
+            name = site.values[outside].name
+            raise site.error(f"its region reads {name} from outside, which is no constant")
         return builder.constant(value.literal)
 
     def state_region(
@@ -219,6 +221,8 @@ class Lowering:
                 if value.shape.logical is not shape.logical:
                     raise site.error(f"it became {value.shape}, expected {shape}")
                 values[number] = value
+                if value.opcode == "constant":
+                    self._constants[number] = value
 
     def _mark(self, operation: Operation, results: Sequence[HloInstruction]) -> None:
         """Hand on the frontend attributes that JAX or the user gave an operation."""

@@ -23,8 +23,12 @@ Parts = tuple[HloInstruction, HloInstruction]
 _CONTROL = frozenset(["call", "while", "conditional", "async-start"])
 _REAL = {"c64": "f32", "c128": "f64"}
 _MOVED = (
+    "all-gather",
+    "all-to-all",
     "bitcast",
     "broadcast",
+    "collective-broadcast",
+    "collective-permute",
     "concatenate",
     "copy",
     "dynamic-slice",
@@ -38,6 +42,7 @@ _MOVED = (
     "transpose",
 )
 _CALLING = ("map", "reduce", "reduce-window", "scatter", "select-and-scatter", "sort")
+_JOINING = ("all-reduce", "reduce-scatter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +177,8 @@ def _iota(site: Site) -> HloInstruction | None:
 
 # -- movement and products
 def _moved(site: Site) -> HloInstruction | None:
-    """The same movement of both parts; positions and choices are shared."""
-    if not _touches(site):
+    """The same movement of both parts, within a device or between some; positions and choices are shared."""
+    if not _touches(site) or site.shape.is_tuple:
         return None
     shape = site.shape.with_dtype(_REAL[site.shape.dtype])
     return _joined(site.build, *(site.build.like(site.at, side, shape) for side in _sides(site)))
@@ -231,7 +236,7 @@ def _calling(site: Site) -> HloInstruction | None:
 
 def _is_separate(site: Site) -> bool:
     """Whether a computation does the same to each part: a sum, or the replacement by a scatter."""
-    if site.at.opcode not in ("reduce", "reduce-window", "scatter") or not site.shape.is_array:
+    if site.at.opcode not in ("reduce", "reduce-window", "scatter", *_JOINING) or not site.shape.is_array:
         return False
     return reducer(site.at.to_apply) == "add" or _replaces(site)
 
@@ -254,6 +259,11 @@ def _apart(site: Site) -> HloInstruction:
         site.build.add(site.at.opcode, *side, called=(computation,), **attributes) for side in _sides(site)
     ]
     return _joined(site.build, *sides)
+
+
+def _joining(site: Site) -> HloInstruction | None:
+    """A sum over devices, of each part by itself."""
+    return _apart(site) if _touches(site) and _is_separate(site) else None
 
 
 def _on_pairs(computation: HloComputation, sides: int) -> HloComputation:
@@ -288,6 +298,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **{name: (_binary(function),) for name, function in complex_functions.BINARY.items()},
     **dict.fromkeys(_MOVED, (_moved,)),
     **dict.fromkeys(_CALLING, (_calling,)),
+    **dict.fromkeys(_JOINING, (_joining,)),
     "abs": (_abs,),
     "compare": (_compare,),
     "constant": (_constant,),

@@ -33,6 +33,7 @@ _WHOLE = (
     "topk",
     "triangular-solve",
 )
+_PRODUCTS = ("convolution", "dot")
 _EXACT = frozenset(["clamp", "copy", "maximum", "minimum", "select"])
 _ODD = frozenset(
     ["bitcast-convert", "count-leading-zeros", "popcnt", "shift-right-arithmetic", "shift-right-logical"]
@@ -48,6 +49,7 @@ class NarrowTypeExpander(ComputationPass):
 
     add(x: f8e4m3fn, y)    ->  convert(add(convert(x) to f32, convert(y) to f32)) to f8e4m3fn
     dot(x: f8e5m2, y): f32 ->  dot(convert(x) to bf16, convert(y) to bf16): f32
+    dot(x: pred, y): pred  ->  dot(convert(x) to f32, convert(y) to f32) != 0
     shift-right-logical(x: s4, y)  ->  the same of u4
 
     Each result is rounded or wrapped once; reductions are kept wide to their end.  Movement, choice and
@@ -55,7 +57,7 @@ class NarrowTypeExpander(ComputationPass):
 
     Requires: no schedule; calls are inlined.
     Ensures: no elementwise operation, reduction or product works on integers of less or floats of no more
-        than 8 bits, but reductions by computations that are not elementwise.
+        than 8 bits, but reductions by computations that are not elementwise; no product is one of truths.
     Cost: linear.
     Source: XLA's float normalisation and its widening of sub-byte arithmetic.
     """
@@ -77,7 +79,11 @@ def _is_narrow(shape: Shape) -> bool:
 
 
 def _is_touched(computation: HloComputation) -> bool:
-    return any(_is_narrow(i.shape) for i in computation)
+    return any(_is_narrow(i.shape) or _is_of_truths(i) for i in computation)
+
+
+def _is_of_truths(i: HloInstruction) -> bool:
+    return i.opcode in _PRODUCTS and i.shape.dtype == "pred"
 
 
 def _touches(site: Site) -> bool:
@@ -191,6 +197,8 @@ def _count(site: Site) -> HloInstruction | None:
 
 def _product(site: Site) -> HloInstruction | None:
     """Factors in a type that holds them exactly, sums in one that is as wide as the result."""
+    if _is_of_truths(site.at):
+        return _any_product(site)
     if not _touches(site) or len(site.operands) != 2:
         return None
     build, kinds = site.build, [o.shape.info for o in site.operands]
@@ -211,6 +219,15 @@ def _product(site: Site) -> HloInstruction | None:
     return build.convert(made, site.shape.dtype)
 
 
+def _any_product(site: Site) -> HloInstruction:
+    """Whether any product of truths is one: sums of ones round, but never to zero."""
+    build = site.build
+    operands = [build.convert(o, "f32") for o in site.operands]
+    attributes: dict[str, Any] = dict(site.at.attributes)
+    made = build.add(site.at.opcode, *operands, shape=site.shape.with_dtype("f32"), **attributes)
+    return build.compare(made, build.full(0, "f32", made.shape.dims), "NE")
+
+
 _UNLIKE: dict[str, Rule] = {
     "count-leading-zeros": _count,
     "popcnt": _count,
@@ -220,6 +237,6 @@ _UNLIKE: dict[str, Rule] = {
 _PLAIN = [n for n, info in OPCODES.items() if info.category in ELEMENTWISE and n not in _KEEPS_BITS]
 _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys((*_PLAIN, *_WHOLE), (_widen,)),
-    **dict.fromkeys(("convolution", "dot"), (_product,)),
+    **dict.fromkeys(_PRODUCTS, (_product,)),
     **{name: (rule,) for name, rule in _UNLIKE.items()},
 }
