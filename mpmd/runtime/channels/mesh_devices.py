@@ -182,7 +182,10 @@ def _memory_kind(sharding: Sharding) -> str:
 def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path: str) -> None:
     if shape != type_.shape or dtype != np.dtype(type_.dtype):
         got = BufferType(shape, str(dtype), type_.mesh)
-        raise SignatureError(f"argument {path}: got {got}, compiled for {type_}")
+        raise SignatureError(
+            f"argument {path}: got {got}, compiled for {type_}\n"
+            "  a compiled step takes one signature; what mpmd.jit returns compiles again for others"
+        )
 
 
 class LocalChannels:
