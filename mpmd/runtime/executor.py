@@ -140,6 +140,7 @@ class Executor:
         Raises:
             FragmentError: a fragment failed, in this step or, on its device, in the one before.
             SignatureError: the arguments do not fit the program.
+            ProgramError: the executor was closed.
         """
         with self._lock:
             if self._closed:

@@ -100,7 +100,11 @@ def set_switch(command: TextCommand, switches: dict[str, str], name: str, value:
 
 
 def name_and_value(argument: str) -> tuple[str, str]:
-    """`--name=value`, `-name{value}` or `-name` as name and value."""
+    """`--name=value`, `-name{value}` or `-name` as name and value.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
     found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
     if found is None:
         raise ConfigError(

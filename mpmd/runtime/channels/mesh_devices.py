@@ -73,7 +73,11 @@ class MeshDevices:
         return self._meshes
 
     def sharding(self, type_: BufferType) -> Sharding:
-        """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding."""
+        """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding.
+
+        Raises:
+            ProgramError: the type's mesh has no devices here, or its sharding is none that JAX can express.
+        """
         if (known := self._shardings.get(type_)) is not None:
             return known
         if type_.mesh not in self._meshes:

@@ -37,7 +37,11 @@ class FunctionSchedule(PipelineSchedule):
         return _PLACEMENTS[self.default_placement](num_stages, num_meshes)
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow."""
+        """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow.
+
+        Raises:
+            ScheduleError: the keys do not compare.
+        """
         backward = (Phase.I, Phase.W) if self.splits_backward else (Phase.B,)
         phases = (Phase.F, *backward) if self.has_backward else (Phase.F,)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
