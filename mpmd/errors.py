@@ -6,7 +6,8 @@ was expected, and what to do.  Several problems found together are raised togeth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class MpmdError(Exception):
@@ -72,3 +73,9 @@ def collect(kind: type[MpmdError], problems: Sequence[str], heading: str = "") -
     lines = [heading or f"{len(problems)} problems:"]
     lines += [f"  {n}. {problem}" for n, problem in enumerate(problems, 1)]
     return kind("\n".join(lines))
+
+
+def close_to(word: str, known: Iterable[str], most: int = 1) -> str:
+    """The end of a sentence about an unknown word: the known ones that look like it, if there are any."""
+    close = difflib.get_close_matches(word, list(known), most)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

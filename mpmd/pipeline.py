@@ -6,12 +6,11 @@ Read each from top to bottom.  A step that an option leaves out says so with `wh
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpmd import ir
-from mpmd.errors import ConfigError, collect
+from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions, option_problems
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
@@ -444,11 +443,11 @@ def check_options(o: PipelineOptions) -> None:
         raise collect(ConfigError, problems, "the options cannot be used:")
     for name in _not_of_hlo(o.disable_passes):
         if name not in PASSES and not _is_mlir(name):
-            problems.append(f"disable_passes: there is no pass {name!r}{_close_to(name)}")
+            problems.append(f"disable_passes: there is no pass {name!r}{close_to(name, PASSES)}")
     for entry in _not_of_hlo(o.pass_options):
         name, _, options = entry.partition("{")
         if name not in PASSES:
-            problems.append(f"pass_options: there is no pass {name!r}{_close_to(name)}")
+            problems.append(f"pass_options: there is no pass {name!r}{close_to(name, PASSES)}")
             continue
         try:
             make_pass(name, options.removesuffix("}"))
@@ -466,11 +465,6 @@ def _not_of_hlo(entries: Iterable[str]) -> list[str]:
 def _is_mlir(name: str) -> bool:
     """Whether MLIR has a pass of this name, for modules or for functions."""
     return any(not ir.mlir_problem(text) for text in (name, f"func.func({name})"))
-
-
-def _close_to(name: str) -> str:
-    close = difflib.get_close_matches(name, PASSES, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _stitches(o: PipelineOptions) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from mpmd.api.topology import Topology
-from mpmd.errors import ConfigError, collect
+from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.passes.import_.assignment import Place
 from mpmd.scheduling.schedule import get_schedule
@@ -146,8 +145,5 @@ def _stage_problems(placed: dict[str, Place]) -> list[str]:
 
 
 def did_you_mean(word: str, known: Any) -> str:
-    """The end of a sentence about an unknown word."""
-    close = difflib.get_close_matches(word, list(known), 1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(map(repr, known))}"
+    """The end of a sentence about an unknown word: a known one that looks like it, or else all of them."""
+    return close_to(word, known) or f"; there are {', '.join(map(repr, known))}"

@@ -148,5 +148,8 @@ def value_spec(kind: Any) -> ValueSpec:
 
 def _axis(axis: Any, kind: Any) -> str:
     if axis.sub_axis_info is not None:
-        raise CompileError(f"a value of type {kind} is sharded over part of the axis {axis.name!r}")
+        raise CompileError(
+            f"a value of type {kind} is sharded over part of the axis {axis.name!r}\n"
+            "  give the mesh an axis of that size instead"
+        )
     return str(axis.name)

@@ -64,7 +64,10 @@ def read_entry(
             inputs_of, outputs_of = tuple(map(number, op.operands)), tuple(map(number, op.results))
             ops.append(_call(op, inputs_of, outputs_of, donated_by[callee], stages))
         else:
-            raise ProgramError(f"the exported program holds a {op.operation.name} at {op.location}")
+            raise ProgramError(
+                f"the exported program holds a {op.operation.name} at {op.location}\n"
+                "  expected: calls of fragments, and transfers; a pass of the export pipeline left it there"
+            )
     outputs = tuple(OutputSpec(number(v), i, result_paths[i]) for i, v in enumerate(main.returned))
     return EntryGraph(tuple(ops), types, inputs, outputs, main.symbol)
 

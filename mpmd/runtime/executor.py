@@ -140,10 +140,13 @@ class Executor:
         Raises:
             FragmentError: a fragment failed, in this step or, on its device, in the one before.
             SignatureError: the arguments do not fit the program.
+            ProgramError: the executor was closed.
         """
         with self._lock:
             if self._closed:
-                raise ProgramError(f"program {self.program.name!r} was closed and cannot run again")
+                raise ProgramError(
+                    f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
+                )
             self._check_arguments(inputs)
             watching = [*observers, *([NanCheck()] if self.options.debug_nans else [])]
             frame = Frame(
@@ -200,7 +203,10 @@ class Executor:
 
     def _check_arguments(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.program.inputs):
-            raise SignatureError(f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}")
+            raise SignatureError(
+                f"got {len(inputs)} arguments, compiled for {len(self.program.inputs)}\n"
+                "  arguments are flat here: all leaves of the user's pytrees, in order"
+            )
         deleted = [k for k in self._read if _is_deleted(inputs[k])]
         if deleted:
             paths = {spec.index: spec.path for spec in self.program.inputs}

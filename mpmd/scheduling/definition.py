@@ -92,10 +92,16 @@ def checked_placement(stage_to_mesh: Any, num_stages: int, num_meshes: int) -> P
         ScheduleError: there are more or fewer stages, or a mesh that there is not.
     """
     if isinstance(stage_to_mesh, str) or not isinstance(stage_to_mesh, Iterable):
-        raise ScheduleError(f"stage_to_mesh must list the mesh of each stage, got {stage_to_mesh!r}")
+        raise ScheduleError(
+            f"stage_to_mesh must list the mesh of each stage, got {stage_to_mesh!r}\n"
+            "  such as (0, 1, 1, 0): the numbers of meshes in the topology"
+        )
     placement = tuple(stage_to_mesh)
     if len(placement) != num_stages:
-        raise ScheduleError(f"stage_to_mesh names {len(placement)} stages, the program has {num_stages}")
+        raise ScheduleError(
+            f"stage_to_mesh names {len(placement)} stages, the program has {num_stages}\n"
+            "  give the number of one mesh for each stage"
+        )
     for stage, mesh in enumerate(placement):
         if not isinstance(mesh, int) or not 0 <= mesh < num_meshes:
             raise ScheduleError(

@@ -149,7 +149,10 @@ def list_schedule(
                 chooser.run(step)
                 remaining -= 1
         if remaining and not clock.advance():
-            raise ScheduleError("list scheduling stopped before all steps were ordered")
+            raise ScheduleError(
+                f"list scheduling stopped with {remaining} steps left, each of which waits for another\n"
+                "  give more memory: a limit below what one microbatch holds lets nothing begin"
+            )
     return clock.result()
 
 

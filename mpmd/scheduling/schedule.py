@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
-from mpmd.errors import ScheduleError
+from mpmd.errors import ScheduleError, close_to
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.schedules.dualpipe import DualPipe
@@ -95,8 +94,7 @@ def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: An
         )
     name, preset = ALIASES.get(schedule, (schedule, {}))
     if name not in SCHEDULES:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), SCHEDULES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = close_to(name.lower().replace("-", "_"), SCHEDULES)
         raise ScheduleError(f"there is no schedule {schedule!r}{hint}\n  schedules: {', '.join(SCHEDULES)}")
     return _with_options(SCHEDULES[name], preset | options, None)
 
@@ -107,10 +105,10 @@ def _with_options(
     known = [field.name for field in dataclasses.fields(kind)]
     for option in options:
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             listed = f"  options: {', '.join(known)}" if known else "  it has no options"
-            raise ScheduleError(f"schedule {kind.name!r} has no option {option!r}{hint}\n{listed}")
+            raise ScheduleError(
+                f"schedule {kind.name!r} has no option {option!r}{close_to(option, known)}\n{listed}"
+            )
     try:
         return kind(**options) if base is None else dataclasses.replace(base, **options)
     except TypeError as error:

@@ -141,7 +141,10 @@ class Problem:
             return None
         limits = (limit,) * self.num_meshes if isinstance(limit, int) else tuple(limit)
         if len(limits) != self.num_meshes:
-            raise ScheduleError(f"memory limits are given for {len(limits)} meshes, not {self.num_meshes}")
+            raise ScheduleError(
+                f"memory limits are given for {len(limits)} meshes, not {self.num_meshes}\n"
+                "  give one number for all meshes, or one for each, in their order"
+            )
         return limits
 
 

@@ -44,7 +44,8 @@ def simulate(
     costs = Costs.unit(table.num_stages) if costs is None else costs
     if len(costs.stages) != table.num_stages:
         raise ScheduleError(
-            f"costs are given for {len(costs.stages)} stages, the schedule has {table.num_stages}"
+            f"costs are given for {len(costs.stages)} stages, the schedule has {table.num_stages}\n"
+            f"  if all cost the same: Costs.uniform({table.num_stages}, StageCosts(...))"
         )
     names = tuple(f"mesh{m}" for m in range(table.num_meshes)) if mesh_names is None else tuple(mesh_names)
     if len(names) != table.num_meshes:

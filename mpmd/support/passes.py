@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, close_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +66,7 @@ def pass_named(passes: Mapping[str, type[Pass]], name: str, options: str | Seque
         ConfigError: no such pass or option.
     """
     if name not in passes:
-        close = difflib.get_close_matches(name, passes, 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise ConfigError(f"unknown pass {name!r}{close_to(name, passes, 3)}")
     return with_options(passes[name], options)
 
 

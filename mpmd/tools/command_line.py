@@ -100,10 +100,17 @@ def set_switch(command: TextCommand, switches: dict[str, str], name: str, value:
 
 
 def name_and_value(argument: str) -> tuple[str, str]:
-    """`--name=value`, `-name{value}` or `-name` as name and value."""
+    """`--name=value`, `-name{value}` or `-name` as name and value.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
     found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
     if found is None:
-        raise ConfigError(f"cannot read the argument {argument!r}")
+        raise ConfigError(
+            f"cannot read the argument {argument!r}\n"
+            "  expected: a file, -name, -name=value or -name{options}"
+        )
     return found[1], _unwrapped(found[2] or found[3] or "")
 
 

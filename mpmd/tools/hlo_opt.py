@@ -9,7 +9,6 @@ are their options.  The module goes to stdout, findings go to stderr.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
-from mpmd.errors import ConfigError, MpmdError
+from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.support.passes import Pass, split_outside_brackets
@@ -123,8 +122,7 @@ def passes_named(name: str, options: str) -> list[Pass]:
             raise ConfigError(f"the group {name} has no options, got {options!r}")
         return list(GROUPS[name]())
     if name not in PASSES:
-        close = difflib.get_close_matches(name, [*PASSES, *GROUPS], 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise ConfigError(f"unknown pass {name!r}{close_to(name, [*PASSES, *GROUPS], 3)}")
     return [make_pass(name, options)]
 
 

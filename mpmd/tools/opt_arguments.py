@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 
 from mpmd import ir, pipeline
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, close_to
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import MlirPass, mlir_pass
 from mpmd.support.passes import split_options, split_outside_brackets
@@ -114,7 +113,7 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
         command.print_before |= set(value.split(","))
     elif name == "mlir-elide-elementsattrs-if-larger":
         if not value.isdigit():
-            raise ConfigError(f"-{name}: {value!r} is no number of elements")
+            raise ConfigError(f"-{name}: {value!r} is no number of elements\n  such as -{name}=16")
         command.elements_limit = int(value)
     else:
         return name in _WITHOUT_EFFECT
@@ -137,8 +136,7 @@ def steps_named(name: str, options: str) -> list[Planned]:
     if name == "inline":
         return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
     if name.startswith("mpmd-"):
-        close = difflib.get_close_matches(name, [*PASSES, *pipeline.PIPELINES], 3)
-        raise ConfigError(f"unknown pass {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise ConfigError(f"unknown pass {name!r}{close_to(name, [*PASSES, *pipeline.PIPELINES], 3)}")
     return [Planned(mlir_pass(name, options))]
 
 
@@ -164,7 +162,10 @@ def _steps_in(text: str, on_functions: bool) -> Iterator[Planned]:
         name, _, options = part.partition("{")
         name, options = name.strip(), options.removesuffix("}")
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"cannot read {part!r} as a pass of a pipeline")
+            raise ConfigError(
+                f"cannot read {part!r} as a pass of a pipeline\n"
+                "  expected: names with commas between them, options in braces: 'cse,inline{max-depth=1}'"
+            )
         for step in steps_named(name, options):
             yield _on_functions(step) if on_functions else step
 
@@ -176,5 +177,7 @@ def _on_functions(step: Planned) -> Planned:
         return step
     pipeline_text = f"func.func({pass_.pipeline})"
     if ir.mlir_problem(pipeline_text):
-        raise ConfigError(f"the pass {pass_.pipeline!r} does not run on functions")
+        raise ConfigError(
+            f"the pass {pass_.pipeline!r} does not run on functions\n  name it outside of func.func(...)"
+        )
     return dataclasses.replace(step, pass_=MlirPass(pipeline_text))

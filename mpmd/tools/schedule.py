@@ -97,7 +97,9 @@ def _numbers(text: str, count: int, option: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise ScheduleError(f"--{option}: {text!r} is not a list of numbers") from error
+        raise ScheduleError(
+            f"--{option}: {text!r} is not a list of numbers\n  expected: one, or several with commas: 1,2.5,3"
+        ) from error
     if len(values) not in (1, count):
         raise ScheduleError(
             f"--{option} gives {len(values)} numbers\n  expected: one, or one for each of {count} stages"

@@ -216,7 +216,8 @@ def _wanted(argnums: tuple[int, ...], count: int) -> set[int]:
     """
     if not all(-count <= i < count for i in argnums):
         raise SignatureError(
-            f"accumulate_gradients differentiates by the arguments {list(argnums)}, but got {count}"
+            f"accumulate_gradients differentiates by the arguments {list(argnums)}, but got {count}\n"
+            "  argnums are numbers of its arguments, from 0, or from the end, from -1"
         )
     wanted = {i % count for i in argnums}
     if len(wanted) < len(argnums):

@@ -36,7 +36,9 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
         CompileError: there is none.
     """
     if element_type not in _NUMPY:
-        raise CompileError(f"no array has elements of type {element_type}")
+        raise CompileError(
+            f"no array has elements of type {element_type}\n  expected: one of {', '.join(_NUMPY)}"
+        )
     return jax.numpy.dtype(_NUMPY[element_type])
 
 

@@ -141,7 +141,10 @@ def assign_buffers(
     """
     dataflow = Dataflow(module)
     if not dataflow.graph.is_flat():
-        raise CompileError(f"module {module.name} has computations that are called from several places")
+        raise CompileError(
+            f"module {module.name} has computations that are called from several places\n"
+            "  run hlo-flatten-call-graph before"
+        )
     border = _Border(module, dataflow)
     occupancy = Occupancy(dataflow)
     sharing = Sharing(occupancy, border.bound(occupancy), border.homes(), may_share)
@@ -224,7 +227,11 @@ class _Border:
         leaves = list(root.shape.leaves())
         shapes = [p.shape for p in self.parameters] + [s for _, s in leaves]
         if not all(s.is_array for s in shapes):
-            raise CompileError(f"module {module.name}: parameters and results must be arrays")
+            raise CompileError(
+                f"module {module.name}: parameters and results must be arrays, "
+                f"got {next(str(s) for s in shapes if not s.is_array)}\n"
+                "  give the elements of tuples one by one"
+            )
         self.results = [dataflow.value_at(root, index) for index, _ in leaves]
         self.result_bytes = [s.byte_size for _, s in leaves]
         self.parameter_values = [dataflow.value_at(p) for p in self.parameters]

@@ -16,7 +16,7 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import freeze, literal_shape
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import OPCODES
+from mpmd.compile.hlo.opcodes import OPCODES, unknown_opcode
 from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.hlo.shape_inference import infer_shape
 from mpmd.errors import HloError
@@ -64,7 +64,7 @@ class HloBuilder:
         """
         info = OPCODES.get(opcode)
         if info is None:
-            raise HloError(f"unknown opcode {opcode!r}")
+            raise HloError(unknown_opcode(opcode))
         defaults = {spec.name: spec.default for spec in info.specs}
         unknown = next((key for key in attributes if key not in defaults), None)
         if unknown is not None:

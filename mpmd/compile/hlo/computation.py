@@ -154,7 +154,11 @@ class HloComputation:
         self._order = None
 
     def add(self, instruction: HloInstruction) -> HloInstruction:
-        """Append an instruction whose operands stand here; returns it."""
+        """Append an instruction whose operands stand here; returns it.
+
+        Raises:
+            HloError: it stands in a computation already.
+        """
         if instruction.computation is not None:
             raise HloError(f"instruction {instruction.name} already stands in {instruction.computation.name}")
         instruction.computation = self
@@ -169,7 +173,11 @@ class HloComputation:
         return instruction
 
     def set_root(self, instruction: HloInstruction) -> None:
-        """Make the value of an instruction the result."""
+        """Make the value of an instruction the result.
+
+        Raises:
+            HloError: the instruction does not stand here.
+        """
         if instruction.computation is not self:
             raise HloError(f"{instruction.name} cannot be the root of {self.name}: it does not stand there")
         self._root = instruction

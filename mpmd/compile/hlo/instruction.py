@@ -241,7 +241,11 @@ class HloInstruction:
 
     @property
     def to_apply(self) -> HloComputation:
-        """The one computation it calls (reduce, call, fusion, sort, scatter ...)."""
+        """The one computation it calls (reduce, call, fusion, sort, scatter ...).
+
+        Raises:
+            HloError: it calls none, or several.
+        """
         if len(self.called) != 1:
             raise HloError(f"{self.opcode} {self.name} calls {len(self.called)} computations, not one")
         return self.called[0]
@@ -308,7 +312,11 @@ class HloInstruction:
             self.computation.set_root(value)
 
     def replace_use(self, user: HloInstruction, value: HloInstruction) -> None:
-        """Let one user take `value` wherever it takes this."""
+        """Let one user take `value` wherever it takes this.
+
+        Raises:
+            HloError: that instruction does not use this one.
+        """
         count = self.users.pop(user, 0)
         if not count:
             raise HloError(f"{user.name} does not use {self.name}")

@@ -149,7 +149,11 @@ class HloModule:
         return made
 
     def set_entry(self, computation: HloComputation) -> None:
-        """Let the program start there."""
+        """Let the program start there.
+
+        Raises:
+            HloError: the computation belongs to another module.
+        """
         if computation.module is not self:
             raise HloError(f"computation {computation.name} belongs to another module than {self.name}")
         self._entry = computation

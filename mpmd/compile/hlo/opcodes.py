@@ -12,6 +12,7 @@ from enum import Enum
 from mpmd.compile.hlo import codecs, dimension_codecs
 from mpmd.compile.hlo.attributes import Attribute
 from mpmd.compile.hlo.codecs import Codec
+from mpmd.errors import close_to
 
 
 class Category(Enum):
@@ -429,6 +430,12 @@ for _fill in (
     _external,
 ):
     _fill()
+
+
+def unknown_opcode(name: str) -> str:
+    """What an error says of an opcode that there is not."""
+    return f"unknown opcode {name!r}{close_to(name, OPCODES)}"
+
 
 CALL_KEYS = frozenset(
     {

@@ -18,7 +18,7 @@ from mpmd.compile.hlo.header import read_header
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode
+from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode, unknown_opcode
 from mpmd.compile.hlo.shape import Shape, shape_at
 from mpmd.compile.hlo.text import (
     TextError,
@@ -389,7 +389,7 @@ class _Parser:
         wrapped = OPCODES.get(matched.group(1)) if matched else None
         if matched is None or wrapped is None:
             at = self.text.index(opcode, start)
-            raise TextError(f"unknown opcode {opcode!r}", at)
+            raise TextError(unknown_opcode(opcode), at)
         texts, position = self.attribute_texts(position)
         if matched.group(2) != "start":
             info = OPCODES[f"async-{matched.group(2)}"]

@@ -37,10 +37,13 @@ def deserialize(data: bytes) -> HloModule:
         HloError: the bytes are something else, cut short or damaged.
     """
     if data[: len(_MAGIC)] != _MAGIC:
-        raise HloError("these bytes are no serialized HLO module: they begin differently")
+        raise HloError(
+            f"these bytes are no serialized HLO module: they begin with {data[: len(_MAGIC)]!r}\n"
+            f"  expected: {_MAGIC!r}, as serialize writes it"
+        )
     body = data[:-_DIGEST]
     if hashlib.sha256(body).digest() != data[-_DIGEST:]:
-        raise HloError("this serialized HLO module is damaged: its digest does not fit")
+        raise HloError("this serialized HLO module is damaged: its digest does not fit\n  serialize it again")
     size, count = struct.unpack_from("<QQ", body, len(_MAGIC))
     position = len(_MAGIC) + 16
     text = body[position : position + size].decode()

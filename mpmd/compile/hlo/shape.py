@@ -123,7 +123,11 @@ class Shape:
 
     @property
     def info(self) -> DType:
-        """The element type of an array."""
+        """The element type of an array.
+
+        Raises:
+            HloError: it is a tuple, a token or opaque.
+        """
         try:
             return DTYPES[self.dtype]
         except KeyError:
@@ -178,7 +182,11 @@ class Shape:
         return self.layout is not None or self.dtype not in DTYPES
 
     def with_layout(self, layout: Layout | Sequence[int] | None) -> Shape:
-        """The same array in another order in memory (minor to major)."""
+        """The same array in another order in memory (minor to major).
+
+        Raises:
+            HloError: the layout has another number of dims.
+        """
         if layout is not None and not isinstance(layout, Layout):
             layout = Layout(tuple(layout))
         if layout is not None and len(layout.minor_to_major) != len(self.dims):

@@ -29,7 +29,9 @@ def parse_dense(text: str, shape: Shape) -> np.ndarray:
         return _from_bytes(bytes.fromhex(found.group(1)), shape)
     tokens = _TOKEN.findall(found.group(2))
     if any("..." in t for t in tokens):
-        raise CompileError(f"the constant of shape {shape} was left out of the text")
+        raise CompileError(
+            f"the constant of shape {shape} was left out of the text\n  print the module with large constants"
+        )
     if not tokens:
         return np.zeros(shape.dims, shape.numpy_dtype)
     values = _values(tokens, shape)
@@ -51,7 +53,9 @@ def _from_bytes(data: bytes, shape: Shape) -> np.ndarray:
     else:
         values = np.frombuffer(data, shape.numpy_dtype)
     if len(values) not in (1, shape.size):
-        raise CompileError(f"a constant of shape {shape} has {len(values)} values")
+        raise CompileError(
+            f"a constant of shape {shape} has {len(values)} values\n  expected: one, or {shape.size}"
+        )
     return np.broadcast_to(values.reshape(()), shape.dims) if len(values) == 1 else values.reshape(shape.dims)
 
 

@@ -62,7 +62,11 @@ def read_program(source: mlir.Module | str) -> StablehloProgram:
 
 
 def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
-    """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships."""
+    """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships.
+
+    Raises:
+        CompileError: there is none for these element types.
+    """
     takes = [_type_text(shape) for shape in operands]
     gives = [_type_text(shape) for shape in operation.shapes]
     names = [f"%a{i}" for i in range(len(takes))]

@@ -35,7 +35,11 @@ class SchedulingUnit:
 
     @staticmethod
     def of(fragment: ir.Fragment) -> SchedulingUnit:
-        """The unit that a fragment is; it must be a scheduling unit."""
+        """The unit that a fragment is; it must be a scheduling unit.
+
+        Raises:
+            ValueError: it has no call counter.
+        """
         if fragment.call_counter is None:
             raise ValueError(f"no scheduling unit: {fragment}")
         phase = "F" if fragment.is_forward else "W" if fragment.split_drop_transferred else "A"

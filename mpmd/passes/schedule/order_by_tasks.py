@@ -57,7 +57,11 @@ class OrderByTasks(FunctionPass):
     fail_on_impossible_order: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Puts an edge between neighbours of the table, and sorts."""
+        """Puts an edge between neighbours of the table, and sorts.
+
+        Raises:
+            ConfigError: the orders name a mesh that is not in the topology.
+        """
         topology = f.topology
         for mesh, _ in self.orders.of_mesh:
             if mesh not in topology:

@@ -74,8 +74,11 @@ class TaskOrders:
         for mesh, tasks in self.of_mesh:
             for task in tasks:
                 if task in seen:
-                    raise ConfigError(f"task {task} stands twice: on mesh {seen[task]!r} and on {mesh!r}")
+                    raise ConfigError(
+                        f"task {task} stands twice: on mesh {seen[task]!r} and on {mesh!r}\n"
+                        "  a task runs once: leave one of them out"
+                    )
                 seen[task] = mesh
         meshes = [mesh for mesh, _ in self.of_mesh]
         for mesh in dict.fromkeys(m for m in meshes if meshes.count(m) > 1):
-            raise ConfigError(f"mesh {mesh!r} has two orders")
+            raise ConfigError(f"mesh {mesh!r} has two orders\n  join them: '{mesh}:0F0,1F0'")

@@ -73,7 +73,11 @@ class MeshDevices:
         return self._meshes
 
     def sharding(self, type_: BufferType) -> Sharding:
-        """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding."""
+        """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding.
+
+        Raises:
+            ProgramError: the type's mesh has no devices here, or its sharding is none that JAX can express.
+        """
         if (known := self._shardings.get(type_)) is not None:
             return known
         if type_.mesh not in self._meshes:
@@ -182,7 +186,10 @@ def _memory_kind(sharding: Sharding) -> str:
 def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path: str) -> None:
     if shape != type_.shape or dtype != np.dtype(type_.dtype):
         got = BufferType(shape, str(dtype), type_.mesh)
-        raise SignatureError(f"argument {path}: got {got}, compiled for {type_}")
+        raise SignatureError(
+            f"argument {path}: got {got}, compiled for {type_}\n"
+            "  a compiled step takes one signature; what mpmd.jit returns compiles again for others"
+        )
 
 
 class LocalChannels:

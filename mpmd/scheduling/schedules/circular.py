@@ -41,7 +41,11 @@ class Circular(PipelineSchedule):
         return looped(num_stages, num_meshes)
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch."""
+        """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.
+
+        Raises:
+            ScheduleError: the placement does not come to each mesh `degree` times.
+        """
         way = visits(shape.placement)
         meshes = len({visit.mesh for visit in way})
         if self.degree is not None and len(way) != self.degree * meshes:

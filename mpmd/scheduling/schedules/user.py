@@ -37,7 +37,11 @@ class FunctionSchedule(PipelineSchedule):
         return _PLACEMENTS[self.default_placement](num_stages, num_meshes)
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow."""
+        """Tasks by key; equal keys by microbatch, phase and stage in the direction of the flow.
+
+        Raises:
+            ScheduleError: the keys do not compare.
+        """
         backward = (Phase.I, Phase.W) if self.splits_backward else (Phase.B,)
         phases = (Phase.F, *backward) if self.has_backward else (Phase.F,)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
@@ -51,7 +55,8 @@ class FunctionSchedule(PipelineSchedule):
                 order.sort(key=self.key)
             except TypeError as error:
                 raise ScheduleError(
-                    f"schedule {self.name!r} cannot rank the tasks by its keys: {error}"
+                    f"schedule {self.name!r} cannot rank the tasks by its keys: {error}\n"
+                    "  return keys of one kind for all tasks, such as tuples of numbers"
                 ) from error
         return orders
 
@@ -81,7 +86,10 @@ def from_function(
             compare.
     """
     if not callable(key):
-        raise ScheduleError(f"from_function takes a function that ranks a task, got {key!r}")
+        raise ScheduleError(
+            f"from_function takes a function that ranks a task, got {key!r}\n"
+            "  such as: lambda task: (task.phase is not Phase.F, task.microbatch)"
+        )
     if placement not in _PLACEMENTS:
         raise ScheduleError(f"there is no placement {placement!r}\n  placements: {', '.join(_PLACEMENTS)}")
     return FunctionSchedule(key, splits_backward, has_backward, placement, name)
@@ -164,7 +172,9 @@ def from_table(
     parsed = tuple(tuple(_task(t, name) for t in _listed(order, name)) for order in _listed(orders, name))
     tasks = [task for order in parsed for task in order]
     if not tasks:
-        raise ScheduleError(f"schedule {name!r} has no tasks")
+        raise ScheduleError(
+            f"schedule {name!r} has no tasks\n  expected: a list for each mesh, such as [['0F0', '0B0']]"
+        )
     for task in tasks:
         if max(task.stage, task.microbatch) >= len(tasks):
             raise ScheduleError(
@@ -231,7 +241,10 @@ def from_csv(path_or_text: str | Path) -> PipelineSchedule:
         try:
             text = Path(path_or_text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # not UTF-8, or no path
-            raise ScheduleError(f"the schedule {source!r} cannot be read: {error}") from error
+            raise ScheduleError(
+                f"the schedule {source!r} cannot be read: {error}\n"
+                "  give the path of a file, or the text itself, which has a comma or several lines"
+            ) from error
     orders: list[list[Task]] = []
     problems: list[str] = []
     for number, line in enumerate(text.strip("\n").split("\n"), 1):

@@ -29,7 +29,11 @@ class VShaped(PipelineSchedule):
         """The most stages' activations of a microbatch that a mesh may hold."""
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Down and up again, with neighbouring stages together where there are more than two per mesh."""
+        """Down and up again, with neighbouring stages together where there are more than two per mesh.
+
+        Raises:
+            ScheduleError: there are fewer than two stages per mesh.
+        """
         if num_stages < 2 * num_meshes:
             raise ScheduleError(
                 f"schedule {self.name!r} needs two stages per mesh: {2 * num_meshes} for {num_meshes} "

@@ -139,6 +139,39 @@ ENTRY e {
     assert graph.depths[module.computation("inner")] == 2 and graph.is_flat()
 
 
+@pytest.mark.parametrize(
+    ("use", "context"),
+    [
+        ("ROOT z = f32[2] call(y), to_apply=f", Context.SEQUENTIAL),
+        (
+            "ROOT z = f32[2] map(y), dimensions={0}, to_apply=g",
+            Context.BOTH,
+        ),
+    ],
+)
+def test_a_call_graph_is_flat_only_where_everything_has_one_caller(use, context):
+    module = parse_module(
+        f"""HloModule m
+f {{
+  i = f32[2] parameter(0)
+  ROOT j = f32[2] negate(i)
+}}
+g {{
+  p = f32[] parameter(0)
+  b = f32[2] broadcast(p), dimensions={{}}
+  c = f32[2] call(b), to_apply=f
+  ROOT s = f32[] custom-call(c), custom_call_target="t"
+}}
+ENTRY e {{
+  x = f32[2] parameter(0)
+  y = f32[2] call(x), to_apply=f
+  {use}
+}}"""
+    )
+    graph = CallGraph(module)
+    assert graph.contexts[module.computation("f")] is context and not graph.is_flat()
+
+
 def test_in_place_operations():
     module = parse_module(
         """HloModule m
@@ -206,6 +239,20 @@ ENTRY e {
     d.replace_operand(0, made)
     reach.update([d])
     assert reach.reaches(c, made) and reach.reaches(made, e) and made in reach
+
+
+def test_what_control_edges_say_is_a_dependence():
+    module = parse_module(
+        """HloModule m
+ENTRY e {
+  a = f32[] parameter(0)
+  b = f32[] negate(a)
+  c = f32[] abs(a), control-predecessors={b}
+  ROOT d = f32[] sine(c)
+}"""
+    )
+    b, d = named(module, "b"), named(module, "d")
+    assert Reachability(module.entry).reaches(b, d)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -218,6 +218,10 @@ ERRORS = [
     ),
     (entry("a = f32[] parameter(x)"), "expected the parameter's number, got 'x'"),
     (entry("a = f32[] parameter(0)", "b = f32[] frobnicate(a)"), "unknown opcode 'frobnicate'"),
+    (
+        entry("a = f32[] parameter(0)", "b = f32[] neggate(a)"),
+        "unknown opcode 'neggate'; did you mean 'negate'?",
+    ),
     (entry("a = f32[] parameter(0)", "b = f32[] add(a)"), "add takes 2 operands, got 1"),
     (entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a)"), r"reverse b needs the attribute dimensions="),
     (

@@ -93,6 +93,12 @@ def test_pairs_join_where_most_is_saved_and_the_search_looks_further(search, gro
     assert ["".join(m.name for m in g.members) for g in grouping.groups()] == groups
 
 
+def test_a_value_that_others_read_too_is_written_all_the_same():
+    value = parse_module(CHAIN, "text").entry.root.operands[0]
+    assert Prices().saved(value, 1, 0) == pytest.approx(2 * Prices().saved(value, 1, 1))
+    assert Prices().saved(value, 2, 0) == pytest.approx(3 * Prices().saved(value, 1, 5))
+
+
 def test_patterns_grow_over_several_groups_and_rounds():
     apart = dict.fromkeys("abcd", 10.0)
     whole = Listed({**apart, "ab": 19.0, "abc": 18.0, "abcd": 17.0, "cd": 19.0, "bc": 19.0})

@@ -36,7 +36,7 @@ def test_options_become_fields() -> None:
         make_pass("mpmd-merge-inferred-fragments", "merge-everything=true")
     with pytest.raises(ConfigError, match="cannot read 'maybe' as bool"):
         make_pass("mpmd-merge-inferred-fragments", "merge-sideways=maybe")
-    with pytest.raises(ConfigError, match="did you mean mpmd-fragment-dce"):
+    with pytest.raises(ConfigError, match="did you mean 'mpmd-fragment-dce'"):
         make_pass("mpmd-fragment-dcf")
 
 

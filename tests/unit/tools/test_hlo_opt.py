@@ -108,7 +108,7 @@ def test_a_scheduled_module_is_refused(run):
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("-hlo-cze", "unknown pass 'hlo-cze'; did you mean hlo-"),
+        ("-hlo-cze", "unknown pass 'hlo-cze'; did you mean 'hlo-"),
         ("-hlo-cse=speed=9", "hlo-cse has no option 'speed'"),
         ("-hlo-cse=constants=maybe", "cannot read 'maybe' as bool"),
         ("-hlo-simplification=a=1", "has no options"),

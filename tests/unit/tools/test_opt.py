@@ -122,7 +122,7 @@ def test_unknown_dialects_need_a_switch(run) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("-mpmd-fragment-dcf", "did you mean mpmd-fragment-dce"),
+        ("-mpmd-fragment-dcf", "did you mean 'mpmd-fragment-dce'"),
         ("-no-such-pass", "cannot make the pass 'no-such-pass'"),
         ("-mpmd-fragment-dce=x=1", "has no option 'x'"),
         ("-mpmd-import-pipeline=x=1", "mpmd-import-pipeline has no option 'x'"),

@@ -86,6 +86,9 @@ def reduce_precision(array: Array, dtype: str, exponent: int, mantissa: int) -> 
     """Round to a float with fewer exponent and mantissa bits, kept in the old type.
 
     To nearest, ties to even; too large becomes infinite, too small becomes zero; NaN stays.
+
+    Raises:
+        HloError: the element type is no float of this kind.
     """
     if dtype not in _LAYOUT:
         raise HloError(f"reduce-precision of {dtype} is not supported; it takes {', '.join(_LAYOUT)}")

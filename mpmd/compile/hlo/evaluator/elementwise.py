@@ -223,7 +223,11 @@ _BINARY_EXACT: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def combine(opcode: str, a: Array, b: Array, dtype: str) -> Array:
-    """A binary operation on arrays of one element type; also the step of simple reductions."""
+    """A binary operation on arrays of one element type; also the step of simple reductions.
+
+    Raises:
+        HloError: the operation has no meaning for complex numbers.
+    """
     if opcode == "power" or (opcode == "divide" and DTYPES[dtype].kind == "complex"):
         step = _power if opcode == "power" else _divide
         return narrow(step(exact(a, dtype), exact(b, dtype), dtype), dtype)

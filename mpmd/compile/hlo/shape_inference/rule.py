@@ -35,13 +35,21 @@ class Query:
         return self.attributes.get(name, default)
 
     def claim(self) -> Shape:
-        """The stated shape, for opcodes whose operands do not determine it."""
+        """The stated shape, for opcodes whose operands do not determine it.
+
+        Raises:
+            HloError: none was stated.
+        """
         if self.stated is None:
             raise HloError(f"the shape of {self.opcode} does not follow from its operands: it must be stated")
         return self.stated
 
     def array(self, index: int) -> Shape:
-        """Operand `index`, which must be an array."""
+        """Operand `index`, which must be an array.
+
+        Raises:
+            HloError: it is none.
+        """
         shape = self.operands[index]
         if not shape.is_array:
             raise HloError(f"operand {index} of {self.opcode} must be an array, got {shape}")

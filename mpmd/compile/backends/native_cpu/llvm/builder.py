@@ -1,7 +1,7 @@
-"""One LLVM function under construction: integers, pointers and memory, calls and control flow.
+"""One LLVM function under construction: pointers and memory, calls and control flow.
 
-Values are typed; plain Python integers stand for `i64` constants and are folded, so that index arithmetic
-with static shapes costs nothing.  `arithmetic.py` adds what works on the lanes of vectors.
+Values are typed.  `arithmetic.py` adds what works on the lanes of vectors, `indices.py` what works on
+positions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
+from mpmd.compile.backends.native_cpu.llvm.indices import Index, IndexArithmetic
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import (
     Value,
@@ -22,9 +22,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     vector,
 )
 from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES
-
-Index = Value | int
-
 
 _SMALLEST_REGISTER_BITS, _WIDEST_ELEMENT_BITS = 128, 64
 _PURE = frozenset(
@@ -52,7 +49,7 @@ class Loop:
         self.following = list(values)
 
 
-class FunctionBuilder(Arithmetic):
+class FunctionBuilder(IndexArithmetic):
     """Writes one function into a module; leaving the `with` block (or `finish`) adds it.
 
     Args:
@@ -129,67 +126,6 @@ class FunctionBuilder(Arithmetic):
     def ret(self, value: Value | None = None) -> None:
         """Return from the function."""
         self.emit("ret void" if value is None else f"ret {value.typed}")
-
-    # -- index arithmetic ---------------------------------------------------------------------------------
-    def index(self, value: Index) -> Value:
-        """An `i64` value of a Python integer or of a value."""
-        return constant(value, "i64") if isinstance(value, int) else value
-
-    def iadd(self, a: Index, b: Index) -> Index:
-        """A + b on indices."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a + b
-        if a == 0 or b == 0:
-            return b if a == 0 else a
-        return self.op(f"add nsw i64 {a}, {b}", "i64")
-
-    def isub(self, a: Index, b: Index) -> Index:
-        """A - b on indices."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a - b
-        return a if b == 0 else self.op(f"sub nsw i64 {a}, {b}", "i64")
-
-    def imul(self, a: Index, b: Index) -> Index:
-        """A * b on indices."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a * b
-        if a == 0 or b == 0:
-            return 0
-        if a == 1 or b == 1:
-            return b if a == 1 else a
-        return self.op(f"mul nsw i64 {a}, {b}", "i64")
-
-    def idiv(self, a: Index, b: Index) -> Index:
-        """A // b on indices that are not negative."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a // b
-        return a if b == 1 else self.op(f"udiv i64 {a}, {b}", "i64")
-
-    def irem(self, a: Index, b: Index) -> Index:
-        """A % b on indices that are not negative."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a % b
-        return 0 if b == 1 else self.op(f"urem i64 {a}, {b}", "i64")
-
-    def imin(self, a: Index, b: Index) -> Index:
-        """The smaller of two indices."""
-        if isinstance(a, int) and isinstance(b, int):
-            return min(a, b)
-        return self.select(self.op(f"icmp slt i64 {a}, {b}", "i1"), self.index(a), self.index(b))
-
-    def imax(self, a: Index, b: Index) -> Index:
-        """The larger of two indices."""
-        if isinstance(a, int) and isinstance(b, int):
-            return max(a, b)
-        return self.select(self.op(f"icmp sgt i64 {a}, {b}", "i1"), self.index(a), self.index(b))
-
-    def floor_to(self, a: Index, multiple: int) -> Index:
-        """The largest multiple of `multiple` that is not above `a`."""
-        return self.imul(self.idiv(a, multiple), multiple)
-
-    def round_up(self, a: Index, multiple: int) -> Index:
-        """The smallest multiple of `multiple` that is not below `a`."""
-        return self.floor_to(self.iadd(a, multiple - 1), multiple)
 
     # -- memory -------------------------------------------------------------------------------------------
     def offset(self, pointer: Value, index: Index, element: str = "i8") -> Value:
