@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from mpmd.runtime.costs import CostMeter
-from mpmd.runtime.interpreter import FeedStep
+from mpmd.runtime.interpreter import BoundFeed
 from mpmd.runtime.memory import bytes_on_mesh, predict_memory
 from tests.differential.test_schedules import jitted, placement
 from tests.support.comparing import copied, sgd_momentum, training_step
@@ -36,10 +36,10 @@ class ClientBytes:
     def ran(self, call, frame, issued) -> None:
         pass
 
-    def issued(self, step, frame) -> None:
-        if not isinstance(step, FeedStep):
-            arrays = (a for a in self.clients[step.mesh].live_arrays() if not a.is_deleted())
-            self.peaks[step.mesh] = max(self.peaks[step.mesh], sum(map(bytes_on_mesh, arrays)))
+    def issued(self, instruction, frame) -> None:
+        if not isinstance(instruction, BoundFeed):
+            arrays = (a for a in self.clients[instruction.mesh].live_arrays() if not a.is_deleted())
+            self.peaks[instruction.mesh] = max(self.peaks[instruction.mesh], sum(map(bytes_on_mesh, arrays)))
 
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)
