@@ -2,7 +2,7 @@
 
 `fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
 other in every round, and the best round of each counts: CPU time on one thread, wall time on several.  Rounds
-of fragments below a millisecond are short, and go on for a second: neighbours on the machine disturb them.
+are short, and go on for a second at least: neighbours on the machine disturb many of them.
 glibc is told to keep its heap, so that fresh pages are nobody's cost.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
@@ -27,9 +27,7 @@ from typing import Any
 import script
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-# Seconds of a call of which few are undisturbed, of its rounds, and for how long they go on.
-SHORT, SHORT_ROUND, ENOUGH = 1e-3, 5e-3, 1.0
-ROUND = 0.02  # seconds of other rounds
+ROUND, ENOUGH = 5e-3, 1.0  # seconds of a round of calls, and for how long rounds go on at least
 SIZES = {
     "gpt2": {"batch": 2, "tokens": 512, "width": 768, "heads": 12, "vocabulary": 8192},
     "small": {"batch": 4, "tokens": 64, "width": 128, "heads": 4, "vocabulary": 512},
@@ -161,11 +159,10 @@ def compare(function: Callable[..., Any], arrays: list[Any], threads: int, round
     clock = time.process_time if threads == 1 else time.perf_counter
     best = {"native": math.inf, "xla": math.inf}
     number, end = 0, time.perf_counter() + ENOUGH
-    while number < rounds or (min(best.values()) < SHORT and time.perf_counter() < end):
+    while number < rounds or time.perf_counter() < end:
         number += 1
         for name, run in (("native", native), ("xla", jitted)):
-            seconds = SHORT_ROUND if best[name] < SHORT else ROUND
-            repeat = max(1, min(100, int(seconds / best[name])))
+            repeat = max(1, min(100, int(ROUND / best[name])))
             begin = clock()
             for _ in range(repeat):
                 jax.block_until_ready(run(*given))
