@@ -202,6 +202,7 @@ def test_which_rows_are_written_while_the_next_ones_are_read():
     assert not beside(layer_norm, 1 << 10, 768, "f32"), "a cache has all"
     assert not beside(layer_norm, 1 << 14, 1000, "f32"), "rows do not begin at lines"
     assert not beside(layer_norm, 1 << 12, 3072, "f32"), "long rows"
+    assert not beside(mean_squares, 1 << 10, 1 << 14, "bf16") and beside(layer_norm, 1 << 10, 1 << 14, "bf16")
     assert not beside(norm_gradient, 1 << 14, 768, "bf16"), "two arrays are read"
     assert not beside(layer_norm, 4, 1 << 21, "bf16"), "one of few rows would be read in vain"
 

@@ -34,6 +34,7 @@ _FEWEST_BLOCKS = 4  # the last block may do a row several times, which must not 
 _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # of all rows one after the other, not held up by reads in between
 _LONGEST_WIDE = 8 << 10  # bytes of a row of wide elements up to which it is written while the next is read
+_LONGEST_NARROW = 16 << 10  # the same of narrow ones in two passes
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -177,11 +178,15 @@ class RowForm:
     def _writes_while_reading(self) -> bool:
         """Whether memory takes longest, so that it is to be read whenever it is written.
 
-        Of wide elements that is so if a pass in between gives requests a time without results.
+        Of wide elements that is so if a pass in between gives requests a time without results.  Rows that are
+        too long for the first cache are in the second one's way.
         """
         if not self._streams or self.is_dear or len(self._runs) != 1 or not self._follows(self._runs[0]):
             return False
-        return not self._is_wide or (len(self.walks) > 2 and self._width <= _LONGEST_WIDE)
+        between = len(self.walks) > 2
+        if self._is_wide:
+            return between and self._width <= _LONGEST_WIDE
+        return between or self._width <= _LONGEST_NARROW
 
     @property
     def _streams(self) -> bool:
