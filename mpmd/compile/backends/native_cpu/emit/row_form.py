@@ -178,8 +178,8 @@ class RowForm:
     def _writes_while_reading(self) -> bool:
         """Whether memory takes longest, so that it is to be read whenever it is written.
 
-        Of wide elements that is so if a pass in between gives requests a time without results.  Rows that are
-        too long for the first cache are in the second one's way.
+        Of wide elements that is so if a pass in between gives requests a time without results.  Long rows
+        gain nothing: the second cache has to hold two of them and what all rows use.
         """
         if not self._streams or self.is_dear or len(self._runs) != 1 or not self._follows(self._runs[0]):
             return False
