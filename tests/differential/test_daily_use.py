@@ -188,3 +188,20 @@ def test_what_must_happen_in_order_is_refused_with_its_place(where):
         PlacementError, match=r"in order(.*\n)*.*test_daily_use\.py:\d+.*loud(.*\n)*.*ordered=True"
     ):
         pipelined(step, assignment={"lower": "m0"})(X)
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 4), (4, 1), (1, 2)])
+def test_values_without_elements_cross_between_meshes_of_different_sizes(first, second):
+    empty = mpmd.named_computation(lambda x: (x[:0], x[:, :0], x[0, 0]), name="lower")
+    joined = mpmd.named_computation(
+        lambda rows, columns, one: (jnp.concatenate([rows, rows]), columns.sum(1), one + 1), name="upper"
+    )
+
+    def step(x):
+        return joined(*empty(x))
+
+    topology = mpmd.make_topology({"m0": {"data": first}, "m1": {"data": second}})
+    config = mpmd.make_config(topology, ASSIGNMENT, in_shardings=jax.P("data"))
+    for got, want in zip(mpmd.jit(step, config)(X), jax.jit(step)(X), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
