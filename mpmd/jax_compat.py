@@ -29,6 +29,7 @@ __all__ = [
     "is_staging",
     "make_cpu_client",
     "mpmd_dialect",
+    "ordered_effects",
     "register_operation",
     "taking_packed",
     "trace_context",
@@ -316,6 +317,34 @@ def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
     if arguments is None or "host_callbacks" not in arguments:
         return None
     return tuple(arguments["host_callbacks"])
+
+
+def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
+    """What a traced function does in an order that JAX keeps: primitives, with their places.
+
+    Empty where this JAX does not tell which effects are ordered.
+    """
+    from jax._src import core, effects, source_info_util
+
+    ordered = getattr(effects, "ordered_effects", None)
+    inner = getattr(core, "jaxprs_in_params", None)
+    place = getattr(source_info_util, "summarize", None)
+    if ordered is None or inner is None or place is None:
+        return ()
+    found: dict[str, None] = {}
+
+    def look_into(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if not ordered.filter_in(equation.effects):
+                continue
+            parts = list(inner(equation.params))
+            if not parts:
+                found[f"{equation.primitive.name} ({place(equation.source_info)})"] = None
+            for part in parts:
+                look_into(part)
+
+    look_into(traced.jaxpr)
+    return tuple(found)
 
 
 def hlo_to_stablehlo(text: str) -> str | None:

@@ -13,7 +13,8 @@ from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
 from mpmd.api.stages import Traced
-from mpmd.errors import SignatureError
+from mpmd.errors import PlacementError, SignatureError
+from mpmd.jax_compat import ordered_effects
 from mpmd.tracing.names import names_called
 
 
@@ -32,6 +33,7 @@ def trace(
 
     Raises:
         SignatureError: the function does not take such arguments.
+        PlacementError: it does something in an order that meshes do not keep.
     """
     try:
         inspect.signature(fn).bind(*args, **kwargs)
@@ -52,6 +54,13 @@ def trace(
     names = _names_of(fn)
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
+    ordered = ordered_effects(traced)
+    if ordered:
+        raise PlacementError(
+            "the step does things in order, and its meshes run at the same time:\n  "
+            + "\n  ".join(ordered)
+            + "\n  leave out ordered=True, as of jax.debug.print and io_callback"
+        )
     return Traced(traced, config, arguments.without_arrays(), found, frozenset(names))
 
 

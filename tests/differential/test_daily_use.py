@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.errors import SignatureError
+from mpmd.errors import PlacementError, SignatureError
 from tests.support.comparing import relative_difference
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
@@ -172,3 +172,36 @@ def test_powers_of_and_by_denormals():
         exact = (x.astype(np.float64) ** y.astype(np.float64)).astype(np.float32)
     tiny = np.abs(exact) < np.finfo(np.float32).tiny
     np.testing.assert_allclose(got, np.where(tiny, 0, exact), rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ("in a name", "outside"))
+def test_what_must_happen_in_order_is_refused_with_its_place(where):
+    def loud(x):
+        jax.debug.print("{x}", x=x[0, 0], ordered=True)
+        return x * 2
+
+    def step(x):
+        h = mpmd.named_computation(loud if where == "in a name" else scaled, name="lower")(x)
+        return jax.lax.fori_loop(0, 2, lambda i, h: loud(h), h) if where == "outside" else h
+
+    with pytest.raises(
+        PlacementError, match=r"in order(.*\n)*.*test_daily_use\.py:\d+.*loud(.*\n)*.*ordered=True"
+    ):
+        pipelined(step, assignment={"lower": "m0"})(X)
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 4), (4, 1), (1, 2)])
+def test_values_without_elements_cross_between_meshes_of_different_sizes(first, second):
+    empty = mpmd.named_computation(lambda x: (x[:0], x[:, :0], x[0, 0]), name="lower")
+    joined = mpmd.named_computation(
+        lambda rows, columns, one: (jnp.concatenate([rows, rows]), columns.sum(1), one + 1), name="upper"
+    )
+
+    def step(x):
+        return joined(*empty(x))
+
+    topology = mpmd.make_topology({"m0": {"data": first}, "m1": {"data": second}})
+    config = mpmd.make_config(topology, ASSIGNMENT, in_shardings=jax.P("data"))
+    for got, want in zip(mpmd.jit(step, config)(X), jax.jit(step)(X), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

@@ -40,7 +40,8 @@ class ReshardPlan:
 def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
     """Plans from the boxes that the devices hold, in device order, to those they are to hold.
 
-    Where several source devices hold one box, its readers are spread over them.
+    Where several source devices hold one box, its readers are spread over them.  A box without elements is
+    made of an empty piece, which tells the type.
     """
     holders: dict[Box, list[int]] = {}
     for device, box in enumerate(source):
@@ -54,6 +55,9 @@ def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
             if all(start < end for start, end in part):
                 pieces.append(Piece(devices[turns[box] % len(devices)], box, part))
                 turns[box] += 1
+        if not pieces:
+            box, devices = next(iter(holders.items()))
+            pieces.append(Piece(devices[0], box, tuple((start, start) for start, _ in box)))
         targets.append((wanted, tuple(pieces)))
     return ReshardPlan(tuple(targets))
 
@@ -110,7 +114,7 @@ def _shard_maker(
         if in_memory
         else array_copier(SingleDeviceSharding(device, memory_kind=target.memory_kind))
     )
-    if len(pieces) == 1:
+    if len(pieces) == 1 and pieces[0].box == wanted:
         return lambda shards: finish(place(cuts[0](shards[sources[0]])))
     starts = [
         tuple(a - base for (a, _), (base, _) in zip(piece.box, wanted, strict=True)) for piece in pieces
