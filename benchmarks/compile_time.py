@@ -59,7 +59,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def partition_once(shape: Any, schedule: str) -> tuple[dict[str, float], Any]:
+def partition_once(sizes: Any, schedule: str) -> tuple[dict[str, float], Any]:
     """Seconds per phase, and the step partitioned."""
     import jax
 
@@ -70,11 +70,11 @@ def partition_once(shape: Any, schedule: str) -> tuple[dict[str, float], Any]:
     def abstract(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
-    step, optimizer = gpt.make_step(shape)
-    params = abstract(gpt.init(shape))
-    arguments = (params, jax.eval_shape(optimizer.init, params), *abstract(gpt.batch(shape)))
-    topology = mpmd.make_topology({f"m{s}": 1 for s in range(shape.stages)})
-    assignment = {f"stage{s}": f"m{s}" for s in range(shape.stages)}
+    step, optimizer = gpt.make_step(sizes)
+    params = abstract(gpt.init(sizes))
+    arguments = (params, jax.eval_shape(optimizer.init, params), *abstract(gpt.batch(sizes)))
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(sizes.stages)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(sizes.stages)}
     config = mpmd.make_config(topology, assignment, schedule=schedule)
     step = mpmd.jit(step, config, donate_argnums=(0, 1))
     gc.collect()
@@ -98,12 +98,12 @@ def measure(args: argparse.Namespace, microbatches: int) -> dict[str, Any]:
     from benchmarks import reference_gpt as gpt
 
     jax.config.update("jax_num_cpu_devices", args.stages)
-    shape = gpt.Shape(layers=args.layers, stages=args.stages, microbatches=microbatches)
+    sizes = gpt.Sizes(layers=args.layers, stages=args.stages, microbatches=microbatches)
     before = peak_mib()
     runs = []
     for _ in range(args.repeats):
         jax.clear_caches()
-        seconds, partitioned = partition_once(shape, args.schedule)
+        seconds, partitioned = partition_once(sizes, args.schedule)
         runs.append(seconds)
         if len(runs) == 1:
             peak = peak_mib()

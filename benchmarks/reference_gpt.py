@@ -17,7 +17,7 @@ import mpmd
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Sizes:
     """Sizes of the model and of a step."""
 
     layers: int = 8
@@ -30,10 +30,10 @@ class Shape:
     stages: int = 4
 
 
-def init(shape: Shape, seed: int = 0) -> dict[str, Any]:
+def init(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
     """Parameters as host arrays: `stages` lists of blocks, the embedding and the head."""
     rng = np.random.default_rng(seed)
-    d = shape.width
+    d = sizes.width
 
     def normal(*dims: int) -> np.ndarray:
         return (rng.normal(size=dims) / np.sqrt(dims[0])).astype(np.float32)
@@ -48,12 +48,12 @@ def init(shape: Shape, seed: int = 0) -> dict[str, Any]:
             "scale2": np.ones(d, np.float32),
         }
 
-    per_stage = shape.layers // shape.stages
+    per_stage = sizes.layers // sizes.stages
     return {
-        "blocks": [[block() for _ in range(per_stage)] for _ in range(shape.stages)],
-        "embed": rng.normal(size=(shape.vocabulary, d)).astype(np.float32) * 0.02,
-        "position": rng.normal(size=(shape.sequence, d)).astype(np.float32) * 0.02,
-        "head": normal(d, shape.vocabulary),
+        "blocks": [[block() for _ in range(per_stage)] for _ in range(sizes.stages)],
+        "embed": rng.normal(size=(sizes.vocabulary, d)).astype(np.float32) * 0.02,
+        "position": rng.normal(size=(sizes.sequence, d)).astype(np.float32) * 0.02,
+        "head": normal(d, sizes.vocabulary),
     }
 
 
@@ -77,16 +77,16 @@ def run_blocks(blocks: Any, x: jax.Array, heads: int) -> jax.Array:
     return x
 
 
-def make_step(shape: Shape) -> tuple[Any, Any]:
+def make_step(sizes: Sizes) -> tuple[Any, Any]:
     """`(step, optimizer)`; `step(params, opt_state, tokens, labels) -> (params, opt_state, loss)`."""
     optimizer = optax.adam(1e-3)
-    last = shape.stages - 1
+    last = sizes.stages - 1
 
     def first_stage(blocks: Any, embed: Any, position: Any, tokens: Any) -> Any:
-        return run_blocks(blocks, embed[tokens] + position, shape.heads)
+        return run_blocks(blocks, embed[tokens] + position, sizes.heads)
 
     def last_stage(blocks: Any, head: Any, x: Any, labels: Any) -> Any:
-        logits = run_blocks(blocks, x, shape.heads) @ head
+        logits = run_blocks(blocks, x, sizes.heads) @ head
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def loss_fn(params: Any, tokens: Any, labels: Any) -> Any:
@@ -95,19 +95,19 @@ def make_step(shape: Shape) -> tuple[Any, Any]:
 
         x = named(first_stage, 0)(params["blocks"][0], params["embed"], params["position"], tokens)
         for s in range(1, last):
-            x = named(lambda blocks, x: run_blocks(blocks, x, shape.heads), s)(params["blocks"][s], x)
+            x = named(lambda blocks, x: run_blocks(blocks, x, sizes.heads), s)(params["blocks"][s], x)
         return named(last_stage, last)(params["blocks"][last], params["head"], x, labels)
 
     def step(params: Any, opt_state: Any, tokens: Any, labels: Any) -> Any:
-        loss, grads = mpmd.accumulate_gradients(loss_fn, shape.microbatches)(params, tokens, labels)
+        loss, grads = mpmd.accumulate_gradients(loss_fn, sizes.microbatches)(params, tokens, labels)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
     return step, optimizer
 
 
-def batch(shape: Shape, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def batch(sizes: Sizes, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens and labels, s32[microbatches * microbatch, sequence] each."""
     rng = np.random.default_rng(seed)
-    size = (shape.microbatch * shape.microbatches, shape.sequence)
-    return tuple(rng.integers(0, shape.vocabulary, size).astype(np.int32) for _ in range(2))  # type: ignore[return-value]
+    size = (sizes.microbatch * sizes.microbatches, sizes.sequence)
+    return tuple(rng.integers(0, sizes.vocabulary, size).astype(np.int32) for _ in range(2))  # type: ignore[return-value]

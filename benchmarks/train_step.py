@@ -5,7 +5,7 @@
 The variants run interleaved in one process.  For each: wall seconds and CPU seconds per step, median over
 the rounds.  The last line is one JSON object: `wall_ratio` and `cpu_ratio` are the pipelined step over
 `jax.jit` with `scan` accumulation on one device, `wall_ratio_spmd` over data parallel on all devices,
-`overhead_us` is the time per instruction of a step of the same shape whose fragments are too small to
+`overhead_us` is the time per instruction of a step of the same sizes whose fragments are too small to
 matter, and `boundary_bytes` what the meshes hold for values that cross between them, at the predicted peak,
 for 4, 8 and 16 microbatches.
 """
@@ -68,10 +68,10 @@ def variants(args: argparse.Namespace) -> list[Variant]:
     import mpmd
     from benchmarks import reference_gpt as gpt
 
-    shape = gpt.Shape(stages=args.stages)
-    step, optimizer = gpt.make_step(shape)
-    batch = gpt.batch(shape)
-    params = gpt.init(shape)
+    sizes = gpt.Sizes(stages=args.stages)
+    step, optimizer = gpt.make_step(sizes)
+    batch = gpt.batch(sizes)
+    params = gpt.init(sizes)
 
     def fresh() -> Any:
         copied = jax.tree.map(np.array, params)
@@ -84,7 +84,7 @@ def variants(args: argparse.Namespace) -> list[Variant]:
     pipelined = mpmd.jit(step, config, donate_argnums=(0, 1))
     jitted = jax.jit(step, donate_argnums=(0, 1))
     # Data parallel takes the whole batch at once: each device has its share of every step's rows.
-    whole_batch = dataclasses.replace(shape, microbatch=shape.microbatch * shape.microbatches, microbatches=1)
+    whole_batch = dataclasses.replace(sizes, microbatch=sizes.microbatch * sizes.microbatches, microbatches=1)
     data_parallel = jax.jit(gpt.make_step(whole_batch)[0], donate_argnums=(0, 1))
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -104,16 +104,16 @@ def variants(args: argparse.Namespace) -> list[Variant]:
     return made
 
 
-def compiled_step(shape: Any, schedule: str, compile_it: bool) -> Any:
-    """The reference step of some shape, lowered or compiled, with its arguments."""
+def compiled_step(sizes: Any, schedule: str, compile_it: bool) -> Any:
+    """The reference step of some sizes, lowered or compiled, with its arguments."""
     import mpmd
     from benchmarks import reference_gpt as gpt
 
-    step, optimizer = gpt.make_step(shape)
-    params = gpt.init(shape)
-    arguments = (params, jax.tree.map(np.asarray, optimizer.init(params)), *gpt.batch(shape))
-    topology = mpmd.make_topology({f"m{s}": 1 for s in range(shape.stages)})
-    assignment = {f"stage{s}": f"m{s}" for s in range(shape.stages)}
+    step, optimizer = gpt.make_step(sizes)
+    params = gpt.init(sizes)
+    arguments = (params, jax.tree.map(np.asarray, optimizer.init(params)), *gpt.batch(sizes))
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(sizes.stages)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(sizes.stages)}
     config = mpmd.make_config(topology, assignment, schedule=schedule)
     lowered = mpmd.jit(step, config, donate_argnums=(0, 1)).lower(*arguments)
     return (lowered.compile() if compile_it else lowered), arguments
@@ -123,7 +123,7 @@ def overhead_us(stages: int, schedule: str) -> float:
     """Microseconds per instruction where the work in the fragments is next to nothing."""
     from benchmarks import reference_gpt as gpt
 
-    tiny = gpt.Shape(
+    tiny = gpt.Sizes(
         layers=stages, stages=stages, width=8, heads=1, sequence=4, vocabulary=8, microbatch=1,
         microbatches=16,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def boundary_bytes(microbatches: int, stages: int, schedule: str) -> dict[str, i
     from benchmarks import reference_gpt as gpt
     from mpmd.runtime.memory import predict_memory
 
-    small = gpt.Shape(
+    small = gpt.Sizes(
         layers=stages, stages=stages, width=32, sequence=32, vocabulary=64, microbatches=microbatches
     )
     lowered, _ = compiled_step(small, schedule, compile_it=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -189,3 +190,25 @@ def test_every_pass_is_named_after_its_file():
         if "_".join(folders) != stem or kind.__name__.lower() != stem.replace("_", ""):
             wrong.append(f"{name}: {kind.__module__}.{kind.__name__}")
     assert wrong == []
+
+
+def options_that_tests_set() -> set[tuple[str, str]]:
+    """(pass, option) wherever a test gives an option a value: `-name='a=1 b=2'`, `name{a=1}`, `Name(a=1)`."""
+    classes = {kind.__name__: name for name, kind in PASSES.items()}
+    found = set()
+    for path in tracked(".mlir", ".hlo", ".py"):
+        if path.parts[0] != "tests":
+            continue
+        for name, options in re.findall(r"""((?:mpmd|hlo)-[\w-]+)(?:='?|\{|", f?")([^|\n]*)""", text(path)):
+            found |= {(name, option) for option in re.findall(r"([\w-]+)=", options)}
+        for node in nodes(path) if path.suffix == ".py" else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+                name = classes[node.func.id]
+                found |= {(name, (keyword.arg or "").replace("_", "-")) for keyword in node.keywords}
+    return found
+
+
+def test_every_option_of_a_pass_is_set_by_a_test():
+    tried = options_that_tests_set()
+    options = {(n, f.name.replace("_", "-")) for n, kind in PASSES.items() for f in dataclasses.fields(kind)}
+    assert sorted(options - tried) == [], "show what it changes, or make it a constant"

@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-infer-mesh-populate-src-set -mpmd-infer-mesh-validate-src-set-not-empty -split-input-file -verify-diagnostics
+// RUN: not mpmd-opt %s -mpmd-infer-mesh-populate-src-set -mpmd-infer-mesh-validate-src-set-not-empty='error-limit=1' -split-input-file 2>&1 | FileCheck %s
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 !m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
@@ -57,4 +58,23 @@ func.func @fine(%a: !m1, %b: tensor<4xf32>) -> tensor<4xf32> attributes {topolog
   %u = mpmd.unassign %a : (!m1) -> tensor<4xf32>
   %0 = stablehlo.subtract %u, %b : tensor<4xf32>
   return %0 : tensor<4xf32>
+}
+
+// -----
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// With a limit of one the second is not told of.
+// CHECK-COUNT-4: error:
+// CHECK-NOT:     error:
+func.func @two(%a: !m1, %b: !m2) -> (tensor<4xf32>, tensor<4xf32>) attributes {topology = #topology} {
+  %u = mpmd.unassign %a : (!m1) -> tensor<4xf32>
+  %v = mpmd.unassign %b : (!m2) -> tensor<4xf32>
+  // expected-error@+1 {{Mesh assignment is not possible for op as its operands are on conflicting meshes}}
+  %0 = stablehlo.subtract %u, %v : tensor<4xf32>
+  // expected-error@+1 {{Mesh assignment is not possible for op as its operands are on conflicting meshes}}
+  %1 = stablehlo.divide %u, %v : tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
 }

@@ -108,6 +108,13 @@ def test_the_report_names_allocations_values_and_the_peak():
     assert "Peak:" in text
 
 
+def test_the_report_says_what_packing_wastes():
+    assignment = made().assignment
+    tight = dataclasses.replace(assignment.packing, lower_bound=assignment.packing.size - 64)
+    text = assignment_report(dataclasses.replace(assignment, packings={0: tight}))
+    assert f" arena: {tight.size} bytes, 64 above the most that is alive at once" in text
+
+
 @pytest.mark.parametrize("row", [37, 1])
 def test_a_row_is_read_before_results_are_written_over_it(row):
     """Both results lie over operands that the same pass reads for its sum."""

@@ -187,6 +187,28 @@ def test_what_is_borrowed_at_the_same_time_lies_apart():
     assert sorted(loans.values()) == [(1, 0), (1, 64)]
 
 
+def test_no_result_waits_where_another_must_end():
+    """Both results are made while their donated arguments are needed, and are copied there at the end."""
+    module = parse_module(
+        """HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {}), {1}: (1, {}) }
+ENTRY main {
+  p0 = f32[1000] parameter(0)
+  p1 = f32[1000] parameter(1)
+  r1 = f32[1000] negate(p0)
+  x = f32[1000] cosine(p1)
+  r0 = f32[1000] sine(x)
+  s = f32[1000] add(p0, r0)
+  ROOT r = (f32[1000], f32[1000], f32[1000]) tuple(r0, r1, s)
+}
+"""
+    )
+    assignment = assign_buffers(module, lambda instruction, operand, result: False)
+    at = {i.name: assignment.at(i).allocation for i in module.entry if i.shape.is_array}
+    homes = [place.allocation for place in assignment.results]
+    assert homes[:2] == [at["p0"], at["p1"]]
+    assert not {at["r0"], at["r1"]} & set(homes)
+
+
 def test_spans_that_touch_are_one():
     assert merged([LiveRange(5, 6), LiveRange(1, 2), LiveRange(3, 4)]) == (LiveRange(1, 6),)
     assert merged([LiveRange(1, 2), LiveRange(4, 5)]) == (LiveRange(1, 2), LiveRange(4, 5))

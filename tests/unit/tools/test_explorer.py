@@ -299,6 +299,13 @@ def explored(tmp_path_factory):
     return path, lowered
 
 
+def test_a_page_tells_times_only_if_asked(explored, tmp_path):
+    assert '"ms":' not in explored[0].read_text(encoding="utf-8")
+    timed = tmp_path / "timed.html"
+    explore(traced({"first": "m0", "second": "m1"}), timed, timing=True)
+    assert '"ms":' in timed.read_text(encoding="utf-8")
+
+
 def test_a_step_is_explored_from_tracing_to_export(explored):
     path, lowered = explored
     data = data_of(path.read_text(encoding="utf-8"))

@@ -184,6 +184,13 @@ def test_the_general_loop_and_fori_loop():
     assert [loop.trip_count for loop in loops] == [2, 3]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_microbatches_are_cut_along_any_dim(axis):
+    x = jnp.arange(24.0).reshape(4, 6)
+    _, pieces = microbatch_loop(lambda c, x: (c, x), 0.0, x, num_microbatches=2, axis=axis)
+    assert jnp.array_equal(pieces, jnp.stack(jnp.split(x, 2, axis)))
+
+
 def test_a_loop_inside_of_a_microbatch_is_unrolled():
     def deep(w, x):
         x, _ = jax.lax.scan(lambda x, _: (named_computation(layer, name="f")(w, x), None), x, None, length=3)

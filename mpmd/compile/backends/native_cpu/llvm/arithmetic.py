@@ -33,7 +33,7 @@ class Arithmetic(ABC):
         """Write one instruction with a result of the given type."""
 
     @abstractmethod
-    def intrinsic(self, name: str, result: str, *arguments: Value, flags: str = "") -> Value:
+    def intrinsic(self, name: str, result: str, *arguments: Value) -> Value:
         """Call an intrinsic or outside function by its full name."""
 
     # -- two operands, integers or floats -----------------------------------------------------------------

@@ -240,11 +240,11 @@ class FunctionBuilder(IndexArithmetic):
         self.emit('call void asm sideeffect "", "~{memory}"()')
 
     # -- calls --------------------------------------------------------------------------------------------
-    def intrinsic(self, name: str, result: str, *arguments: Value, flags: str = "") -> Value:
+    def intrinsic(self, name: str, result: str, *arguments: Value) -> Value:
         """Call an intrinsic or outside function by its full name."""
         self.module.declare(name, result, tuple(a.type for a in arguments))
         listed = ", ".join(a.typed for a in arguments)
-        return self.op(f"call {flags}{result} @{name}({listed})", result)
+        return self.op(f"call {result} @{name}({listed})", result)
 
     def call(self, name: str, *arguments: Value, result: str = "void") -> Value | None:
         """Call a function of this module or, once it is linked, of another one."""
