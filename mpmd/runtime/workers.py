@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Sequence
@@ -14,35 +15,44 @@ _STOP_SECONDS = 0.5
 
 
 class _Job:
-    """The streams of one step; done when every thread has ended its own."""
+    """The streams of one step; done when every thread has ended its own, be it twice."""
 
     def __init__(self, frame: Frame, streams: int) -> None:
         self.frame, self.failures = frame, list[BaseException]()
         self.done = threading.Event()
-        self._left, self._lock = streams, threading.Lock()
+        self._left, self._lock = set(range(streams)), threading.Lock()
 
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)
         self.frame.stop()
 
-    def end_stream(self) -> None:
+    def end_stream(self, number: int) -> None:
         with self._lock:
-            self._left -= 1
-            if self._left == 0:
+            self._left.discard(number)
+            if not self._left:
                 self.done.set()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Task:
+    """What one thread does of a job: the stream of that number."""
+
+    job: _Job
+    number: int
+    stream: Sequence[BoundInstruction]
 
 
 class Workers:
     """One daemon thread per mesh.  Threads end with `close`."""
 
     def __init__(self, meshes: Sequence[str]) -> None:
-        self._queues: list[queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None]] = []
+        self._queues: list[queue.SimpleQueue[_Task | None]] = []
         self.threads: list[threading.Thread] = []
         self._last: _Job | None = None
         for mesh in meshes:
-            jobs: queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None] = queue.SimpleQueue()
-            thread = threading.Thread(target=_work, args=(jobs,), name=f"mpmd-{mesh}", daemon=True)
-            self._queues.append(jobs)
+            tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=_work, args=(tasks,), name=f"mpmd-{mesh}", daemon=True)
+            self._queues.append(tasks)
             self.threads.append(thread)
             thread.start()
 
@@ -54,18 +64,24 @@ class Workers:
             KeyboardInterrupt: the user interrupted; the threads were told to stop.
         """
         self.wait()
-        job = self._last = _Job(frame, len(streams))
-        for jobs, stream in zip(self._queues, streams, strict=True):
-            jobs.put((job, stream))
+        job = _Job(frame, len(streams))
         try:
+            self._last = job
+            self._hand_out(job, streams)
             job.done.wait()
         except BaseException:  # a signal arrived: tell the threads, then let it go on its way
             frame.stop()
+            # it may have arrived before every thread had its stream: those end without one
+            self._hand_out(job, [()] * len(streams))
             job.done.wait(_STOP_SECONDS)
             raise
         self._last = None
         if job.failures:
             raise job.failures[0]
+
+    def _hand_out(self, job: _Job, streams: Sequence[Sequence[BoundInstruction]]) -> None:
+        for number, (tasks, stream) in enumerate(zip(self._queues, streams, strict=True)):
+            tasks.put(_Task(job, number, stream))
 
     def wait(self) -> None:
         """Returns when no thread is busy with an earlier step, such as one that was interrupted."""
@@ -75,21 +91,20 @@ class Workers:
 
     def close(self) -> None:
         """Ends the threads once they have issued what they were given."""
-        for jobs in self._queues:
-            jobs.put(None)
+        for tasks in self._queues:
+            tasks.put(None)
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
 
-def _work(jobs: queue.SimpleQueue[tuple[_Job, Sequence[BoundInstruction]] | None]) -> None:
-    while (given := jobs.get()) is not None:
-        job, stream = given
+def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    while (task := tasks.get()) is not None:
         try:
-            issue_all(stream, job.frame)
+            issue_all(task.stream, task.job.frame)
         except Stopped:
             pass
         except BaseException as error:  # carried to the thread that waits for the step, which raises it
-            job.fail(error)
-        job.end_stream()
-        del given, job, stream  # nothing may live on while this thread waits
+            task.job.fail(error)
+        task.job.end_stream(task.number)
+        del task  # nothing may live on while this thread waits
