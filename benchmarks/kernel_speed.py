@@ -51,6 +51,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import script
 from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, jax_functions, traffic_of
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty, program_array
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
@@ -430,4 +431,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)
