@@ -159,14 +159,17 @@ def requests(plan, target):
 def test_rows_past_the_caches_are_asked_for_by_every_pass():
     near = replace(named_target("avx512"), l1_bytes=32 << 10, l2_bytes=256, l3_bytes=32 << 20)
     first, second = 3, 2  # caches, as LLVM numbers them
-    in_code_that_streams, in_code_that_does_not = 2 + 4, 2 + 2 + 3
+    in_code_that_streams, in_code_that_does_not = 2 + 4, 2 + 2 + 3 + 3  # the last pass forwards, or backwards
     halves_and_thirds = requests(layer_norm(64, 768, "f32"), far(near))
     assert halves_and_thirds == [second] * (in_code_that_streams + in_code_that_does_not), (
         "of a round's lines"
     )
     thirds = requests(layer_norm(64, 768, "f32", in_place=True), far(near))
-    assert thirds == [second] * in_code_that_does_not
-    assert requests(layer_norm(64, 768, "f32"), near) == [first] * 2 * 2 * 2, "two rows' lines in two passes"
+    assert thirds == [second] * (2 + 2 + 3)
+    claimed, coming_either_way = 2 * 2, 2 * 2 * 2
+    assert requests(layer_norm(64, 768, "f32"), near) == [first] * (claimed + coming_either_way), (
+        "two rows' lines in two passes"
+    )
     longer = requests(layer_norm(64, 1280, "f32", in_place=True), far(near))
     assert longer == [second] * 4, "more than a page ahead in one pass only"
     assert set(requests(layer_norm(64, 768, "bf16", in_place=True), far(near))) == {first}, (
@@ -229,6 +232,40 @@ def test_rows_that_are_written_while_the_next_ones_are_read(make, rows, width, d
     check(make(rows, width, dtype), dtype, targets=targets)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows,width", [(12, 320), (5, 517), (9, 33), (8, 40)])
+@pytest.mark.parametrize("make", [layer_norm, mean_squares, norm_gradient])
+def test_results_are_the_same_wherever_in_their_pages_arrays_lie(make, rows, width, dtype):
+    """Results a little further on in their pages than what is read are written backwards."""
+    plan = make(rows, width, dtype)
+    given = inputs(plan)
+    wanted = [a.copy() for a in given]
+    evaluate(plan, wanted)
+    for target in TARGETS:
+        sequence, found = plan_kernels(plan, target), []
+        pairs = sequence.kernels[0].form.neighbours
+        assert bool(pairs) is (dtype == "bf16" or make is layer_norm), "two passes over wide rows go forwards"
+        for apart in (0, 64, 192, 320, 4032):
+            arrays = []
+            for number, array in enumerate(given):
+                memory = aligned_empty((array.nbytes + (12 << 10),), np.uint8)
+                start = -memory.ctypes.data % 4096 + (apart if number in plan.results else 0)
+                arrays.append(memory[start : start + array.nbytes].view(array.dtype))
+                arrays[-1][:] = array
+            DirectSequence(sequence, target)(*arrays)
+            found.append([arrays[k].copy() for k in plan.results])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                np.testing.assert_array_equal(a, b)
+        for k, got in zip(plan.results, found[0], strict=True):
+            expected = wanted[k].astype(np.float64)
+            scale = np.abs(expected).max(initial=1)
+            tolerance = TOLERANCE[dtype]
+            np.testing.assert_allclose(
+                got.astype(np.float64), expected, rtol=tolerance, atol=tolerance * scale * 0.1
+            )
+
+
 def claims(plan, target):
     """In the order of the code whether a request is for writing."""
     module = Module(target)
@@ -242,7 +279,8 @@ def test_results_are_claimed_before_the_pass_that_writes_them():
     target = replace(named_target("avx512_bf16"), **caches)
     form = plan_kernels(layer_norm(512, 512, "f32"), target).kernels[0].form
     assert form.at_once == 2 and form.coming.claims == 1 and form.coming.during(2)
-    assert claims(layer_norm(512, 512, "f32"), target) == [True] * 4 + [False] * 4
+    either_way = 2
+    assert claims(layer_norm(512, 512, "f32"), target) == [True] * 4 + [False] * 4 * either_way
     four = plan_kernels(layer_norm(512, 768, "bf16"), target).kernels[0].form
     assert four.at_once == 4 and four.coming.claims == 1, "arithmetic takes longer"
     assert True not in claims(layer_norm(512, 512, "f32", in_place=True), target), "they were read"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.accumulate import reduce_node
+from mpmd.compile.backends.native_cpu.emit.coming_rows import PAGE
 from mpmd.compile.backends.native_cpu.emit.nest import unflatten
 from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import Pass
@@ -17,7 +18,7 @@ from mpmd.compile.backends.native_cpu.emit.walk import Walk, add_to_partials, em
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, store_arguments, store_level
@@ -99,6 +100,7 @@ class _Rows:
         self.lanes = form.target.lanes() if self.plan.row_dims else 1
         self.pointers = pointers
         self.coming = form.coming.based(f, pointers)
+        self.backwards = self._backwards()
 
     def emit(self) -> None:
         """All units of the call."""
@@ -170,7 +172,27 @@ class _Rows:
         unit: Value | None,
         ahead: Sequence[Scope] = (),
     ) -> Walk:
-        return Walk(self.form, self.f, start, tuple(rows), tuple(ahead), number, unit, self.coming)
+        walk = Walk(self.form, self.f, start, tuple(rows), tuple(ahead), number, unit, self.coming)
+        return replace(walk, backwards=self.backwards) if number == len(self.form.walks) - 1 else walk
+
+    def _backwards(self) -> Value | None:
+        """Whether the last pass goes backwards; None if nothing is gained.
+
+        A load waits for a store shortly before it to the same place in another page: where results begin a
+        little further on in their pages than what is read, that is each load of the next round.
+        """
+        if not self.form.neighbours:
+            return None
+        f, found = self.f, list[Value]()
+        for sign in (1, -1):
+            near = constant(0, "i1")
+            for written, read in self.form.neighbours:
+                w, r = (f.op(f"ptrtoint ptr {self.pointers[k]} to i64", "i64") for k in (written, read))
+                apart = f.sub(f.sub(w, r) if sign > 0 else f.sub(r, w), constant(1, "i64"))
+                place = f.and_(apart, constant(PAGE - 1, "i64"))
+                near = f.or_(near, f.compare("ult", place, constant(self.form.held_up - 1, "i64")))
+            found.append(near)
+        return f.and_(found[0], f.not_(found[1]))
 
     def _passes(self, walks: Sequence[Walk]) -> None:
         """Passes at the same time, each over the rows of a block; afterwards they know its reductions."""

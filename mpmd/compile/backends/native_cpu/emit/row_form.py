@@ -35,6 +35,7 @@ _MOST_VECTORS = 8  # of all rows in one round
 _STORED_VECTORS = 8  # of all rows one after the other, not held up by reads in between
 _LONGEST_WIDE = 8 << 10  # bytes of a row of wide elements up to which it is written while the next is read
 _LONGEST_NARROW = 16 << 10  # the same of narrow ones in two passes
+_HELD_UP_WIDE, _HELD_UP_NARROW = 256, 512  # bytes within which stores hold up loads by their places in pages
 _MOST_DOTS = 12  # running sums of products, each of which takes longer than others to be added to
 
 
@@ -193,6 +194,36 @@ class RowForm:
         """Whether the last pass writes rows past the caches."""
         return any(run.operand in self.streamed for run in self._results)
 
+    @cached_property
+    def neighbours(self) -> list[tuple[int, int]]:
+        """Numbers of what the last pass writes and what it reads at the same places of rows.
+
+        Only where its order is free, and backwards is no loss: rows that caches have, and of wide elements
+        those that an earlier pass has brought near.
+        """
+        plan, size = self.plan, {k: BYTES[o.dtype] for k, o in enumerate(self.plan.operands)}
+        if len(self.walks) < (3 if self._is_wide else 2) or self.overlapped or self._streams:
+            return []
+        item = self.walks[-1]
+        if item.row_sums or item.keeps or not plan.row_dims:
+            return []
+        if any(s.combine or not _is_run(s.index, plan.rank - 1) for s in item.stores):
+            return []
+        nodes = [plan.nodes[n] for n in self._nodes(item)]
+        read = {(n.operand, str(n.index)) for n in nodes if isinstance(n, Load)}
+        pairs = {
+            (run.operand, operand)
+            for run in self._results
+            for operand, place in read
+            if place == str(run.index) and size[operand] == size[run.operand]
+        }
+        return sorted(pairs)
+
+    @property
+    def held_up(self) -> int:
+        """Bytes beyond a load's place in its page within which stores just before it hold it up."""
+        return _HELD_UP_WIDE if self._is_wide else _HELD_UP_NARROW
+
     @property
     def _width(self) -> int:
         """Bytes of the longest of the rows that are read and written."""
@@ -333,7 +364,8 @@ class RowForm:
     def _results(self) -> list[Run]:
         """What the last pass writes in every row without having read it, each once."""
         read = {n.operand for n in self.plan.nodes if isinstance(n, Load)}
-        written = [Run(s.operand, s.index) for s in self.walks[-1].stores if s.operand not in read]
+        stores = [s for item in self.walks[-1:] for s in item.stores]
+        written = [Run(s.operand, s.index) for s in stores if s.operand not in read]
         return [run for run in dict.fromkeys(written) if _is_run(run.index, self.plan.rank - 1)]
 
     @cached_property

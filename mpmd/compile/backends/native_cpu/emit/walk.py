@@ -43,6 +43,7 @@ class Walk:
         unit: the line of partial sums, if there are any.
         coming: what is asked for meanwhile, and where it lies.
         vectors: of a round, if another pass goes on at the same time; else as many as suit this one.
+        backwards: whether rounds go from the end of a row to its beginning; None: they never do.
     """
 
     form: RowForm
@@ -54,6 +55,7 @@ class Walk:
     unit: Value | None
     coming: ComingRows
     vectors: int = 0
+    backwards: Value | None = None
 
     @property
     def plan(self) -> KernelPlan:
@@ -236,7 +238,18 @@ def emit_walks(walks: Sequence[Walk]) -> list[list[dict[int, Value]]]:
             given = zip(bodies, split(carried), strict=True)
             return [value for one, own in given for value in one(parts, own)]
 
-        return vector_loop(f, last, 0, extents[last], extents[last], first.lanes, first.unroll, values, body)
+        def rounds(backwards: bool) -> list[Value]:
+            lanes, end = first.lanes, extents[last]
+            return vector_loop(f, last, 0, end, end, lanes, first.unroll, values, body, backwards=backwards)
+
+        if first.backwards is None:
+            return rounds(backwards=False)
+        assert not values, "sums would depend on the order"
+        with f.when(first.backwards):
+            rounds(backwards=True)
+        with f.when(f.not_(first.backwards)):
+            rounds(backwards=False)
+        return []
 
     values = nested(f, runs, extents, [value for walk in walks for value in walk.carried], run)
     return [walk.finish(own) for walk, own in zip(walks, split(values), strict=True)]
