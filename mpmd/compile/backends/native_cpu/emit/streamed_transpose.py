@@ -14,7 +14,8 @@ each line is asked for several times.
 Measured on Zen 4 with 768 columns, of a copy's bandwidth, for rows an even and an odd number of lines apart.
 In C, squares of lines that follow each other: one at a time 0.62 and 0.88, two 0.77 and 0.81, two in turn
 0.81 and 0.83; lines one apart, with four requests for each line: 0.82 and 0.95 with requests after eight
-stores, 0.87 and 0.98 after sixteen, 0.79 and 0.86 after thirty-two.  Ours 0.85-0.89, packed 0.7-0.81.
+stores, 0.87 and 0.98 after sixteen, 0.79 and 0.86 after thirty-two.  Ours 0.81-0.89 and 0.92-0.97, packed 0.7-0.8.
+Of other widths 0.8-0.97, packed 0.55-0.9; strips of 48 and 16 lines instead of twice 32 0.64 and 0.97.
 Writing alone: a line in each row 15 GB/s, two 24, lines in diagonals 26, rows one after the other 27.
 """
 
@@ -46,6 +47,7 @@ _LINE_BYTES = 64
 _SIZES = (2, 4, 8)  # bytes of an element
 _REGISTERS = 16  # of a line, for one of two squares
 _LINES = 4  # of a row of the result in a panel
+_ASKED = 4  # lines of a row that are asked for at once: a strip has whole such groups
 _BURST = 16  # stores, and then requests, after each other
 _TIMES = 4  # that each line is asked for
 _WAYS = 8  # of the first cache
@@ -118,9 +120,12 @@ class StreamedTransposeKernel(PlanKernel):
 
     @cached_property
     def _strip(self) -> int:
-        """Lines of a row of the source in a panel."""
-        most = self.target.l2_bytes // 5 // (self._rows * _LINE_BYTES)
-        return self._blocks if self._blocks <= most else max(_BURST, most // _BURST * _BURST)
+        """Lines of a row of the source in a panel: a whole row, or about equal parts of it."""
+        most = max(1, self.target.l2_bytes // 3 // (self._rows * _LINE_BYTES))
+        strips = -(-self._blocks // most)
+        if strips == 1:
+            return self._blocks
+        return -(-self._blocks // (strips * _ASKED)) * _ASKED
 
     @property
     def _strips(self) -> int:
@@ -187,7 +192,8 @@ class StreamedTransposeKernel(PlanKernel):
         """Ask for the lines of a step, between the stores before and after it."""
         f.keep_order()
         for panel in ahead:
-            panel.ask(f.iadd(start, step), _BURST)
+            for part in range(_BURST // _ASKED):
+                panel.ask(f.iadd(f.imul(f.iadd(start, step), _BURST // _ASKED), part), _ASKED)
         f.keep_order()
 
     def _address(self, scope: Scope, column: Position, row: Position) -> Value:
