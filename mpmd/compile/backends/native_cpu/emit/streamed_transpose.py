@@ -14,8 +14,9 @@ each line is asked for several times.
 Measured on Zen 4 with 768 columns, of a copy's bandwidth, for rows an even and an odd number of lines apart.
 In C, squares of lines that follow each other: one at a time 0.62 and 0.88, two 0.77 and 0.81, two in turn
 0.81 and 0.83; lines one apart, with four requests for each line: 0.82 and 0.95 with requests after eight
-stores, 0.87 and 0.98 after sixteen, 0.79 and 0.86 after thirty-two.  Ours 0.81-0.89 and 0.92-0.97, packed 0.7-0.8.
-Of other widths 0.8-0.97, packed 0.55-0.9; strips of 48 and 16 lines instead of twice 32 0.64 and 0.97.
+stores, 0.87 and 0.98 after sixteen, 0.79 and 0.86 after thirty-two.  Ours 0.81-0.89 and 0.92-0.97,
+packed 0.7-0.8.  Of other widths 0.8-0.97, packed 0.55-0.9; 1,024 in strips
+of 48 and 16 lines instead of twice 32 0.64 instead of 0.97.
 Writing alone: a line in each row 15 GB/s, two 24, lines in diagonals 26, rows one after the other 27.
 """
 
