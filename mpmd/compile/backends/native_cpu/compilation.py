@@ -102,9 +102,14 @@ class Compilation(Prepared):
 
     @property
     def aliases(self) -> dict[int, int]:
-        """Argument → the result that takes its memory."""
+        """Argument → the result that takes its memory, if it has any."""
         found = self.module.input_output_alias
-        return {a.parameter: a.output_index[0] if a.output_index else 0 for a in found}
+        parameters = self.module.entry.parameters
+        return {
+            a.parameter: a.output_index[0] if a.output_index else 0
+            for a in found
+            if parameters[a.parameter].shape.size
+        }
 
     @functools.cached_property
     def costs(self) -> dict[str, float]:

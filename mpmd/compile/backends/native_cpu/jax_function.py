@@ -114,6 +114,12 @@ _BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "f
 
 
 def _unpacked(array: Any) -> Any:
+    """What native code is given of an array: elements of a byte or more, and some memory in any case.
+
+    XLA of JAX 0.11.2 crashes where a call on several devices is given an array without elements.
+    """
+    if not array.size:
+        return jax.numpy.zeros(1, "uint8")
     name = array.dtype.name
     if name == "float4_e2m1fn":
         return _unpacked(jax.lax.bitcast_convert_type(array, "uint4"))
