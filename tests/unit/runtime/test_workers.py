@@ -50,6 +50,7 @@ def interrupted_after(opcodes, call):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for opcodes if some frame wants them by now
     sys.settrace(trace)
     try:
         call()
