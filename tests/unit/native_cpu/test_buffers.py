@@ -26,6 +26,7 @@ from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
 from tests.support.native_fragments import compiled, fragment_of
+from tests.support.scheduled_loop import LOOP
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 60), st.integers(0, 20)).map(
@@ -140,34 +141,7 @@ def test_a_row_is_read_before_results_are_written_over_it(row):
 
 def test_a_state_that_was_read_makes_room_until_the_next_round():
     """`a` is made of the state, `b` of `a`: while `b` is made, nobody needs the old state any more."""
-    module = parse_module(
-        """HloModule m, is_scheduled=true
-less {
-  s = (s32[], f32[1000]) parameter(0)
-  i = s32[] get-tuple-element(s), index=0
-  n = s32[] constant(3)
-  ROOT c = pred[] compare(i, n), direction=LT
-}
-step {
-  t = (s32[], f32[1000]) parameter(0)
-  j = s32[] get-tuple-element(t), index=0
-  one = s32[] constant(1)
-  k = s32[] add(j, one)
-  x = f32[1000] get-tuple-element(t), index=1
-  a = f32[1000] tanh(x)
-  b = f32[1000] negate(a)
-  ROOT u = (s32[], f32[1000]) tuple(k, b)
-}
-ENTRY main {
-  p = f32[1000] parameter(0)
-  zero = s32[] constant(0)
-  q = f32[1000] exponential(p)
-  init = (s32[], f32[1000]) tuple(zero, q)
-  l = (s32[], f32[1000]) while(init), condition=less, body=step
-  y = f32[1000] get-tuple-element(l), index=1
-  ROOT r = f32[1000] negate(y)
-}"""
-    )
+    module = parse_module("HloModule m, is_scheduled=true\n" + LOOP.replace("BODY", "negate(a)"))
     dataflow = Dataflow(module)
     occupancy = Occupancy(dataflow)
     at = {i.name: i for c in module.computations for i in c}

@@ -3,6 +3,7 @@
 from mpmd.compile.buffers.assignment import assign_buffers
 from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.hlo import parse_module
+from tests.support.scheduled_loop import LOOP
 
 
 def placed(text, shares=False):
@@ -35,43 +36,14 @@ def test_what_is_changed_lies_where_it_lay_unless_it_is_read_again():
     assert not at("a").overlaps(at("b"))
 
 
-LOOP = """
-less {
-  s = (s32[], f32[1000]) parameter(0)
-  i = s32[] get-tuple-element(s), index=0
-  n = s32[] constant(3)
-  ROOT c = pred[] compare(i, n), direction=LT
-}
-step {
-  t = (s32[], f32[1000]) parameter(0)
-  j = s32[] get-tuple-element(t), index=0
-  one = s32[] constant(1)
-  k = s32[] add(j, one)
-  x = f32[1000] get-tuple-element(t), index=1
-  a = f32[1000] tanh(x)
-  b = f32[1000] sine(LAST)
-  ROOT u = (s32[], f32[1000]) tuple(k, b)
-}
-ENTRY main {
-  p = f32[1000] parameter(0)
-  zero = s32[] constant(0)
-  q = f32[1000] exponential(p)
-  init = (s32[], f32[1000]) tuple(zero, q)
-  l = (s32[], f32[1000]) while(init), condition=less, body=step
-  y = f32[1000] get-tuple-element(l), index=1
-  ROOT r = f32[1000] negate(y)
-}
-"""
-
-
 def test_a_loops_state_begins_goes_on_and_ends_in_one_place():
-    at = placed(LOOP.replace("LAST", "a"))
+    at = placed(LOOP.replace("BODY", "sine(a)"))
     assert at("q") == at("l", (1,)) == at("b")
     assert not at("a").overlaps(at("b"))
 
 
 def test_a_state_that_is_read_while_the_next_is_made_is_another_array():
-    at = placed(LOOP.replace("sine(LAST)", "add(a, x)"))
+    at = placed(LOOP.replace("BODY", "add(a, x)"))
     assert at("q") == at("l", (1,)) and not at("l", (1,)).overlaps(at("b"))
 
 
