@@ -54,6 +54,10 @@ class FragmentError(MpmdError, RuntimeError):
     """A fragment failed while it ran; names fragment, mesh, stage, microbatch and step."""
 
 
+class NonFiniteError(FragmentError, FloatingPointError):
+    """A fragment computed a NaN or an infinity while JAX was asked to look for them."""
+
+
 class HloError(MpmdError, ValueError):
     """HLO text or an HLO module is malformed; shows the place."""
 

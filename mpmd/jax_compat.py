@@ -19,7 +19,9 @@ __all__ = [
     "ShapedArray",
     "array_copier",
     "as_key",
+    "closed_over",
     "compiled_for",
+    "created_by",
     "direct_call",
     "func_dialect",
     "hlo_to_stablehlo",
@@ -345,6 +347,27 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
 
     look_into(traced.jaxpr)
     return tuple(found)
+
+
+def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
+    """The tracers that a traced function reads beside its arguments: its jaxpr takes them first.
+
+    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not say.
+    """
+    values = getattr(traced, "_consts", ())
+    return tuple(value for value in values if isinstance(value, jax.core.Tracer))
+
+
+def created_by(tracer: jax.core.Tracer) -> tuple[str, str]:
+    """The name of the function during whose tracing a value was created, and the place, `file:line`.
+
+    Empty where this JAX does not say.
+    """
+    from jax._src import source_info_util
+
+    name = getattr(getattr(tracer, "_debug_info", None), "func_name", "")
+    place, line = getattr(source_info_util, "summarize", None), getattr(tracer, "_line_info", None)
+    return str(name), "" if place is None or line is None else str(place(line))
 
 
 def hlo_to_stablehlo(text: str) -> str | None:

@@ -31,7 +31,7 @@ from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
-from mpmd.runtime.observe import NanCheck
+from mpmd.runtime.observe import FiniteCheck
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
@@ -219,12 +219,14 @@ class Compiled:
 
     @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:
-        """Runs one step on flat arguments; under `jax.debug_nans` fragment by fragment."""
+        """Runs one step on flat arguments; under `jax.debug_nans`, `jax.debug_infs` fragment by fragment."""
         try:
-            if not jax.config.jax_debug_nans:
+            nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+            if not nans and not infs:
                 return self._results(self._executor.run(self._numbers(leaves)))
-            with jax.debug_nans(False):  # JAX's own check cannot say which fragment, and where
-                made = self._executor.run(self._numbers(leaves), observers=[NanCheck()], one_by_one=True)
+            check = FiniteCheck(nans=nans, infs=infs)
+            with jax.debug_nans(False), jax.debug_infs(False):  # JAX's own check does not know the fragment
+                made = self._executor.run(self._numbers(leaves), observers=[check], one_by_one=True)
         except jax.errors.ConcretizationTypeError:  # some have no values
             traced = self.lowered.traced
             check_leaves(dataclasses.replace(traced.arguments, leaves=leaves), traced.argument_paths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,8 @@ from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
 from mpmd.api.stages import Traced
 from mpmd.errors import PlacementError, SignatureError
-from mpmd.jax_compat import ordered_effects
-from mpmd.tracing.names import names_called
+from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
+from mpmd.tracing.names import decode, names_called
 
 
 @without_ambient_mesh
@@ -34,6 +34,7 @@ def trace(
     Raises:
         SignatureError: the function does not take such arguments.
         PlacementError: it does something in an order that meshes do not keep.
+        UnexpectedTracerError: it stores a value of a named computation outside of it, and reads it there.
     """
     try:
         inspect.signature(fn).bind(*args, **kwargs)
@@ -54,6 +55,8 @@ def trace(
     names = _names_of(fn)
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
+    if not is_staging():  # else what it closes over may belong to the function around it
+        _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
     if ordered:
         raise PlacementError(
@@ -62,6 +65,23 @@ def trace(
             + "\n  leave out ordered=True, as of jax.debug.print and io_callback"
         )
     return Traced(traced, config, arguments.without_arrays(), found, frozenset(names))
+
+
+def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
+    if not values:
+        return
+    problems = []
+    for value in values:
+        name, place = created_by(value)
+        found = decode(name)
+        inside = f"named computation {found[1]!r}" if found else f"function {name!r}"
+        problems.append(f"{inside} computed {value.aval.str_short()}" + (f" at {place}" if place else ""))
+    raise jax.errors.UnexpectedTracerError(
+        "the step uses values outside of the computations that computed them, without being given them:\n  "
+        + "\n  ".join(problems)
+        + "\n  JAX traces each named computation by itself: what it stores in an object has no value outside"
+        "\n  return it as a result, and pass it on as an argument"
+    )
 
 
 _names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()

@@ -282,3 +282,50 @@ def test_random_keys_are_arguments_and_results(impl):
         assert got_state["key"].dtype == state["key"].dtype
         assert jax.random.key_data(got_state["key"]).tolist() == wanted_key
         assert jnp.allclose(jax.device_get(got), wanted)
+
+
+def test_functions_that_trace_without_running_see_the_step_as_one_equation():
+    def fn(x, key, scale):
+        return {"y": two_stages(x) * scale, "key": key}
+
+    arguments = X, jax.random.key(0), 2.0
+    step = mpmd.jit(fn, CONFIG)
+    assert jax.eval_shape(step, *arguments) == jax.eval_shape(fn, *arguments)
+    (equation,) = jax.make_jaxpr(step)(*arguments).eqns
+    assert equation.primitive.name == "mpmd_step"
+    assert equation.params["jaxpr"].in_avals == jax.make_jaxpr(fn)(*arguments).in_avals
+    weights = jnp.ones(4)  # a value of the trace around the step, which the step closes over
+    closed = jax.eval_shape(lambda w, x: mpmd.jit(lambda x: two_stages(x) * w, CONFIG)(x), weights, X)
+    assert closed == jax.eval_shape(lambda w, x: two_stages(x) * w, weights, X)
+
+
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        (lambda step: jax.jit(step)(X), "jax.jit"),
+        (lambda step: jax.lax.fori_loop(0, 2, lambda _, x: step(x), X), "a loop of jax.lax"),
+        (lambda step: jax.jit(jax.grad(lambda x: step(x).sum()))(X), "jax.grad"),
+        (lambda step: jax.jit(jax.vmap(step))(X[None]), "jax.vmap"),
+        (lambda step: jax.eval_shape(jax.vmap(step), X[None]), "jax.vmap"),
+    ],
+)
+def test_a_step_does_not_run_as_a_part_of_another_program(call, what):
+    with pytest.raises(SignatureError, match=f"the step is called inside of .*{what}"):
+        call(mpmd.jit(two_stages, CONFIG))
+
+
+def test_analyses_have_one_form_whatever_the_number_of_meshes():
+    alone = mpmd.make_config(mpmd.make_topology({"m0": 1}), {"first": "m0", "second": "m0"})
+
+    def form(tree):
+        return {key: form(value) if isinstance(value, dict) else type(value) for key, value in tree.items()}
+
+    one, two = (mpmd.jit(two_stages, c).lower(X).compile() for c in (alone, CONFIG))
+    costs = [compiled.cost_analysis() for compiled in (one, two)]
+    fragments = [list(of_step.pop("fragments").values()) for of_step in costs]
+    calls = [of_step.pop("calls") for of_step in costs]
+    assert form(costs[0]) == form(costs[1])
+    assert form(fragments[0][0]) == form(fragments[1][0])
+    assert {type(n) for of_step in calls for n in of_step.values()} == {int}
+    meshes = [*one.memory_analysis().values(), *two.memory_analysis().values()]
+    assert len(meshes) == 3 and len({type(mesh) for mesh in meshes}) == 1
