@@ -242,7 +242,8 @@ def test_the_switches_of_jax_that_look_for_nans_and_infinities(backend, switch, 
     step, broken = pipelined(training_step, backend), Y.at[0, 0].set(value)
     with getattr(jax, switch)(True):
         assert relative_difference(step(PARAMS, X, Y), jax.jit(training_step)(PARAMS, X, Y)) <= 1e-5
-        with pytest.raises(NonFiniteError, match=f"{kind} value, and so did argument y of the step") as caught:
+        told = f"{kind} value, and so did argument y of the step"
+        with pytest.raises(NonFiniteError, match=told) as caught:
             step(PARAMS, X, broken)
     assert isinstance(caught.value, FragmentError) and isinstance(caught.value, FloatingPointError)
 
