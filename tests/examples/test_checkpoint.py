@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_nothing_else(folder, state
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(CheckpointError, match=rf"^cannot write a checkpoint to {folder}: the disk is full"):
+        with pytest.raises(CheckpointError, match=r"^cannot write a checkpoint to .*: the disk is full"):
             Checkpoints(folder, FACTS).save(4, large, [*LOSSES, 0.5])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
