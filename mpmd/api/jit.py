@@ -121,10 +121,11 @@ class Jitted:
         return self._compiled_for(flatten(self._rules, args, kwargs), args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets everything that was compiled, and ends the threads that ran it."""
-        for compiled in self._compiled.values():
-            compiled.close()
-        self._compiled.clear()
+        """Forgets everything that was compiled; calls under way in other threads finish.
+
+        What was compiled, its memory and its threads go with the last reference to it.
+        """
+        self._compiled = {}
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -282,6 +284,31 @@ def test_random_keys_are_arguments_and_results(impl):
         assert got_state["key"].dtype == state["key"].dtype
         assert jax.random.key_data(got_state["key"]).tolist() == wanted_key
         assert jnp.allclose(jax.device_get(got), wanted)
+
+
+def test_clear_cache_lets_calls_of_other_threads_finish():
+    step, errors, stop = mpmd.jit(two_stages, CONFIG), [], threading.Event()
+
+    def call():
+        while not stop.is_set():
+            try:
+                assert (np.asarray(step(X)) == 2 * X + 1).all()
+            except Exception as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    held = step.compiled(X)
+    for _ in range(5):
+        step.clear_cache()
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert (np.asarray(held(X)) == 2 * X + 1).all(), "what a caller holds still runs"
 
 
 def test_functions_that_trace_without_running_see_the_step_as_one_equation():

@@ -38,10 +38,12 @@ class NativeExecutable(DirectCall, CompiledFragment):
 
     Attributes:
         made: what was made of it.
+        program: its machine code, with the memory of its mesh.
         kept: whether it was taken from the cache.
     """
 
     made: Artefact
+    program: RegisteredProgram
     kept: bool = False
     backend: str = "native"
 
@@ -126,7 +128,7 @@ class NativeCpuBackend:
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
         function = jax_function(fragment, mesh, program, made.aliases, large)
-        return NativeExecutable(fragment, function, made, kept)
+        return NativeExecutable(fragment, function, made, program, kept)
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
