@@ -25,7 +25,7 @@ import numpy as np
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.ffi_frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, jit_compiler
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -105,7 +105,11 @@ def capsule(address: int) -> Any:
 
 @functools.cache
 def _table() -> _Table:
-    return _Table()
+    """The table of this process: XLA destroys executables, and calls the deleter, after Python's modules."""
+    table = _Table()
+    for used in (table.rows, table.code, jit_compiler()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
+    return table
 
 
 def _state_type() -> tuple[np.ndarray, np.ndarray]:
