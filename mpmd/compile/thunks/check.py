@@ -231,6 +231,8 @@ class _Check:
         self.memory.write(place, name)
 
     def _copy(self, thunk: CopyThunk) -> None:
+        if thunk.source.overlaps(thunk.target):
+            self.problems.append(f"{thunk.line()}: the copy overlaps its own source")
         found = self.memory.read(thunk.source)
         if len(found) != 1 or None in found:
             names = ", ".join(sorted(_text(n) for n in found))
