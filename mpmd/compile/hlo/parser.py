@@ -249,7 +249,7 @@ class _Parser:
         if opcode == "constant":
             made = HloInstruction(opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name)
         elif opcode == "parameter":
-            if not inside.strip().isdigit():
+            if re.fullmatch(r"\s*[0-9]{1,18}\s*", inside) is None:
                 raise TextError(f"expected the parameter's number, got {inside!r}", inside_at)
             made = HloInstruction(opcode, shape, (), {"parameter_number": int(inside)}, (), None, name)
         else:
