@@ -58,7 +58,8 @@ def convolution(query: Query) -> Shape:
     spatial = len(dims.lhs_spatial)
     check(
         image.rank == kernel.rank == spatial + 2,
-        f"convolution with {spatial} spatial dims takes arrays of rank {spatial + 2}, got {image} and {kernel}",
+        f"convolution with {spatial} spatial dims takes arrays of rank {spatial + 2}, "
+        f"got {image} and {kernel}",
     )
     window = check_window(query, spatial, f"{spatial} spatial dims")
     features, batches = query.attribute("feature_group_count", 1), query.attribute("batch_group_count", 1)
