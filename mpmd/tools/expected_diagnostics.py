@@ -2,9 +2,9 @@
 
     // expected-error@+1 {{words that the message contains}}
 
-The kinds are `error`, `warning`, `remark` and `note`; `-re` behind the kind makes the words a regular
-expression.  The place is the comment's own line, or `@+N`, `@-N`, `@above`, `@below` (the nearest line
-that holds no expectation), or `@unknown`.
+The kinds are `error`, `warning`, `remark` and `note`.  With `-re` behind the kind, what is in an inner `{{}}`
+is a regular expression, in which `.` matches ends of lines too.  The place is the comment's own line, or
+`@+N`, `@-N`, `@above`, `@below` (the nearest line that holds no expectation), or `@unknown`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ class Expectation:
         if self.kind != finding.kind or self.line != finding.line:
             return False
         if self.is_regex:
-            return re.search(_as_regex(self.words), finding.message) is not None
+            return re.search(_as_regex(self.words), finding.message, re.DOTALL) is not None
         return self.words in finding.message
 
 
 def _as_regex(words: str) -> str:
-    """What stands in inner `{{}}` is a regular expression, all else literal; without any, all is one."""
-    if "{{" not in words:
-        return words
+    """What is in inner `{{}}` is a regular expression, all else literal."""
     parts = re.split(r"\{\{(.*?)\}\}", words)
-    return "".join(part if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    return "".join(f"(?:{part})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
 def expectations(text: str) -> list[Expectation]:

@@ -212,9 +212,10 @@ def _check_and_clear(f: ir.Func) -> None:
                 diagnostics.error(
                     f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location
                 )
+    for op in ir.walk(f):
+        sets.clear(op, sets.USE_SET, sets.SRC_SET)
     for body in [f, *ir.ops(f, ir.For)]:
         for op in ir.ops(body):
-            sets.clear(op, sets.USE_SET, sets.SRC_SET)
             if isinstance(op, ir.For):
                 sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
             elif isinstance(op, _LEFT):
