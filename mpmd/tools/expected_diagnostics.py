@@ -88,14 +88,15 @@ def mismatches(
 ) -> Iterator[Finding]:
     """An error for each finding that was not expected, then for each expectation that was not met.
 
-    Every expectation admits one finding.  Notes need not be expected; with `only_expected` nothing need be.
+    An expectation may admit several findings, as in MLIR; those that have none yet come first.  Notes need
+    not be expected; with `only_expected` nothing need be.
     """
     open_ = list(expected)
     for finding in findings:
-        match = next((e for e in open_ if e.admits(finding)), None)
-        if match is not None:
+        match = next((e for e in [*open_, *expected] if e.admits(finding)), None)
+        if match in open_:
             open_.remove(match)
-        elif finding.kind != "note" and not only_expected:
+        elif match is None and finding.kind != "note" and not only_expected:
             yield Finding(
                 "error", f"unexpected {finding.kind}: {finding.message}", finding.line, finding.column
             )

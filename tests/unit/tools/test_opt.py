@@ -234,7 +234,16 @@ def test_expected_regular_expressions(words: str, message: str, fits: bool) -> N
     assert fits == (not list(mismatches(expected, [Finding("error", message, 1, 1)])))
 
 
-def test_each_expectation_admits_one_finding() -> None:
+def test_an_expectation_may_admit_several_findings() -> None:
+    twice = [Finding("error", "a second one", 5, 1)] * 2
+    (second,) = [e for e in expectations(TEXT) if e.words == "second"]
+    assert not list(mismatches([second], twice))
+    assert not list(mismatches([second, second], twice))
+    (left,) = mismatches([second, second], twice[:1])
+    assert left.message == 'expected error "second" was not produced'
+
+
+def test_findings_without_expectations_and_expectations_without_findings() -> None:
     findings = [Finding("error", words, 5, 1) for words in ("a second one", "words", "w")]
     left = [f.message for f in mismatches(expectations(TEXT), findings)]
     assert left == [
