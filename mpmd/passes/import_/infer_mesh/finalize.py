@@ -227,7 +227,7 @@ def _check_and_clear(f: ir.Func) -> None:
                 )
             elif flow.is_meshless(op):
                 diagnostics.error(
-                    f"no more meshless ops are expected at this point, but there is a {op.operation.name}.\n"
+                    f"no more meshless ops are expected at this point.\n  There is a {op.operation.name}.\n"
                     "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is "
                     "around them.",
                     op.location,
