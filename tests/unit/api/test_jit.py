@@ -356,3 +356,19 @@ def test_analyses_have_one_form_whatever_the_number_of_meshes():
     assert {type(n) for of_step in calls for n in of_step.values()} == {int}
     meshes = [*one.memory_analysis().values(), *two.memory_analysis().values()]
     assert len(meshes) == 3 and len({type(mesh) for mesh in meshes}) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_results_of_several_meshes_are_combined_on_one_device(devices):
+    topology = mpmd.make_topology({"m0": {"x": devices}, "m1": {"x": devices}})
+    rows = jax.sharding.PartitionSpec("x") if devices > 1 else None
+    config = mpmd.make_config(topology, {"first": "m0", "second": "m1"}, in_shardings=(rows,))
+    both = mpmd.jit(lambda x: {"in": mpmd.named_computation(jnp.sin, name="first")(x), "out": two_stages(x)}, config)
+    results = both(X)
+    with pytest.raises(ValueError, match="ncompatible devices"):
+        results["in"] + results["out"]
+    fetched = mpmd.fetch({**results, "note": "kept"})
+    assert fetched.pop("note") == "kept"
+    np.testing.assert_allclose(fetched["in"] + fetched["out"], np.sin(X) + 2 * X + 1, rtol=1e-6)
+    assert {array.device for array in fetched.values()} == {jax.devices()[0]}
+    assert mpmd.fetch(results["in"], jax.devices()[1]).device == jax.devices()[1]
