@@ -363,8 +363,11 @@ def test_results_of_several_meshes_are_combined_on_one_device(devices):
     topology = mpmd.make_topology({"m0": {"x": devices}, "m1": {"x": devices}})
     rows = jax.sharding.PartitionSpec("x") if devices > 1 else None
     config = mpmd.make_config(topology, {"first": "m0", "second": "m1"}, in_shardings=(rows,))
-    both = mpmd.jit(lambda x: {"in": mpmd.named_computation(jnp.sin, name="first")(x), "out": two_stages(x)}, config)
-    results = both(X)
+
+    def both(x):
+        return {"in": mpmd.named_computation(jnp.sin, name="first")(x), "out": two_stages(x)}
+
+    results = mpmd.jit(both, config)(X)
     with pytest.raises(ValueError, match="ncompatible devices"):
         results["in"] + results["out"]
     fetched = mpmd.fetch({**results, "note": "kept"})
