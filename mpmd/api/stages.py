@@ -21,6 +21,7 @@ from mpmd.api.timeline import measured_timeline, predicted_timeline
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
+from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
@@ -183,14 +184,21 @@ class Lowered:
                 self.partitioned.compile_options, cores=cores_of_meshes(self.config.topology)
             ),
         )
-        return Compiled(self, executables, runtime or RuntimeOptions())
+        made = Compiled(self, executables, runtime or RuntimeOptions())
+        made.fallbacks.show()
+        return made
 
 
 class Compiled:
-    """A function ready to run on its meshes."""
+    """A function ready to run on its meshes.
+
+    Attributes:
+        fallbacks: the warning that names fragments that XLA compiles although native code was asked for.
+    """
 
     def __init__(self, lowered: Lowered, executables: dict[str, Executable], runtime: RuntimeOptions) -> None:
         self.lowered, self.executables = lowered, executables
+        self.fallbacks = fallback_warning(executables)
         program = lowered.program
         self._devices = MeshDevices(dict(lowered.config.topology))
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
@@ -220,6 +228,8 @@ class Compiled:
     @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:
         """Runs one step on flat arguments; under `jax.debug_nans`, `jax.debug_infs` fragment by fragment."""
+        if self.fallbacks.waits:  # a filter ignored it so far
+            self.fallbacks.show()
         try:
             nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
             if not nans and not infs:
