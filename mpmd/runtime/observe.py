@@ -24,6 +24,11 @@ class Observers:
 
     members: tuple[Observer, ...]
 
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Passes it on."""
+        for member in self.members:
+            member.calling(call, frame)
+
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Passes it on."""
         for member in self.members:
@@ -43,6 +48,9 @@ class NanCheck:
 
     def __init__(self) -> None:
         self._arguments: dict[int, tuple[str, int]] = {}
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Nothing to look at before a call."""
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Looks at the results of a call.

@@ -10,7 +10,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
+from mpmd.support.execution_log import ExecutionLog
 
 
 @lru_cache(maxsize=1)
@@ -63,11 +64,23 @@ class RegisteredProgram:
         target_name: the custom call's target.
         compiled: the program.
         slots: how many calls can run at the same time.
+        memory: the slots.
     """
 
     target_name: str
     compiled: CompiledProgram
     slots: int
+    memory: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def key(self) -> int:
+        """By what a log knows it."""
+        return int(self.memory.ctypes.data)
+
+    def write_to(self, log: ExecutionLog | None) -> None:
+        """Writes to a log, from the next call on, when it runs; to none if it is None."""
+        for slot in range(self.slots):
+            self.memory[(slot * SLOT_BYTES + SLOT["log"]) // 8] = 0 if log is None else log.address
 
     def __call__(
         self,
@@ -171,9 +184,9 @@ def register(
             kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
-        program = RegisteredProgram(name, compiled, slots)
+        program = RegisteredProgram(name, compiled, slots, memory)
         _REGISTERED[name] = (program, code, [memory, kept])
-        jax.ffi.register_ffi_target(name, _capsule(code.address(f"{compiled.name}_handler")), platform="cpu")
+        jax.ffi.register_ffi_target(name, capsule(code.address(f"{compiled.name}_handler")), platform="cpu")
         return program
 
 
@@ -220,7 +233,8 @@ def _join(
     return mesh
 
 
-def _capsule(address: int) -> Any:
+def capsule(address: int) -> Any:
+    """The address of a handler as JAX takes it."""
     create = ctypes.pythonapi.PyCapsule_New
     create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return create(address, None, None)
