@@ -6,7 +6,8 @@ import `jax._src`, `jaxlib` or an experimental module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -23,6 +24,7 @@ __all__ = [
     "compiled_for",
     "created_by",
     "direct_call",
+    "execution_order",
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
@@ -217,6 +219,27 @@ def _call_of_known_types(
     exec(_CALL.format(names=names, known=known), scope)
     call: Callable[..., Any] = scope["call"]
     return call
+
+
+@contextlib.contextmanager
+def execution_order(number: int) -> Iterator[bool]:
+    """What this thread starts on CPU devices inside it is ordered apart from what it starts outside.
+
+    On a device, programs of one thread run in the order in which they were started; those of one number, from
+    1 up, in the order among themselves.  Gives whether that is so: not where this jaxlib has no such orders.
+    """
+    from jaxlib import _jax
+
+    ask, choose = (getattr(_jax, f"{verb}_execution_stream_id", None) for verb in ("get", "set"))
+    if ask is None or choose is None:
+        yield False
+        return
+    outside = ask()
+    choose(number)
+    try:
+        yield True
+    finally:
+        choose(outside)
 
 
 def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:

@@ -101,7 +101,7 @@ class Executor:
         """
         if options.keep_freed_memory:
             keep_freed_memory()
-        self.program, self.options = program, options
+        self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)

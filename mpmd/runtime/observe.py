@@ -25,6 +25,11 @@ class Observers:
 
     members: tuple[Observer, ...]
 
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Passes it on."""
+        for member in self.members:
+            member.calling(call, frame)
+
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Passes it on."""
         for member in self.members:
@@ -49,6 +54,9 @@ class FiniteCheck:
             *([("infinite", np.isinf)] if infs else []),
         ]
         self._arguments: dict[int, tuple[str, str]] = {}
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Nothing to look at before a call."""
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Looks at the results of a call.

@@ -51,6 +51,11 @@ class NativeExecutable(DirectCall, CompiledFragment):
         order = ArgumentOrder.of(self.made.aliases, self.fragment)
         self.__call__ = order.around(direct_call(self.compiled))
 
+    @property
+    def timer(self) -> RegisteredProgram:
+        """What writes when it runs."""
+        return self.program
+
     def as_text(self, what: str = "hlo") -> str:
         """One of its texts.
 

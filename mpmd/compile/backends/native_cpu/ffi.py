@@ -42,6 +42,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
+from mpmd.support.execution_log import ExecutionLog
 
 
 @lru_cache(maxsize=1)
@@ -77,6 +78,16 @@ class RegisteredProgram:
     compiled: CompiledProgram
     slots: int
     memory: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def key(self) -> int:
+        """By what a log knows it."""
+        return int(self.memory.ctypes.data)
+
+    def write_to(self, log: ExecutionLog | None) -> None:
+        """Writes to a log, from the next call on, when it runs; to none if it is None."""
+        for slot in range(self.slots):
+            self.memory[(slot * SLOT_BYTES + SLOT["log"]) // 8] = 0 if log is None else log.address
 
     def __call__(
         self,
