@@ -29,6 +29,7 @@ __all__ = [
     "hlo_to_stablehlo",
     "host_callbacks",
     "in_order",
+    "inner_jaxprs",
     "is_key",
     "is_staging",
     "make_cpu_client",
@@ -37,6 +38,7 @@ __all__ = [
     "register_operation",
     "taking_packed",
     "trace_context",
+    "without_dead_code",
 ]
 
 func_dialect = _func_ops_gen._Dialect
@@ -433,3 +435,22 @@ def devices(platform: str) -> list[jax.Device]:
 def default_memory_kind(sharding: Sharding) -> str:
     """The memory in which the devices of a sharding keep arrays unless told otherwise."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
+
+
+def inner_jaxprs(equation: Any) -> list[Any]:
+    """The jaxprs that an equation holds: branches, bodies of loops, called functions."""
+    found: list[Any] = []
+    for value in equation.params.values():
+        for entry in value if isinstance(value, (tuple, list)) else (value,):
+            entry = getattr(entry, "jaxpr", entry)
+            if hasattr(entry, "eqns") and hasattr(entry, "outvars"):
+                found.append(entry)
+    return found
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without what neither its results nor its effects depend on; itself if this JAX cannot tell."""
+    from jax.interpreters import partial_eval
+
+    eliminate = getattr(partial_eval, "dce_jaxpr", None)
+    return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]

@@ -43,6 +43,10 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.heterogeneous_meshes,
         ),
         _step("mpmd-unroll-for-loops", "mesh inference knows no loops"),
+        _step(
+            "mpmd-fold-constant-branches",
+            "counters of loops are constants now; names in branches come to the top to be mapped",
+        ),
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),

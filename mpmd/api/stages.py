@@ -16,6 +16,7 @@ from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
+from mpmd.api.names import CalledNames
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.timeline import measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
 from mpmd.api.weak_types import weak_positions, weakly_typed
@@ -36,19 +37,31 @@ from mpmd.runtime.observe import FiniteCheck
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
+from mpmd.support.user_warnings import warn_user
+from mpmd.tracing.live import live_names
 
 DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
 
 
 @dataclasses.dataclass
 class Traced:
-    """A function traced for one signature; `names` are those that it was seen to call."""
+    """A function traced for one signature.
+
+    Attributes:
+        jax_traced: as JAX traced it.
+        config: what it was configured with.
+        arguments: of the call.
+        argument_paths: what the user calls each flat argument.
+        names: names that were called.
+        known_names: names that were called for these or for other static arguments.
+    """
 
     jax_traced: Any
     config: Config
     arguments: Arguments
     argument_paths: list[str]
     names: frozenset[str] = frozenset()
+    known_names: frozenset[str] = frozenset()
 
     @property
     def jaxpr(self) -> Any:
@@ -64,15 +77,19 @@ class Traced:
     def lower(self, observer: LoweringObserver | None = None) -> Lowered:
         """Partitions, schedules and linearizes; `observer` sees the program after every pass.
 
+        What `Lowered.warnings` then holds is also issued as Python warnings.
+
         Raises:
             ConfigError: names do not fit the assignment, or a sharding cannot be used.
             PassError: a pass found the program wrong; holds everything that was found.
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
+        called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
         partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, self.names, observer
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
         )
+        warn_user(partitioned.warnings)
         return Lowered(self, lowered, partitioned)
 
 
@@ -96,7 +113,7 @@ class Lowered:
 
     @property
     def warnings(self) -> list[str]:
-        """What the passes warn about."""
+        """All warnings of lowering: of passes, schedule and checks."""
         return self.partitioned.warnings
 
     @property

@@ -15,6 +15,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves,
 from mpmd.api.stages import Traced
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
+from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
 
 
@@ -52,7 +53,7 @@ def trace(
     jitted = jax.jit(
         fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
     )
-    names = _names_of(fn)
+    names: set[str] = set()
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
     if not is_staging():  # else what it closes over may belong to the function around it
@@ -64,7 +65,21 @@ def trace(
             + "\n  ".join(ordered)
             + "\n  leave out ordered=True, as of jax.debug.print and io_callback"
         )
-    return Traced(traced, config, arguments.without_arrays(), found, frozenset(names))
+    called = _called(traced.jaxpr, names)
+    return Traced(
+        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called)
+    )
+
+
+_called_by: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _called(jaxpr: Any, seen: set[str]) -> set[str]:
+    """The names that were called for a jaxpr, those included of which JAX kept nothing.
+
+    JAX does not trace a function again for equal arguments, but returns the same jaxpr.
+    """
+    return _called_by.setdefault(jaxpr, seen | names_in(jaxpr.jaxpr))
 
 
 def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
@@ -87,9 +102,11 @@ def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
 _names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
 
 
-def _names_of(fn: Callable[..., Any]) -> set[str]:
-    """The names that a function was ever seen to call: JAX does not trace it again for equal arguments."""
+def _ever_called(fn: Callable[..., Any], called: set[str]) -> frozenset[str]:
+    """The names that a function was ever seen to call, for whatever static arguments."""
     try:
-        return _names.setdefault(fn, set())
+        known = _names.setdefault(fn, set())
     except TypeError:  # it has no hash, or cannot be referred to weakly
-        return set()
+        return frozenset(called)
+    known |= called
+    return frozenset(known)
