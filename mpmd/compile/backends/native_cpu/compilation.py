@@ -190,6 +190,7 @@ def prepare_fragment(
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     module = module or lowered(fragment, axes)
+    module.is_scheduled = False  # an order was given: one of those that may be
     clock("lowering")
     timing = Timing()
     tuning = tuning_for(target, options)
