@@ -383,3 +383,24 @@ def test_a_host_loop_of_calls():
         return total
 
     check(step, PARAMS, *BATCH)
+
+
+def test_layers_concatenated_from_stages_cross_in_parts():
+    """The gradient of the concatenate is slices of a sum of pads, none of which is of the whole stack."""
+    layers = 2
+
+    def loss(params, x):
+        stack = jnp.concatenate(params)
+        for s in range(STAGES):
+            stage = named(lambda w, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0], s)
+            x = stage(stack[layers * s : layers * (s + 1)], x)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        return mpmd.accumulate_gradients(loss, num_microbatches=2)(params, x)
+
+    params = [normal(s, layers, D, D) for s in range(STAGES)]
+    jitted = check(step, params, normal(9, 8, D))
+    assert messages(program(jitted, params, normal(9, 8, D))) == 2 * 2 * (STAGES - 1), "activations, gradients"
+    text = jitted.lower(params, normal(9, 8, D)).as_text("program")
+    assert f"f32[{layers * STAGES},{D},{D}]" not in text

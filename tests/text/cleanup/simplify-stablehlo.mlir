@@ -141,6 +141,50 @@ func.func @bodies(%a: tensor<4xf32>, %n: tensor<i32>) -> (tensor<4xf32>, tensor<
   return %0, %w : tensor<4xf32>, tensor<i32>
 }
 
+// The gradient of a concatenate: each slice of the sum of pads is what one of them is of.
+// CHECK-LABEL: func @padded
+func.func @padded(%a: tensor<2x4xf32>, %b: tensor<2x4xf32>, %c: tensor<2x4xf32>)
+    -> (tensor<2x4xf32>, tensor<1x4xf32>, tensor<2x2xf32>, tensor<2x4xf32>) {
+  // CHECK-NEXT: %[[CONST:.*]] = stablehlo.constant dense<0.000000e+00>
+  // CHECK-NEXT: %[[A:.*]] = stablehlo.pad %arg0
+  // CHECK-NEXT: %[[B:.*]] = stablehlo.pad %arg1
+  // CHECK-NEXT: %[[AB:.*]] = stablehlo.add %[[A]], %[[B]]
+  // CHECK-NEXT: %[[ROW:.*]] = stablehlo.slice %arg1 [1:2, 0:4]
+  // CHECK-NEXT: %[[COLUMNS:.*]] = stablehlo.slice %arg2 [0:2, 1:4:2]
+  // CHECK-NEXT: %[[BOTH:.*]] = stablehlo.slice %[[AB]] [1:3, 0:4]
+  // CHECK-NEXT: return %arg0, %[[ROW]], %[[COLUMNS]], %[[BOTH]]
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.pad %a, %zero, low = [0, 0], high = [4, 0], interior = [0, 0] : (tensor<2x4xf32>, tensor<f32>) -> tensor<6x4xf32>
+  %1 = stablehlo.pad %b, %zero, low = [2, 0], high = [2, 0], interior = [0, 0] : (tensor<2x4xf32>, tensor<f32>) -> tensor<6x4xf32>
+  %2 = stablehlo.pad %c, %zero, low = [4, 0], high = [0, 0], interior = [0, 0] : (tensor<2x4xf32>, tensor<f32>) -> tensor<6x4xf32>
+  %3 = stablehlo.add %0, %1 : tensor<6x4xf32>
+  %4 = stablehlo.add %3, %2 : tensor<6x4xf32>
+  %5 = stablehlo.slice %4 [0:2, 0:4] : (tensor<6x4xf32>) -> tensor<2x4xf32>
+  %6 = stablehlo.slice %4 [3:4, 0:4] : (tensor<6x4xf32>) -> tensor<1x4xf32>
+  %7 = stablehlo.slice %4 [4:6, 1:4:2] : (tensor<6x4xf32>) -> tensor<2x2xf32>
+  %8 = stablehlo.slice %4 [1:3, 0:4] : (tensor<6x4xf32>) -> tensor<2x4xf32>
+  return %5, %6, %7, %8 : tensor<2x4xf32>, tensor<1x4xf32>, tensor<2x2xf32>, tensor<2x4xf32>
+}
+
+// Padding that is no zero, and elements with padding between them, stay.
+// CHECK-LABEL: func @padded_otherwise
+func.func @padded_otherwise(%a: tensor<2xf32>, %b: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  // CHECK: %[[SUM:.*]] = stablehlo.add
+  // CHECK: %[[FIRST:.*]] = stablehlo.slice %[[SUM]] [0:2]
+  // CHECK: %[[SPREAD:.*]] = stablehlo.pad %arg0
+  // CHECK: %[[SECOND:.*]] = stablehlo.slice %[[SPREAD]] [0:2]
+  // CHECK: return %[[FIRST]], %[[SECOND]]
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %one = stablehlo.constant dense<1.0> : tensor<f32>
+  %0 = stablehlo.pad %a, %zero, low = [0], high = [2], interior = [0] : (tensor<2xf32>, tensor<f32>) -> tensor<4xf32>
+  %1 = stablehlo.pad %b, %one, low = [2], high = [0], interior = [0] : (tensor<2xf32>, tensor<f32>) -> tensor<4xf32>
+  %2 = stablehlo.add %0, %1 : tensor<4xf32>
+  %3 = stablehlo.slice %2 [0:2] : (tensor<4xf32>) -> tensor<2xf32>
+  %4 = stablehlo.pad %a, %zero, low = [0], high = [0], interior = [1] : (tensor<2xf32>, tensor<f32>) -> tensor<3xf32>
+  %5 = stablehlo.slice %4 [0:2] : (tensor<3xf32>) -> tensor<2xf32>
+  return %3, %5 : tensor<2xf32>, tensor<2xf32>
+}
+
 // Nothing to fold: an iota stays, elementwise arithmetic on tensors stays, effects stay.
 // CHECK-LABEL: func @unchanged
 func.func @unchanged(%a: tensor<4xi32>, %i: tensor<i32>) -> (tensor<4xi32>, tensor<2xi32>) {

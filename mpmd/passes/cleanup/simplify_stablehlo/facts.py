@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from typing import Any
 
@@ -84,6 +85,20 @@ def wrapped(number: int, kind: tuple[bool, int]) -> int:
     signed, bits = kind
     number &= (1 << bits) - 1
     return number - (1 << bits) if signed and number >> (bits - 1) else number
+
+
+def is_zero(text: str | None) -> bool:
+    """Whether an element, as text, is a zero of either sign, or false."""
+    return text is not None and (text in ("0", "false") or number_and_sign(text) in ((0.0, 1.0), (0.0, -1.0)))
+
+
+def number_and_sign(text: str) -> tuple[float, float] | None:
+    """A decimal number and its sign; None for what is written otherwise, such as in hexadecimal."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return abs(value), math.copysign(1.0, value)
 
 
 def numbers(attribute: ir.Attribute) -> list[int]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, integer_kind, make, numbers, reshaped
+from mpmd.passes.cleanup.simplify_stablehlo.facts import (
+    Facts,
+    array,
+    integer_kind,
+    is_zero,
+    make,
+    number_and_sign,
+    numbers,
+    reshaped,
+)
 
 
 def same_type(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -58,8 +67,7 @@ def add_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x + 0` -> `x`; as in XLA, which keeps the sign of a zero `x` so too."""
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
-        text = facts.splat(other)
-        if text is not None and (text in ("0", "false") or _number(text) in ((0.0, 1.0), (0.0, -1.0))):
+        if is_zero(facts.splat(other)):
             return value
     return None
 
@@ -68,7 +76,7 @@ def subtract_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x - 0` -> `x`: for integers, and for floating point +0."""
     text = facts.splat(op.operands[1])
     is_integer = integer_kind(op.results[0].type) is not None
-    if text is not None and (text == "0" if is_integer else _number(text) == (0.0, 1.0)):
+    if text is not None and (text == "0" if is_integer else number_and_sign(text) == (0.0, 1.0)):
         return op.operands[0]
     return None
 
@@ -98,13 +106,4 @@ def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def _is_one(text: str | None) -> bool:
-    return text is not None and (text in ("1", "true") or _number(text) == (1.0, 1.0))
-
-
-def _number(text: str) -> tuple[float, float] | None:
-    """A decimal number and its sign; None for what is written otherwise, such as in hexadecimal."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return abs(value), math.copysign(1.0, value)
+    return text is not None and (text in ("1", "true") or number_and_sign(text) == (1.0, 1.0))

@@ -1,4 +1,4 @@
-"""Slices: of constants, concatenates, slices and updated buffers."""
+"""Slices: of constants, concatenates, pads, sums of pads, slices and updated buffers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, numbers, reshaped
+from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, is_zero, make, numbers, reshaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,45 @@ def _look_through(source: ir.Op, taken: _Range, facts: Facts) -> tuple[ir.Value,
         return _piece(source, taken, facts)
     if name == "stablehlo.dynamic_update_slice":
         return _updated(source, taken, facts)
+    if name == "stablehlo.pad":
+        return _unpadded(source, taken)
+    if name == "stablehlo.add":
+        left, right = source.operands
+        if _is_zero_padding(right, taken, facts):
+            return left, taken
+        if _is_zero_padding(left, taken, facts):
+            return right, taken
     return None
+
+
+def _unpadded(source: ir.Op, taken: _Range) -> tuple[ir.Value, _Range] | None:
+    """The operand of a pad that holds a whole range; only where nothing is put between its elements."""
+    if any(numbers(source.attributes["interior_padding"])):
+        return None
+    low, sizes = numbers(source.attributes["edge_padding_low"]), source.operands[0].type.shape
+    moved = taken.moved(low)
+    dims = range(len(low))
+    if any(moved.starts[d] < 0 or moved.last(d) >= sizes[d] for d in dims):
+        return None
+    return source.operands[0], _Range(moved.starts, [moved.last(d) + 1 for d in dims], moved.strides)
+
+
+def _is_zero_padding(value: ir.Value, taken: _Range, facts: Facts) -> bool:
+    """Whether a range of a value is nothing but zeros that pads put around other elements.
+
+    The gradient of `concatenate` is slices of such a sum: one pad for each slice that was taken of it.
+    """
+    source = ir.producer(value)
+    if source is None:
+        return False
+    if source.operation.name == "stablehlo.add":
+        return all(_is_zero_padding(operand, taken, facts) for operand in source.operands)
+    if source.operation.name != "stablehlo.pad" or not is_zero(facts.splat(source.operands[1])):
+        return False
+    low, sizes = numbers(source.attributes["edge_padding_low"]), source.operands[0].type.shape
+    inside = [1 + i for i in numbers(source.attributes["interior_padding"])]
+    ends = [a + (size - 1) * step for a, size, step in zip(low, sizes, inside)]
+    return any(taken.last(d) < low[d] or taken.starts[d] > ends[d] for d in range(len(low)))
 
 
 def _piece(source: ir.Op, taken: _Range, facts: Facts) -> tuple[ir.Value, _Range] | None:
