@@ -56,13 +56,19 @@ class Shape:
         elements: tuple[Shape, ...] = (),
         dynamic: tuple[bool, ...] = (),
     ) -> Shape:
-        """The one object for these values; prefer `array` and `tuple_of`."""
+        """The one object for these values; prefer `array` and `tuple_of`.
+
+        Raises:
+            HloError: the array would have more bytes than 63 bits count.
+        """
         if not dims and layout is None and dtype in DTYPES:
             layout = _SCALAR_LAYOUT
         key = (dtype, dims, layout, elements, dynamic)
         found = cls._pool.get(key)
         if found is not None:
             return found
+        if dims and dtype in DTYPES:
+            _check_bytes(dtype, dims)
         self = object.__new__(cls)
         self.dtype, self.dims, self.layout, self.elements, self.dynamic = (
             dtype,
@@ -261,6 +267,12 @@ class Shape:
             yield from (((i, *index), shape) for index, shape in element._leaves)
 
 
+def _check_bytes(dtype: str, dims: tuple[int, ...]) -> None:
+    """Dims of zero aside, the product of all others must fit, too, as it does in XLA."""
+    if math.prod(d for d in dims if d) * DTYPES[dtype].bytes >= 1 << 63:
+        raise HloError(f"{dtype}[{','.join(map(str, dims))}] has more bytes than 63 bits count")
+
+
 TOKEN = Shape("token")
 
 
@@ -375,4 +387,7 @@ def _array_from(matched: re.Match[str]) -> Shape:
                 f"layout {layout} has {len(layout.minor_to_major)} dims, the array {len(dims)}",
                 matched.start(3),
             )
-    return Shape(dtype, dims, layout, (), dynamic if any(dynamic) else ())
+    try:
+        return Shape(dtype, dims, layout, (), dynamic if any(dynamic) else ())
+    except HloError as error:
+        raise TextError(str(error), matched.start()) from None
