@@ -13,10 +13,12 @@ from tests.support.native_hlo import quick_code
 from tests.support.random_hlo.leaves.agreement import disagreement, one_way
 from tests.support.xla_hlo import XlaWorker
 
-FAST = 200
+FAST = 100
 """Programs in every test run."""
 SLOW = 400
-"""New programs of each run of the slow test."""
+"""New programs in each part of the slow test."""
+OPTIMIZED = 50
+"""More of them, compiled as for users."""
 
 
 def sweep(problems) -> None:
@@ -35,9 +37,8 @@ def test_leaves_of_branches_and_loops_stay_apart(first):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(4))
 def test_leaves_of_new_programs_stay_apart(part):
-    """The last of them with the optimizations that users get."""
     first = secrets.randbits(40)
     with XlaWorker() as xla:
         with quick_code():
             sweep(disagreement(first + k, xla if k % 10 == 0 else None) for k in range(SLOW))
-        sweep(disagreement(first + k) for k in range(SLOW, SLOW + 50))
+        sweep(disagreement(first + k) for k in range(SLOW, SLOW + OPTIMIZED))

@@ -44,7 +44,7 @@ def fragment_of(function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -
 
 
 def compiled(
-    fragment: FragmentModule, *, poison: bool = False, attention: str = "auto", passes: tuple[str, ...] = ()
+    fragment: FragmentModule, *, poison: bool = True, attention: str = "auto", passes: tuple[str, ...] = ()
 ) -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
     options = CompileOptions(attention_stitching=attention, pass_options=passes)

@@ -11,7 +11,7 @@ from tests.unit.native_cpu.test_fragments_run_natively import attention, floats,
 
 
 def thunks_of(function, *arguments):
-    return compiled(fragment_of(function, *arguments)).thunks
+    return compiled(fragment_of(function, *arguments), poison=False).thunks
 
 
 @pytest.mark.parametrize(

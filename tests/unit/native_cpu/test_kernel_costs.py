@@ -19,7 +19,7 @@ from tests.unit.native_cpu.test_fragments_run_natively import floats
 
 
 def costs_of(function, *arguments):
-    made = compiled(fragment_of(function, *arguments))
+    made = compiled(fragment_of(function, *arguments), poison=False)
     return fragment_costs(made.thunks, made.module)
 
 

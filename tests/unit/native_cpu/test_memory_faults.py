@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -136,12 +137,25 @@ def test_a_parameter_that_nobody_gave_away_is_not_written():
 def test_poison_is_written_where_nothing_is_and_read_by_nobody():
     arguments = [ones(16, 32) / 8, ones(32, 32) / 8]
     fragment = fragment_of(chain, *arguments)
-    plain, poisoned = compiled(fragment), compiled(fragment, poison=True)
+    plain, poisoned = compiled(fragment, poison=False), compiled(fragment)
     check_memory(poisoned)
     fills = [t for t in poisoned.thunks if is_poison(t)]
     assert fills
     for one, other in zip(run(fragment, arguments, plain), run(fragment, arguments, poisoned)):
         np.testing.assert_array_equal(one, other)
+
+
+def fills_by_default():
+    fragment = fragment_of(held_long, ones(8, 8), ones(8, 8))
+    return any(is_poison(t) for t in prepare_fragment(fragment, host_target()).thunks)
+
+
+def test_all_tests_compile_with_poison():
+    assert fills_by_default()
+
+
+def test_a_test_may_compile_without_poison(unpoisoned):
+    assert not fills_by_default()
 
 
 def test_poison_shows_a_value_that_ends_too_early():
