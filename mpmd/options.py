@@ -6,7 +6,8 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable
-from pathlib import Path
+
+from mpmd.errors import ConfigError, collect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,8 @@ class PipelineOptions:
             otherwise they are ordered together.
         merge_after_scheduling: merge unnamed work after the order of the named is known, not before.
         absorb_inferred_fragments_on_entry_point_function: absorb unnamed work outside of microbatches too.
-        pipeline_schedule: the order of the microbatches on every mesh, such as `"GPipe"` or `"1F1B"`.
+        pipeline_schedule: the order of the microbatches on every mesh by the dialect's own rules, such as
+            `"GPipe"` or `"1F1B"`; `"none"` leaves it to the schedule of the configuration.
         merge_rules: `FragmentMergeRule(sources=[...],target=...)`, each one a string.
         schedule_rules: `FragmentScheduleRule(ordered_fragments=[a->b])`; replace `pipeline_schedule`.
         fragment_remat: compute forward fragments again right before their backward fragments.
@@ -86,6 +88,9 @@ class PipelineOptions:
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
         dump_passes: regular expression on the names of the passes to dump.
+
+    Raises:
+        ConfigError: a value is of another kind or cannot be used; all problems at once.
     """
 
     name_to_mesh_assignment: tuple[str, ...] = ()
@@ -93,39 +98,39 @@ class PipelineOptions:
     input_assignment: tuple[str, ...] = ()
     output_assignment: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
-    infer_transfers: bool = False
-    infer_cross_mesh_reductions: bool = False
+    infer_transfers: bool = True
+    infer_cross_mesh_reductions: bool = True
     max_clones: int = 1
     error_limit: int = 5
     heterogeneous_meshes: bool = False
     split_bwd_fragments: bool = False
     verify_schedule_units: bool = False
-    one_fragment_per_task: bool = True
+    one_fragment_per_task: bool = False
     merge_after_scheduling: bool = False
     absorb_inferred_fragments_on_entry_point_function: bool = False
-    pipeline_schedule: str = "GPipe"
+    pipeline_schedule: str = "none"
     merge_rules: tuple[str, ...] = ()
     schedule_rules: tuple[str, ...] = ()
     fragment_remat: bool = False
     merge_remat_fragments: bool = False
-    merge_forward_with_backward: bool = False
+    merge_forward_with_backward: bool = True
     copy_constants: bool = False
     merge_transfers: bool = False
-    fail_on_inferred_fragments: bool = True
+    fail_on_inferred_fragments: bool = False
     fail_on_reshard_only_fragments: bool = False
     fail_on_backward_deps: bool = False
     fail_on_param_transfers: bool = False
     param_transfer_pattern: str = "params['transformer"
     verbose_logging: bool = False
-    keep_microbatches_equal: bool = False
-    jax_shardings: bool = False
-    carry_sums: bool = False
-    split_accumulators: bool = False
-    recompute_cheap_residuals: bool = False
-    swap_transposed_dots: bool = False
-    scale_smaller_factor: bool = False
+    keep_microbatches_equal: bool = True
+    jax_shardings: bool = True
+    carry_sums: bool = True
+    split_accumulators: bool = True
+    recompute_cheap_residuals: bool = True
+    swap_transposed_dots: bool = True
+    scale_smaller_factor: bool = True
     task_orders: str = ""
-    fail_on_impossible_order: bool = True
+    fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
     attention_stitching: str = "auto"
     kernel_costs: str = "modelled"
@@ -140,6 +145,11 @@ class PipelineOptions:
     dump_to: str = ""
     dump_passes: str = ".*"
 
+    def __post_init__(self) -> None:
+        problems = option_problems(self)
+        if problems:
+            raise collect(ConfigError, problems, "the options cannot be used:")
+
     def __str__(self) -> str:
         changed = (
             (field.name, getattr(self, field.name))
@@ -149,6 +159,11 @@ class PipelineOptions:
         return " ".join(f"{name.replace('_', '-')}={_text(value)}" for name, value in changed)
 
 
+PIPELINE_SCHEDULES = (
+    "none", "GPipe", "1F1B", "GPipeBut1F1BForLastMesh", "ZeroBubbleH1", "ZeroBubbleH2ZeroTxLatency",
+    "ZeroBubbleH2HalfTxLatency", "ZeroBubbleH2FullTxLatency", "ParallelPipelinesWithWrapAround", "Circular",
+    "CircularWithReversedBackward",
+)  # fmt: skip
 _CHOICES = {
     "attention_stitching": ("auto", "off"),
     "backend": ("auto", "native", "xla"),
@@ -156,6 +171,16 @@ _CHOICES = {
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}
+
+
+def ordered_by(o: PipelineOptions) -> str:
+    """The option that orders the tasks instead of a schedule; "" if none does."""
+    given = {
+        "schedule_rules": o.schedule_rules,
+        "task_orders": o.task_orders,
+        "pipeline_schedule": o.pipeline_schedule.lower() != "none",
+    }
+    return next((name for name, value in given.items() if value), "")
 
 
 def option_problems(o: PipelineOptions) -> list[str]:
@@ -172,12 +197,12 @@ def option_problems(o: PipelineOptions) -> list[str]:
             found.append(f"{name} is {value!r}; it must be {wanted}")
         elif name in _CHOICES and value not in _CHOICES[name]:
             found.append(f"{name} is {value!r}; there are {', '.join(map(repr, _CHOICES[name]))}")
+        elif name == "pipeline_schedule" and value.lower() not in map(str.lower, PIPELINE_SCHEDULES):
+            found.append(f"{name} is {value!r}; there are {', '.join(map(repr, PIPELINE_SCHEDULES))}")
         elif name in _FROM and value < _FROM[name]:
             found.append(f"{name} is {value}; it must be at least {_FROM[name]}")
         elif name in _PATTERNS:
             found += _pattern_problems(name, value)
-        elif name == "kernel_overrides" and value and not Path(value).is_dir():
-            found.append(f"{name} is {value!r}: there is no such folder")
     return found
 
 
@@ -195,23 +220,26 @@ def _text(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-USER_DEFAULTS = PipelineOptions(
-    infer_transfers=True,
-    infer_cross_mesh_reductions=True,
-    fail_on_inferred_fragments=False,
-    one_fragment_per_task=False,
-    pipeline_schedule="none",
-    merge_forward_with_backward=True,
-    keep_microbatches_equal=True,
-    jax_shardings=True,
-    carry_sums=True,
-    split_accumulators=True,
-    recompute_cheap_residuals=True,
-    fail_on_impossible_order=False,
-    swap_transposed_dots=True,
-    scale_smaller_factor=True,
+USER_DEFAULTS = PipelineOptions()
+"""What `mpmd.jit` starts from, whether a configuration gives options or not."""
+
+DIALECT_DEFAULTS = PipelineOptions(
+    infer_transfers=False,
+    infer_cross_mesh_reductions=False,
+    fail_on_inferred_fragments=True,
+    one_fragment_per_task=True,
+    pipeline_schedule="GPipe",
+    merge_forward_with_backward=False,
+    keep_microbatches_equal=False,
+    jax_shardings=False,
+    carry_sums=False,
+    split_accumulators=False,
+    recompute_cheap_residuals=False,
+    fail_on_impossible_order=True,
+    swap_transposed_dots=False,
+    scale_smaller_factor=False,
 )
-"""What `mpmd.jit` starts from; `PipelineOptions()` is what `mpmd-opt` starts from."""
+"""What `mpmd-opt` starts from: the passes that the dialect's own test files expect."""
 
 
 def _defaults() -> PipelineOptions:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpmd import ir
 from mpmd.errors import ConfigError, close_to, collect
-from mpmd.options import PipelineOptions, option_problems
+from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
@@ -446,19 +447,18 @@ def steps_of(name: str, options: Sequence[tuple[str, str]]) -> list[Step]:
         raise ConfigError(f"unknown pipeline {name!r}; there are {', '.join(PIPELINES)}")
     pairs = [(_OTHER_NAMES.get(key, key), value) for key, value in options]
     given = _DEFAULTS.get(name, {}) | parsed_options(PipelineOptions, pairs, name)
-    return PIPELINES[name](PipelineOptions(**given))
+    return PIPELINES[name](dataclasses.replace(DIALECT_DEFAULTS, **given))
 
 
 def check_options(o: PipelineOptions) -> None:
     """Looks at what the options hold, and up the passes and the options of passes that they name.
 
     Raises:
-        ConfigError: a value is of another kind or cannot be used, there is no such pass, or it has no such
-            option; all problems at once.
+        ConfigError: there is no such folder or pass, or a pass has no such option; all problems at once.
     """
-    problems = option_problems(o)
-    if problems:
-        raise collect(ConfigError, problems, "the options cannot be used:")
+    problems = []
+    if o.kernel_overrides and not Path(o.kernel_overrides).is_dir():
+        problems.append(f"kernel_overrides is {o.kernel_overrides!r}: there is no such folder")
     for name in _not_of_hlo(o.disable_passes):
         if name not in PASSES and not _is_mlir(name):
             problems.append(f"disable_passes: there is no pass {name!r}{close_to(name, PASSES)}")

@@ -10,7 +10,7 @@ from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.passes.import_.assignment import Place
-from mpmd.scheduling.schedule import get_schedule
+from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
 
 PlaceLike = str | tuple[str, int]
 """How a user writes a `Place`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
@@ -22,7 +22,7 @@ class Config:
 
     topology: Topology
     assignment: dict[str, Place]
-    schedule: Any = "1f1b"
+    schedule: Any = None
     input_meshes: Any = None
     output_meshes: Any = None
     constraints: tuple[tuple[int, int], ...] = ()
@@ -31,12 +31,17 @@ class Config:
     backend: str | None = None
     options: PipelineOptions | None = None
 
+    @property
+    def pipeline_schedule(self) -> PipelineSchedule:
+        """The schedule: the user's, or 1F1B."""
+        return get_schedule("1f1b" if self.schedule is None else self.schedule)
+
 
 def make_config(
     topology: Topology,
     assignment: Mapping[str, PlaceLike],
     *,
-    schedule: Any = "1f1b",
+    schedule: Any = None,
     input_meshes: Any = None,
     output_meshes: Any = None,
     constraints: tuple[tuple[int, int], ...] = (),
@@ -51,7 +56,8 @@ def make_config(
         topology: the meshes, in pipeline order.
         assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
             pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
-        schedule: name of a pipeline schedule, or a schedule of your own.
+        schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
+            microbatches.
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
         output_meshes: likewise for the results.
         constraints: pairs (flat argument, flat result) that must live on one mesh.
@@ -77,7 +83,8 @@ def make_config(
     if not assignment:
         problems.append("the assignment is empty: name a computation and give it a mesh")
     problems += _stage_problems(placed)
-    get_schedule(schedule)
+    if schedule is not None:
+        get_schedule(schedule)
     if problems:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(

@@ -23,14 +23,13 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import make_pass
 from mpmd.errors import ConfigError, IRError, PassError, collect
-from mpmd.options import PipelineOptions, current_options
+from mpmd.options import PipelineOptions, current_options, ordered_by
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.verify import verify
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
-from mpmd.scheduling.schedule import get_schedule
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
@@ -240,7 +239,7 @@ def _partition(
     start = time.perf_counter()
     with phases.collecting():
         warn_of_vanished_names(module, named, config)
-        orders = task_orders(module, config)
+        orders = options.task_orders if ordered_by(options) else task_orders(module, config)
     phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
@@ -302,6 +301,7 @@ def _folder_in_jax_cache() -> str:
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
     """The options of the configuration, or those of the flags, with what the configuration itself says."""
     options = config.options if config.options is not None else current_options()
+    _check_one_order(config, options)
     backend = config.backend or options.backend
     platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
     native = backend != "xla" and platforms == {"cpu"}
@@ -318,9 +318,24 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
         backend=backend,
         attention_stitching=options.attention_stitching if native else "off",
-        split_bwd_fragments=options.split_bwd_fragments or get_schedule(config.schedule).splits_backward,
-        fail_on_impossible_order=options.fail_on_impossible_order or not isinstance(config.schedule, str),
+        split_bwd_fragments=options.split_bwd_fragments or config.pipeline_schedule.splits_backward,
+        fail_on_impossible_order=options.fail_on_impossible_order
+        or not isinstance(config.schedule, str | None),
     )
+
+
+def _check_one_order(config: Config, options: PipelineOptions) -> None:
+    """Refuses a schedule and an option of which one would have no effect.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    option = ordered_by(options)
+    if option and config.schedule is not None:
+        raise ConfigError(
+            f"the schedule {config.pipeline_schedule.name!r} and the option {option} both say in which order "
+            "tasks run\n  leave one of them out"
+        )
 
 
 def _text(assignment: dict[str, Any]) -> tuple[str, ...]:

@@ -28,10 +28,12 @@ def task_orders(module: ir.Module, config: Config) -> str:
     Raises:
         ScheduleError: the schedule is unknown or cannot order these stages.
     """
-    schedule = get_schedule(config.schedule)
+    schedule = config.pipeline_schedule
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[str]] = {}
     fragments = task_fragments(main)
+    if config.schedule is not None:
+        _check_phases(schedule, fragments)
     for microbatches in rounds_of(main, fragments):
         of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
@@ -41,6 +43,31 @@ def task_orders(module: ir.Module, config: Config) -> str:
         for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
             orders.setdefault(mesh, []).extend(tasks)
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
+
+
+def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
+    """Compares what a schedule orders with what the step has.
+
+    Raises:
+        ScheduleError: the step has a backward pass, and the schedule does not order it.
+    """
+    if not fragments:
+        diagnostics.warning(
+            f"schedule {schedule.name!r} has nothing to order: no named computation is in a loop over "
+            "microbatches, and fragments run in the order of the data flow\n"
+            "  cut the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
+        )
+    elif not schedule.has_backward and any(fragment.is_backward for fragment in fragments):
+        raise ScheduleError(
+            f"schedule {schedule.name!r} orders no backward, but the step has one\n"
+            "  use a schedule for training, such as 1f1b"
+        )
+    elif schedule.splits_backward and not any(fragment.phase == "I" for fragment in fragments):
+        diagnostics.warning(
+            f"schedule {schedule.name!r} splits the backward of the stages, but this step has no backward "
+            "to split into input gradients, for which another mesh waits, and weight gradients\n"
+            "  use 1f1b"
+        )
 
 
 def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[int]) -> list[TaskFragment]:
@@ -58,7 +85,7 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     numbers = sorted(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
-    mirror = get_schedule(config.schedule).mirror(shape)
+    mirror = config.pipeline_schedule.mirror(shape)
     if mirror is None:
         return {}
     opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
@@ -97,6 +124,9 @@ def _round_orders(
         num_microbatches=len(microbatches),
         stage_to_mesh=[used.index(found[stage]) for stage in stages],
     )
+    shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
+    for remark in schedule.remarks(shape):
+        diagnostics.warning(remark, main.location)
     if table.mirror is not None and table.mirror.first_microbatch != len(half):
         raise ScheduleError(
             f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "

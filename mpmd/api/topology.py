@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast, get_args
 
 import jax
@@ -110,14 +110,16 @@ def make_topology(
     return topology
 
 
-_MESH_NAME = re.compile(r'[^\s@"#;:,/]+(/cpu)?|[^\s@"]+#(pinned_host|device)')
+# What text of programs can hold: XLA ends the process on axes with other signs.
+_WRITABLE = re.compile(r"[!-~]+")
+_MESH_NAME = re.compile(r'[^\s@"#;:,/\\]+(/cpu)?|[^\s@"\\]+#(pinned_host|device)')
 
 
 def _name_problems(name: Any) -> list[str]:
-    if not isinstance(name, str) or not _MESH_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _WRITABLE.fullmatch(name) or not _MESH_NAME.fullmatch(name):
         return [
-            f"{name!r} is no mesh name: it must be a text that is not empty, without spaces and any of"
-            " @ # / ; : , and quotes"
+            f"{name!r} is no mesh name: it must be a text of ASCII letters, digits and signs, not empty,"
+            " without spaces, quotes, backslashes and any of @ # / ; : ,"
         ]
     if name.endswith(("#pinned_host", "#device")):
         return [f"{name!r} is no mesh name: a memory kind belongs to an assignment, not to a mesh"]
@@ -127,12 +129,11 @@ def _name_problems(name: Any) -> list[str]:
 def _mesh_problems(name: Any, spec: Any) -> list[str]:
     """Why something is no mesh."""
     if isinstance(spec, Mesh):
-        return []
+        return _axis_problems(name, spec.axis_names)
     if isinstance(spec, (int, np.integer)) and not isinstance(spec, bool):
         spec = {"data": int(spec)}
     if isinstance(spec, Mapping) and spec:
-        wrong = [axis for axis in spec if not isinstance(axis, str) or not axis or '"' in axis]
-        return [f"mesh {name!r}: {axis!r} is no name of an axis" for axis in wrong] + [
+        return _axis_problems(name, spec) + [
             f"mesh {name!r}: axis {axis!r} has size {size!r}; it must be a positive whole number"
             for axis, size in spec.items()
             if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
@@ -144,6 +145,16 @@ def _mesh_problems(name: Any, spec: Any) -> list[str]:
         ]
     twice = [str(device) for device in dict.fromkeys(spec) if list(spec).count(device) > 1]
     return [f"mesh {name!r} has {device} more than once" for device in twice]
+
+
+def _axis_problems(name: Any, axes: Iterable[Any]) -> list[str]:
+    """Why some axes of a mesh cannot be called as they are."""
+    return [
+        f"mesh {name!r}: {axis!r} is no name of an axis: it must be a text of ASCII letters, digits and signs"
+        " without spaces, quotes and backslashes"
+        for axis in axes
+        if not isinstance(axis, str) or not _WRITABLE.fullmatch(axis) or '"' in axis or "\\" in axis
+    ]
 
 
 def _are_devices(found: Any) -> bool:

@@ -44,6 +44,10 @@ class PipelineSchedule(ABC):
         """Where this schedule puts the stages if the user does not say."""
         return contiguous(num_stages, num_meshes)
 
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """What the user should know of this schedule on such a shape: that it does not do what it is for."""
+        return []
+
     @abstractmethod
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Per mesh, its tasks in order."""

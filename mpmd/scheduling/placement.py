@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,21 @@ def visits(placement: Sequence[int]) -> list[Visit]:
         else:
             found.append(Visit(mesh, range(stage, stage + 1)))
     return found
+
+
+def visits_of_mesh(placement: Sequence[int]) -> dict[int, int]:
+    """How often a microbatch comes to each mesh on its forward way."""
+    return dict(Counter(visit.mesh for visit in visits(placement)))
+
+
+def nothing_to_loop(placement: Sequence[int], schedule: str, instead: str) -> list[str]:
+    """A remark on schedules that come to meshes several times, if the placement comes to each once."""
+    if any(count > 1 for count in visits_of_mesh(placement).values()):
+        return []
+    return [
+        f"schedule {schedule!r} comes to every mesh several times, but here to each once: it has "
+        f"nothing to interleave\n  give each mesh several stages that are not neighbours, or use {instead}"
+    ]
 
 
 def pipeline_positions(placement: Sequence[int], schedule: str) -> list[Visit]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, StageCosts
+from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
@@ -135,7 +136,7 @@ def _placement(options: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[list[_Entry], list[str]]:
-    """All schedules that can order the problem, and why the others cannot."""
+    """All schedules that can order the problem; why the others cannot, and remarks on those that can."""
     everything = options.schedules == "all"
     training = [name for name, kind in SCHEDULES.items() if kind.has_backward]
     names = training if everything else options.schedules.split(",")
@@ -143,14 +144,15 @@ def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[lis
     for name in names:
         schedule: PipelineSchedule = from_csv(Path(name)) if name.endswith(".csv") else get_schedule(name)
         try:
-            table = schedule.table(
-                options.stages, options.meshes or options.stages, options.microbatches, _placement(options)
-            )
+            meshes = options.meshes or options.stages
+            table = schedule.table(options.stages, meshes, options.microbatches, _placement(options))
         except ScheduleError as error:
             if not everything:
                 raise
             problems.append(f"{name}: {str(error).splitlines()[0]}")
             continue
+        shape = PipelineShape(meshes, options.microbatches, table.stage_to_mesh)
+        problems += [f"{name}: {remark.splitlines()[0]}" for remark in schedule.remarks(shape)]
         entries.append(_Entry(name, table, simulate(table, costs, link, title=name)))
     return entries, problems
 

@@ -55,7 +55,7 @@ def microbatch_loop(
         The last carry, and the `out`s stacked along a new first dim of size `num_microbatches`.
 
     Raises:
-        SignatureError: a dim is not divisible; names every such leaf by its path.
+        SignatureError: a dim is not divisible, or leaves have different lengths; names them by their paths.
     """
     pieces = split_microbatches(batches, num_microbatches, axis)
     work = one_microbatch(body)
@@ -85,10 +85,11 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
     """`split_microbatches` of each of several batches, given with what the user calls them.
 
     Raises:
-        SignatureError: leaves that cannot be cut, all of them.
+        SignatureError: leaves that cannot be cut, all of them; or leaves of different lengths.
     """
     problems: list[str] = []
     advice: dict[str, None] = {}
+    lengths: dict[int, str] = {}
     for name, batch in batches:
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             where = f"{name}{jax.tree_util.keystr(path)}"
@@ -105,11 +106,22 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
+            else:
+                lengths.setdefault(
+                    kind.shape[axis], f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows"
+                )
     if problems:
         more = [f"and {len(problems) - _MOST_TOLD} more"] if len(problems) > _MOST_TOLD else []
         raise SignatureError(
             f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
             + "\n  ".join([*problems[:_MOST_TOLD], *more, *advice])
+        )
+    if len(lengths) > 1:
+        raise SignatureError(
+            "the batches of one call have different lengths:\n  "
+            + "\n  ".join(list(lengths.values())[:_MOST_TOLD])
+            + "\n  all arrays are cut into the same microbatches, so they need as many rows;"
+            " let the function close over what is no batch"
         )
 
     def cut(leaf: jax.Array) -> jax.Array:
@@ -160,8 +172,8 @@ def accumulate_gradients(
 
     Raises:
         SignatureError: `loss_fn` is no function, `num_microbatches` no number of microbatches, or `argnums`
-            no arguments; when called with a batch that is not divisible, or without one of the arguments to
-            differentiate by.
+            no arguments; when called with a batch that is not divisible, batches of different lengths, or
+            without one of the arguments to differentiate by.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")

@@ -69,7 +69,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
 
     Raises:
-        ConfigError: there is no function, or no name.
+        ConfigError: there is no function, no name, or a name with quotes, backslashes or control characters.
     """
     if name is not None:
         _check_name(name, "named_computation")
@@ -80,6 +80,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     chosen = name or getattr(fn, "__name__", "")
     if not chosen:
         raise ConfigError("named_computation needs a name: the function has none\n  write name='...'")
+    _check_name(chosen, "named_computation")
 
     def under_name(inner: Callable[..., Any]) -> Callable[..., Any]:
         return taking_anything(inner, lambda of_arrays: carrier(of_arrays, "comp", chosen))
@@ -104,9 +105,19 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     return functools.wraps(fn)(call)
 
 
+_UNWRITABLE = '"\\'
+"""Signs that MLIR escapes in one place and not in another."""
+
+
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{what} needs a name, a text that is not empty, got {name!r}")
+    wrong = [c for c in dict.fromkeys(name) if not c.isprintable() or c in _UNWRITABLE]
+    if wrong:
+        raise ConfigError(
+            f"{what} cannot have the name {name!r}: the text of programs cannot hold "
+            f"{', '.join(map(repr, wrong))}\n  use letters, digits, spaces and signs other than these"
+        )
 
 
 _called: contextvars.ContextVar[set[str]] = contextvars.ContextVar("_called")

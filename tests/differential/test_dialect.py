@@ -6,6 +6,7 @@ into one program, and fails on programs that we partition.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from mpmd import ir, pipeline
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes import make_pass
 from mpmd.passes.export import lower_to_fragment_calls
 from mpmd.passes.schedule.happens_before import SCHEDULES
@@ -60,7 +61,7 @@ def test_propagation_and_export(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
         theirs = dialect.run_phase(text, "PARTITION")
     except RuntimeError as e:
         theirs = str(e)
-    o = PipelineOptions(fail_on_inferred_fragments=False)
+    o = dataclasses.replace(DIALECT_DEFAULTS, fail_on_inferred_fragments=False)
     passes = [s.pass_ for s in pipeline.sharding_propagation_pipeline(o) + pipeline.export_pipeline(o)]
     module = ir.parse(text)
     run_pipeline(module, passes, WATCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from mpmd import ir, pipeline
 from mpmd.errors import ConfigError, PassError
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.verify import verify
@@ -34,7 +35,8 @@ IN_PIPELINE = {
     step.pass_.name: make
     for make in (IMPORT, SHARDING, EXPORT)
     for step in make(
-        PipelineOptions(
+        dataclasses.replace(
+            DIALECT_DEFAULTS,
             constraints=("0:0",),
             heterogeneous_meshes=True,
             carry_sums=True,
@@ -94,7 +96,8 @@ def options(seed: int, module: ir.Module) -> PipelineOptions:
     ]
     rng = random.Random(seed)
     coin = lambda: rng.random() < 0.5  # noqa: E731
-    return PipelineOptions(
+    return dataclasses.replace(
+        DIALECT_DEFAULTS,
         name_to_mesh_assignment=random_mpmd.assignment(seed),
         input_assignment=("0@m1",) if coin() else (),
         constraints=tuple(pairs[:1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from mpmd import ir, pipeline
 from mpmd.errors import PassError
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.passes import Pass
@@ -20,7 +21,7 @@ from tests.support.evaluate_mpmd import argument_shapes, evaluate
 
 FAST, SLOW = 30, 300
 STRICT = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
-OPTIONS = PipelineOptions(fail_on_inferred_fragments=False, copy_constants=True)
+OPTIONS = dataclasses.replace(DIALECT_DEFAULTS, fail_on_inferred_fragments=False, copy_constants=True)
 
 # Passes that random programs without names, tokens, and host memory must at least once change.
 MUST_CHANGE = {

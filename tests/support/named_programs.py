@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpmd import ir, pipeline
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
 
@@ -132,7 +133,9 @@ def imported(program: NamedProgram, **options: Any) -> ir.Module:
     with ir.context():
         ir.symbol_table(module)["main"].topology = ir.Topology.from_axes(program.meshes)
     names = tuple(f"{name}@{mesh}" for name, mesh in program.assignment.items())
-    steps = pipeline.import_pipeline(PipelineOptions(name_to_mesh_assignment=names, **options))
+    steps = pipeline.import_pipeline(
+        dataclasses.replace(DIALECT_DEFAULTS, name_to_mesh_assignment=names, **options)
+    )
     watch = Watch(verify=verify, text=ir.to_text, verify_each=True, check_changed=True)
     run_pipeline(module, [step.pass_ for step in steps], watch)
     return module

@@ -15,7 +15,7 @@ from mpmd.support.source import frames_of
 
 @dataclasses.dataclass(frozen=True)
 class FoldConstantBranches(ModulePass):
-    """Replaces conditionals whose index is known by the branch that it chooses.
+    """Replaces conditionals over names whose index is known by the branch that it chooses.
 
         i = const 1
         y = case i { ret a } { x = comp "f" (a) {..}; ret x }  -->  y = comp "f" (a) {..}
@@ -23,8 +23,8 @@ class FoldConstantBranches(ModulePass):
     The index of a branch is often the counter of an unrolled loop, or an entry of a table at it.  Meshes are
     assigned before the program runs; so names in a branch that may be taken or not have none.
 
-    Requires: loops over names are unrolled.  Ensures: no conditional has a constant index; no name is in a
-    branch, but for branches within named computations.
+    Requires: loops over names are unrolled.  Ensures: no name is in a branch, but for branches within
+    named computations, which stay as they are.
     Error: a name is in a branch whose index is not known.
     Cost: linear in conditionals and in the ops that compute their indices.
     Source: ours; StableHLO's canonicalization folds no `case`.
@@ -44,15 +44,22 @@ class FoldConstantBranches(ModulePass):
 
 
 def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
-    """Conditionals with the number of the branch they take, none of them within another one of these."""
+    """Conditionals over names with the number of the branch they take, none within another one of these."""
     evaluator = ConstantEvaluator(module)
     found: dict[ir.Op, int] = {}
     for f in ir.funcs(module):
-        for op in filter(regions.is_conditional, ir.walk(f)):
+        for op in filter(_chooses_between_names, ir.walk(f)):
             index = evaluator.integer(op.operands[0])
             if index is not None and not any(outer in found for outer in regions.around(op)):
                 found[op] = _branch(op, index)
     return list(found.items())
+
+
+def _chooses_between_names(op: ir.Op) -> bool:
+    """Whether it is a conditional that holds names, outside of named computations."""
+    if not regions.is_conditional(op) or not ir.walk(op, (ir.NamedComputation, ir.NamedTensor)):
+        return False
+    return not any(isinstance(outer, ir.NamedComputation) for outer in regions.around(op))
 
 
 def _branch(op: ir.Op, index: int) -> int:

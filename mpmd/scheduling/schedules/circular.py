@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped, visits
+from mpmd.scheduling.placement import Placement, looped, nothing_to_loop, visits
 from mpmd.scheduling.task import Phase, Task
 
 
@@ -39,6 +39,10 @@ class Circular(PipelineSchedule):
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """Round and round."""
         return looped(num_stages, num_meshes)
+
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """Whether there are rounds at all."""
+        return nothing_to_loop(shape.placement, self.name, "gpipe")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.

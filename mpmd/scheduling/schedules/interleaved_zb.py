@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped
+from mpmd.scheduling.placement import Placement, looped, nothing_to_loop
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
@@ -27,6 +27,10 @@ class InterleavedZeroBubble(PipelineSchedule):
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """Round and round."""
         return looped(num_stages, num_meshes)
+
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """Whether there are rounds at all."""
+        return nothing_to_loop(shape.placement, self.name, "zb_h1")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``(v-1)p + p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.scheduling.placement import Placement, looped
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.placement import Placement, looped, nothing_to_loop
 from mpmd.scheduling.schedules.gpipe import GPipe
 
 
@@ -22,3 +23,7 @@ class LoopedBFS(GPipe):
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """Round and round."""
         return looped(num_stages, num_meshes)
+
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """Whether there are rounds at all."""
+        return nothing_to_loop(shape.placement, self.name, "gpipe")

@@ -34,18 +34,45 @@ class VShaped(PipelineSchedule):
         Raises:
             ScheduleError: there are fewer than two stages per mesh.
         """
+        self._check_count(num_stages, num_meshes)
+        way = [*range(num_meshes), *reversed(range(num_meshes))]
+        return tuple(way[part] for part in contiguous(num_stages, 2 * num_meshes))
+
+    def _check_count(self, num_stages: int, num_meshes: int) -> None:
         if num_stages < 2 * num_meshes:
             raise ScheduleError(
                 f"schedule {self.name!r} needs two stages per mesh: {2 * num_meshes} for {num_meshes} "
                 f"meshes, got {num_stages}\n  split the model into more stages, or use zb_h1"
             )
-        way = [*range(num_meshes), *reversed(range(num_meshes))]
-        return tuple(way[part] for part in contiguous(num_stages, 2 * num_meshes))
+
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """Whether the placement is the V."""
+        workload = unit_workload(shape, splits=True, split_turns=True)
+        meshes = list(dict.fromkeys(lane.mesh for lane in workload.lanes))
+        if [lane.mesh for lane in workload.lanes] == meshes + meshes[::-1]:
+            return []
+        return [
+            f"schedule {self.name!r} goes down the meshes and up again, but the stages are on meshes "
+            f"{', '.join(map(str, shape.placement))}: it keeps its memory limit, but not its order\n"
+            f"  place them as {', '.join(map(str, [*meshes, *reversed(meshes)]))}"
+        ]
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """The fastest order within the limit."""
+        """The fastest order within the limit.
+
+        Raises:
+            ScheduleError: a mesh is visited once only.
+        """
         workload = unit_workload(shape, splits=True, split_turns=True)
         used = len({lane.mesh for lane in workload.lanes})
+        self._check_count(shape.num_stages, used)
+        for mesh in dict.fromkeys(shape.placement):
+            if len(workload.lanes_on(mesh)) < 2:
+                raise ScheduleError(
+                    f"schedule {self.name!r} goes down the meshes and up again, but visits mesh {mesh} once\n"
+                    f"  stages are on meshes {', '.join(map(str, shape.placement))}\n"
+                    "  place them such as 0, 1, 1, 0, or use zb_h1"
+                )
         most_lanes = max(len(workload.lanes_on(mesh)) for mesh in range(shape.num_meshes))
         limit = max(self.limit(used) * most_lanes // 2, most_lanes)
         limits = [limit] * shape.num_meshes

@@ -25,11 +25,11 @@ func.func @index_is_computed(%a: tensor<4xf32>) -> tensor<4xf32> attributes {top
   return %x : tensor<4xf32>
 }
 
-// An index out of range chooses the last branch; a branch within the one that is taken is folded too.
+// An index out of range chooses the last branch; a conditional within the one that is taken is folded too.
 // CHECK-LABEL: func.func @nested_and_out_of_range
 // CHECK-NEXT: stablehlo.constant
 // CHECK-NEXT: stablehlo.constant
-// CHECK-NEXT: %[[X:.*]] = stablehlo.negate %arg0
+// CHECK-NEXT: %[[X:.*]] = mpmd.named_tensor %arg0
 // CHECK-NEXT: return %[[X]]
 func.func @nested_and_out_of_range(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
   %i = stablehlo.constant dense<-7> : tensor<i32>
@@ -38,7 +38,7 @@ func.func @nested_and_out_of_range(%a: tensor<4xf32>) -> tensor<4xf32> attribute
     stablehlo.return %a : tensor<4xf32>
   }, {
     %y = "stablehlo.if"(%t) ({
-      %n = stablehlo.negate %a : tensor<4xf32>
+      %n = mpmd.named_tensor %a name="t" : tensor<4xf32>
       stablehlo.return %n : tensor<4xf32>
     }, {
       stablehlo.return %a : tensor<4xf32>
@@ -48,7 +48,7 @@ func.func @nested_and_out_of_range(%a: tensor<4xf32>) -> tensor<4xf32> attribute
   return %x : tensor<4xf32>
 }
 
-// A branch without names, or within a computation, may depend on values.
+// A branch without names, or within a computation, may depend on values, and is left to the backend.
 // CHECK-LABEL: func.func @stays
 // CHECK: stablehlo.case
 // CHECK: mpmd.named_computation<"outer">
@@ -89,11 +89,11 @@ func.func @main(%a: tensor<f32>) -> tensor<f32> attributes {topology = #topology
 }
 
 // CHECK-LABEL: func.func private @body
-// CHECK-NEXT: %[[X:.*]] = stablehlo.negate %arg0
+// CHECK-NEXT: %[[X:.*]] = mpmd.named_tensor %arg0
 // CHECK-NEXT: return %[[X]]
 func.func private @body(%p: tensor<f32>, %i: tensor<i32>) -> tensor<f32> attributes {topology = #topology} {
   %x = "stablehlo.case"(%i) ({
-    %n = stablehlo.negate %p : tensor<f32>
+    %n = mpmd.named_tensor %p name="t" : tensor<f32>
     stablehlo.return %n : tensor<f32>
   }, {
     stablehlo.return %p : tensor<f32>

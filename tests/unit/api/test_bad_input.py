@@ -135,7 +135,7 @@ def test_transfers_that_are_not_allowed():
         b = mpmd.named_computation(lambda x: x + 1, name="second")(y)
         return jnp.sin(a) * b
 
-    options = mpmd.PipelineOptions(infer_transfers=False)
+    options = mpmd.PipelineOptions(infer_transfers=False, infer_cross_mesh_reductions=False)
     strict = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, options=options)
     with pytest.raises(PassError, match="Mesh assignment is not possible for"):
         mpmd.jit(conflict, strict).lower(X, X)

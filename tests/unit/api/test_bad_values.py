@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd import ir
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
-from mpmd.options import USER_DEFAULTS
+from mpmd.options import PIPELINE_SCHEDULES, USER_DEFAULTS, current_options
+from mpmd.passes.schedule import happens_before
 from mpmd.scheduling.schedule import from_csv, from_function, from_table, get_schedule
 from tests.support.two_stages import two_stages
 
@@ -35,6 +35,11 @@ def config(**more):
         ({1: 1}, {}, "1 is no mesh name"),
         ({"m,0": 1}, {}, "'m,0' is no mesh name"),
         ({"m 0": 1}, {}, "'m 0' is no mesh name"),
+        ({"m\\": 1}, {}, r"'m\\\\' is no mesh name"),
+        ({"m\x01": 1}, {}, "is no mesh name: it must be a text of ASCII letters"),
+        ({"größe": 1}, {}, "'größe' is no mesh name"),
+        ({"m0": {"größe": 1}}, {}, "mesh 'm0': 'größe' is no name of an axis: it must be a text of ASCII"),
+        ({"m0": {"a\nb": 1}}, {}, "is no name of an axis"),
         ({"m0": 1.5}, {}, "mesh 'm0' is 1.5; it must be a number of devices"),
         ({"m0": True}, {}, "mesh 'm0' is True; it must be"),
         ({"m0": []}, {}, r"mesh 'm0' is \[\]; it must be"),
@@ -53,6 +58,47 @@ def config(**more):
 def test_topologies(meshes, more, message):
     with pytest.raises(ConfigError, match=message):
         mpmd.make_topology(meshes, **more)
+
+
+def test_a_mesh_of_jax_whose_axis_no_text_can_hold():
+    with pytest.raises(ConfigError, match="mesh 'm0': 'ä' is no name of an axis"):
+        mpmd.make_topology({"m0": jax.sharding.Mesh(jax.devices()[:1], ("ä",))})
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\x7f", "\ud800"])
+def test_names_that_no_text_can_hold(name):
+    with pytest.raises(ConfigError, match="^named_computation cannot have the name .* cannot hold"):
+        mpmd.named_computation(jnp.sin, name=name)
+    with pytest.raises(ConfigError, match="^named_tensor cannot have the name"):
+        mpmd.named_tensor(X, name)
+
+
+@pytest.mark.parametrize("name", ["größe 日本 <(%=|)>", "a.b-c's #1; @x:y/z [0]"])
+def test_other_names_come_back_from_the_text_of_the_program(name):
+    first = mpmd.named_computation(lambda x: x * 2.0, name=name)
+    places = {name: "m0<('%=|)>"}
+    topology = mpmd.make_topology({"m0<('%=|)>": {"x<('%=|)>": 1}})
+    text = mpmd.jit(first, mpmd.make_config(topology, places)).lower(X).as_text("mpmd")
+    module = ir.parse(text)
+    assert ir.to_text(module) == text
+    calls = [op for f in ir.funcs(module) for op in ir.walk(f, ir.FragmentCall)]
+    assert [(call.mesh, [o.name for o in call.origins]) for call in calls] == [("m0<('%=|)>", [name])]
+
+
+def test_batches_of_different_lengths_in_one_call():
+    def loss(w, batch, mask):
+        return jnp.mean(w * batch["x"]) + mask.mean() + batch["y"].mean()
+
+    batch = {"x": jnp.ones((64, 2)), "y": jnp.ones(32)}
+    message = (
+        r"(?s)^the batches of one call have different lengths:\n"
+        r"  batch\['x'\] is float32\[64,2\]: dim 0 has 64 rows\n"
+        r"  batch\['y'\] is float32\[32\]: dim 0 has 32 rows\n  all arrays"
+    )
+    with pytest.raises(SignatureError, match=message):
+        mpmd.accumulate_gradients(loss, 4)(1.0, batch, jnp.ones(64))
+    with pytest.raises(SignatureError, match=r"batch\[0\] is .* 64 rows\n  batch\[1\] is .* 32 rows"):
+        mpmd.microbatch_loop(lambda c, x, y: (c, None), 0.0, batch["x"], batch["y"], num_microbatches=2)
 
 
 def test_a_device_twice_in_one_mesh():
@@ -103,19 +149,39 @@ def test_places_and_shardings_of_arguments(more, message):
     ("option", "value", "message"),
     [
         ("dump_to", 3, "dump_to is 3; it must be of type str"),
-        ("dump_to", "/proc/none/here", "dump_to is .* which cannot be made a folder"),
         ("dump_passes", "(", r"dump_passes is '\(', which is no regular expression"),
         ("disable_passes", "cse", "disable_passes is 'cse'; it must be a tuple of texts"),
         ("max_clones", -3, "max_clones is -3; it must be at least 0"),
         ("device_memory_bytes", "1G", "device_memory_bytes is '1G'; it must be of type int"),
         ("verify_each", "x", "verify_each is 'x'; it must be of type bool"),
+        ("pipeline_schedule", "1F2B", "pipeline_schedule is '1F2B'; there are 'none', 'GPipe'"),
         ("attention_stitching", "maybe", "attention_stitching is 'maybe'; there are 'auto', 'off'"),
     ],
 )
 def test_options(option, value, message):
-    options = dataclasses.replace(USER_DEFAULTS, **{option: value})
     with pytest.raises(ConfigError, match=message):
+        mpmd.PipelineOptions(**{option: value})
+
+
+def test_a_folder_that_cannot_be_made():
+    options = mpmd.PipelineOptions(dump_to="/proc/none/here")
+    with pytest.raises(ConfigError, match="dump_to is .* which cannot be made a folder"):
         mpmd.jit(two_stages, config(options=options)).lower(X)
+
+
+def test_all_problems_of_options_are_reported_together():
+    with pytest.raises(ConfigError, match=r"(?s)^the options cannot be used:\n  1\. .*\n  2\. .*"):
+        mpmd.PipelineOptions(error_limit=-2, backend="tpu")
+
+
+def test_options_by_themselves_are_those_of_no_options():
+    assert config(options=mpmd.PipelineOptions()).options == USER_DEFAULTS == current_options()
+    with_options = mpmd.jit(two_stages, config(options=mpmd.PipelineOptions())).lower(X)
+    assert with_options.as_text("program") == mpmd.jit(two_stages, config()).lower(X).as_text("program")
+
+
+def test_the_schedules_of_the_dialect_are_those_of_its_pass():
+    assert set(PIPELINE_SCHEDULES) == set(happens_before.SCHEDULES)
 
 
 @pytest.mark.parametrize(

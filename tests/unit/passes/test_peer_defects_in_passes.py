@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mpmd import ir, pipeline
 from mpmd.errors import IRError
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity
@@ -72,8 +74,11 @@ def test_defect_10_the_program_is_valid_between_all_passes_and_each_is_verified(
     for f in ir.funcs(module):
         ir.put(f, "topology", topology)
     assignment = tuple(f"{name}@{mesh}" for name, mesh in program.assignment.items())
-    options = PipelineOptions(
-        name_to_mesh_assignment=assignment, infer_transfers=True, fail_on_inferred_fragments=False
+    options = dataclasses.replace(
+        DIALECT_DEFAULTS,
+        name_to_mesh_assignment=assignment,
+        infer_transfers=True,
+        fail_on_inferred_fragments=False,
     )
     verified, changed = [], []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -16,7 +17,7 @@ import pytest
 import mpmd
 from mpmd import ir, pipeline
 from mpmd.errors import PassError
-from mpmd.options import PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
@@ -150,7 +151,7 @@ M1, M2 = (f'!mpmd.mesh_tensor<"{mesh}", tensor<4xf32>>' for mesh in ("m1", "m2")
 def test_names_that_last_leave_the_program_as_it_is(seed):
     """After every pass the text with lasting names is the module, and the page holds it."""
     module, recorder, texts = ir.parse(random_mpmd.traced(seed)), Recorder(), []
-    options = PipelineOptions(
+    options = dataclasses.replace(DIALECT_DEFAULTS,
         name_to_mesh_assignment=random_mpmd.assignment(seed), infer_transfers=True,
         fail_on_inferred_fragments=False, keep_microbatches_equal=bool(seed % 2),
     )  # fmt: skip
@@ -216,7 +217,7 @@ def test_a_pipeline_says_why_its_passes_stand_there(tmp_path):
     data = data_of(page_of(tmp_path, TWO_FRAGMENTS, "-mpmd-sharding-propagation-pipeline"))
     steps = data["steps"][1:]
     assert {s["phase"] for s in steps} == {"mpmd-sharding-propagation-pipeline"}
-    wanted = pipeline.sharding_propagation_pipeline(PipelineOptions())
+    wanted = pipeline.sharding_propagation_pipeline(DIALECT_DEFAULTS)
     assert [s["why"] for s in steps] == [step.why for step in wanted]
 
 
@@ -324,7 +325,7 @@ def test_a_step_that_cannot_be_lowered_leaves_a_page(tmp_path):
     with pytest.raises(mpmd.errors.MpmdError):
         explore(traced({"first": "m0", "second": "m1", "third": "m1"}), tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()  # it was refused before the first pass
-    options = PipelineOptions(name_to_mesh_assignment=())  # mesh inference may insert no transfers
+    options = dataclasses.replace(DIALECT_DEFAULTS)  # mesh inference may insert no transfers
     config = mpmd.make_config(
         mpmd.make_topology({"m0": 1, "m1": 1}), {"first": "m0", "second": "m1"}, options=options
     )

@@ -30,7 +30,7 @@ def decode(w: jax.Array, x: jax.Array) -> jax.Array:
 
 def page_of(step: object, infer: bool = False) -> str:
     """What lowering a step says, with `encode` on m1 and `decode` on m2."""
-    options = mpmd.PipelineOptions(infer_transfers=infer)
+    options = mpmd.PipelineOptions(infer_transfers=infer, infer_cross_mesh_reductions=infer)
     config = mpmd.make_config(
         mpmd.make_topology({"m1": 1, "m2": 1}), {"encode": "m1", "decode": "m2"}, options=options
     )
