@@ -79,7 +79,7 @@ def draw_graph(seed: int) -> RandomStep:
         statements=statements,
         loss=tuple(rng.sample(range(INPUTS, available), rng.randint(1, min(3, available - INPUTS)))),
         auxiliary=tuple(rng.choices(range(available), k=rng.choice([0, 1, 2, 3]))),
-        kind=rng.choice(["forward", "grad", "eval", "carry", "train", "train", "train"]),
+        kind=rng.choice(["forward", "grad", "eval", "carry", "twice", "train", "train", "train"]),
         microbatches=rng.choice([1, 1, 2, 3, 4]),
         schedule="gpipe",
         donate=rng.random() < 0.3,
