@@ -52,6 +52,8 @@ class PipelineOptions:
         verbose_logging: say how programs were grouped and named.
         keep_microbatches_equal: keep unnamed work around the microbatches out of their fragments, so that
             all microbatches run the same programs.
+        jax_shardings: let only whole axes of its own mesh shard what goes from fragment to fragment, as JAX
+            arrays require.
         carry_sums: add up in each microbatch what is summed behind all of them.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
@@ -116,6 +118,7 @@ class PipelineOptions:
     param_transfer_pattern: str = "params['transformer"
     verbose_logging: bool = False
     keep_microbatches_equal: bool = False
+    jax_shardings: bool = False
     carry_sums: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
@@ -200,6 +203,7 @@ USER_DEFAULTS = PipelineOptions(
     pipeline_schedule="none",
     merge_forward_with_backward=True,
     keep_microbatches_equal=True,
+    jax_shardings=True,
     carry_sums=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,

@@ -43,6 +43,10 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.heterogeneous_meshes,
         ),
         _step("mpmd-unroll-for-loops", "mesh inference knows no loops"),
+        _step(
+            "mpmd-fold-constant-branches",
+            "counters of loops are constants now; names in branches come to the top to be mapped",
+        ),
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
@@ -324,11 +328,20 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
             share=o.keep_microbatches_equal,
+            keep_groups=not o.jax_shardings,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
-        _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
+        _step(
+            "mpmd-cut-sub-axes",
+            "JAX has no arrays that are sharded over part of an axis",
+            when=o.jax_shardings,
+        ),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
-        _step("mpmd-fit-shardings-to-meshes", "meshes that are not alike have been one mesh until here"),
+        _step(
+            "mpmd-fit-shardings-to-meshes",
+            "meshes that are not alike have been one mesh until here",
+            when=o.jax_shardings,
+        ),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
         _step(

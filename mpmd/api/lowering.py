@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
+from mpmd.api.prepare import flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
@@ -70,8 +72,8 @@ class Partitioned:
 
     @property
     def warnings(self) -> list[str]:
-        """What the passes warn about."""
-        return [_for_people(d) for d in self.diagnostics.of(Severity.WARNING)]
+        """What the passes, the schedule and the checks warn about, each once."""
+        return list(dict.fromkeys(_for_people(d) for d in self.diagnostics.of(Severity.WARNING)))
 
     @property
     def notices(self) -> list[str]:
@@ -166,12 +168,18 @@ class _Phases:
 
     def warn_of_unused_overrides(self) -> None:
         """Options of passes that did not run had no effect."""
-        with diagnostics.collecting() as found:
+        with self.collecting():
             for entry in self.overrides:
                 if entry.partition("{")[0] not in self.ran:
                     diagnostics.warning(
                         f"the option {entry} has no effect: with these options its pass does not run"
                     )
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keeps what checks between the phases report."""
+        with diagnostics.collecting() as found:
+            yield
         self.diagnostics += found
 
 
@@ -181,7 +189,7 @@ def partition(
     arguments: Arguments,
     argument_paths: list[str],
     out_tree: Any,
-    names: Collection[str] = (),
+    called: CalledNames,
     observer: LoweringObserver | None = None,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
@@ -192,7 +200,7 @@ def partition(
         arguments: of the call that it was traced for.
         argument_paths: what the user calls each flat argument.
         out_tree: the pytree of its results.
-        names: names that the step was seen to call; what they name may be dead and gone.
+        called: names that the step was seen to call; what they name may be dead and gone.
         observer: is told of the module before the first pass, and after each.
 
     Raises:
@@ -201,7 +209,7 @@ def partition(
         ProgramError: the streams break a rule of the runtime.
     """
     with _ONE_AT_A_TIME, garbage_kept():
-        return _partition(lowered, config, arguments, argument_paths, out_tree, names, observer)
+        return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer)
 
 
 _ONE_AT_A_TIME = threading.RLock()  # passes share the context, what was erased, the count of edits
@@ -213,7 +221,7 @@ def _partition(
     arguments: Arguments,
     argument_paths: list[str],
     out_tree: Any,
-    names: Collection[str],
+    called: CalledNames,
     observer: LoweringObserver | None,
 ) -> Partitioned:
     start = time.perf_counter()
@@ -221,17 +229,18 @@ def _partition(
     pipeline.check_options(options)
     compiling = compile_options(options)
     module = to_module(lowered, config.topology.ir())
-    check_names(module, config, names)
-    _prepare(module, config, arguments, argument_paths, out_tree)
     phases = _Phases(module, options, observer)
+    with phases.collecting():
+        named = set(check_names(module, config, called))
+    _prepare(module, config, arguments, argument_paths, out_tree)
     if observer is not None:
         observer.begins(module)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
     start = time.perf_counter()
-    with diagnostics.collecting() as found:
+    with phases.collecting():
+        warn_of_vanished_names(module, named, config)
         orders = task_orders(module, config)
-    phases.diagnostics += found
     phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
@@ -240,6 +249,8 @@ def _partition(
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
+    with phases.collecting():
+        warn_of_idle_meshes(program, config)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
         module, graph, program, argument_paths, options.backend, compiling, phases.diagnostics,

@@ -42,8 +42,8 @@ class ValidateNoReshards(FunctionPass):
                 continue
             if call.origins:
                 diagnostics.error(
-                    f"internal error: the program '{call.callee_name}' computes nothing, but has the origins "
-                    f"{', '.join(map(str, call.origins))}; please report this",
+                    f"Internal error: reshard-only fragment '{call.callee_name}' is not an inferred "
+                    f"fragment: it has the origins {', '.join(map(str, call.origins))}. Please report this.",
                     call.location,
                 )
                 continue

@@ -26,6 +26,18 @@ from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support import diagnostics
 
 _PIPELINE = MlirPass("sdy-propagation-pipeline")
+_WITHOUT_RESHARDS = (  # what that pipeline is made of, without its steps towards partitioning
+    "sdy-import-pipeline",
+    "sdy-user-priority-propagate",
+    "func.func(sdy-sink-func-data-flow-edges)",
+    "sdy-unflatten-call-graph",
+    "symbol-dce",
+    "func.func(sdy-constant-or-scalar-merger,sdy-sink-data-flow-edges)",
+    "sdy-update-non-divisible-input-output-shardings",
+    "sdy-remove-sub-axes-in-input-output-shardings",
+    "sdy-close-shardings",
+    "func.func(sdy-drop-sharding-rules)",
+)
 _CSE = MlirPass("cse")
 _FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
@@ -47,7 +59,8 @@ class PropagateShardings(ModulePass):
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.  With `share` too, copies then
+    constraints again, sdy constants ordinary ones, and what folds folds.  With `keep_groups` sharding groups
+    stay too, as Shardy then does nothing that is for partitioning.  With `share` too, copies then
     call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.  Where nobody
     says how anything is sharded there is nothing to propagate.
 
@@ -61,6 +74,7 @@ class PropagateShardings(ModulePass):
         once_per_kind: give Shardy two of each kind of fragment; else the whole program.
         tidy: clean up inside of fragments too.
         share: let copies call one function for their common body.
+        keep_groups: run Shardy's passes without those that prepare partitioning, which drop sharding groups.
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
@@ -68,6 +82,7 @@ class PropagateShardings(ModulePass):
     once_per_kind: bool = True
     tidy: bool = False
     share: bool = False
+    keep_groups: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
@@ -102,14 +117,15 @@ class PropagateShardings(ModulePass):
     def _propagate(self, module: Any) -> None:
         if not _has_main(module):
             return
+        pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.keep_groups else _PIPELINE
         if not self.tidy:
-            _PIPELINE.run(module)
+            pipeline.run(module)
             return
         if not _mentions_shardings(module):
             _CSE.run(module)
             _FOLD.run(module)
             return
-        _PIPELINE.run(module)
+        pipeline.run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
