@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -161,8 +162,9 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
     for schedule in schedules:
         try:
             config = graph.config(schedule)
-            traced = traced or graph.jitted().trace(*arguments)
-            lowered = dataclasses.replace(traced, config=config).lower()
+            with warnings.catch_warnings(action="ignore"):
+                traced = traced or graph.jitted().trace(*arguments)
+                lowered = dataclasses.replace(traced, config=config).lower()
         except mpmd.errors.MpmdError as error:
             yield refusal(schedule, error)
             continue
