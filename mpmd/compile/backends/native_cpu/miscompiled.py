@@ -33,8 +33,8 @@ def check_program(
         return
     except CompileError as error:
         cause, problems = error, str(error)
-    except Exception:  # a program that cannot be checked is not run, either
-        cause, problems = CompileError("the check failed"), traceback.format_exc()
+    except Exception as failure:  # a program that cannot be checked is not run, either
+        cause, problems = CompileError(f"the check failed: {failure}"), traceback.format_exc()
     parts = {
         "what is wrong": problems,
         "versions": ", ".join(
