@@ -221,9 +221,9 @@ class RandomStep:
         topology = mpmd.make_topology(self.meshes)
         return mpmd.make_config(topology, assignment, schedule=schedule or self.schedule, **specs)
 
-    def jitted(self, schedule: str = "") -> Any:
+    def jitted(self) -> Any:
         """The step under `mpmd.jit`."""
-        return mpmd.jit(self.step(), self.config(schedule), donate_argnums=0 if self.donate else ())
+        return mpmd.jit(self.step(), self.config(), donate_argnums=0 if self.donate else ())
 
 
 INPUTS = 5
