@@ -416,7 +416,8 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-validate-no-backward-deps",
-            "on the final calls and transfers",
+            "on the final calls and transfers; otherwise data may flow to any mesh",
+            when=o.fail_on_backward_deps or not o.keep_microbatches_equal,
             fail_on_backward_deps=o.fail_on_backward_deps,
         ),
     )

@@ -118,12 +118,16 @@ def _round_orders(
     found = {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
     stages = _in_pipeline_order(main, fragments, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
-    table = schedule.table(
-        num_stages=len(stages),
-        num_meshes=len(used),
-        num_microbatches=len(microbatches),
-        stage_to_mesh=[used.index(found[stage]) for stage in stages],
-    )
+    try:
+        table = schedule.table(
+            num_stages=len(stages),
+            num_meshes=len(used),
+            num_microbatches=len(microbatches),
+            stage_to_mesh=[used.index(found[stage]) for stage in stages],
+        )
+    except ScheduleError as error:
+        legend = _stages_text(main, staged, stages, used)
+        raise ScheduleError(f"{error}\n{legend}") from error
     shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
     for remark in schedule.remarks(shape):
         diagnostics.warning(remark, main.location)
@@ -143,6 +147,20 @@ def _round_orders(
             if any((stage, number, other) in present for other in _that_may_stand_for(letter))
         ]  # fmt: skip
     return orders
+
+
+def _stages_text(
+    main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
+) -> str:
+    """What the stages and meshes that a schedule numbers are for the user, a line each."""
+    ops = ir.ops(main)
+    lines = []
+    for number, stage in enumerate(stages):
+        fragments = [fragment for fragment in staged if fragment.stage == stage]
+        names = dict.fromkeys(origin.name for f in fragments for origin in ops[f.position].origins)
+        mesh = fragments[0].mesh
+        lines.append(f"  stage {number} is {', '.join(names)} on mesh {used.index(mesh)}, {mesh!r}")
+    return "\n".join(lines)
 
 
 def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:

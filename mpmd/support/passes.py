@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +89,7 @@ def parsed_options(kind: type, pairs: Iterable[tuple[str, str]], name: str) -> d
     Raises:
         ConfigError: an option that is no field, or a value of the wrong kind.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     fields = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in pairs:
@@ -96,6 +97,9 @@ def parsed_options(kind: type, pairs: Iterable[tuple[str, str]], name: str) -> d
             raise ConfigError(f"{name} has no option {key!r}\n  it has: {', '.join(fields) or 'none'}")
         values[fields[key]] = _parsed(value, hints[fields[key]], f"{name}{{{key}}}")
     return values
+
+
+_type_hints = functools.cache(typing.get_type_hints)
 
 
 def split_options(text: str) -> list[tuple[str, str]]:

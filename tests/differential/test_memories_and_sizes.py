@@ -121,7 +121,9 @@ def jitted(step, meshes, **options):
 
 
 @pytest.mark.parametrize("microbatches", [1, *(pytest.param(m, marks=pytest.mark.slow) for m in (0, 2))])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "layer", [k if k == "constrained" else pytest.param(k, marks=pytest.mark.slow) for k in LAYERS]
+)
 @pytest.mark.parametrize("meshes", UNLIKE)
 def test_shardings_on_meshes_that_are_not_alike(meshes, layer, microbatches):
     step, given = two_layers(layer, microbatches)

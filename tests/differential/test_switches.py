@@ -57,7 +57,8 @@ OTHERS = {
     "disable_passes", "dump_passes", "dump_to", "error_limit", "fail_on_backward_deps",
     "fail_on_impossible_order", "fail_on_inferred_fragments", "fail_on_param_transfers",
     "fail_on_reshard_only_fragments", "float_jitter", "infer_transfers", "input_assignment", "kernel_costs",
-    "kernel_overrides", "merge_rules", "mirrored_names", "name_to_mesh_assignment", "output_assignment",
+    "kernel_overrides", "merge_rules", "mirrored_names", "name_to_mesh_assignment",
+    "one_fragment_per_task", "output_assignment",
     "param_transfer_pattern", "pass_options", "pipeline_schedule", "schedule_rules", "task_orders",
     "verbose_logging", "verify_each",
 }  # fmt: skip

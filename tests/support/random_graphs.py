@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def draw_graph(seed: int) -> RandomStep:
         statements=statements,
         loss=tuple(rng.sample(range(INPUTS, available), rng.randint(1, min(3, available - INPUTS)))),
         auxiliary=tuple(rng.choices(range(available), k=rng.choice([0, 1, 2, 3]))),
-        kind=rng.choice(["forward", "grad", "eval", "carry", "train", "train", "train"]),
+        kind=rng.choice(["forward", "grad", "eval", "carry", "twice", "train", "train", "train"]),
         microbatches=rng.choice([1, 1, 2, 3, 4]),
         schedule="gpipe",
         donate=rng.random() < 0.3,
@@ -161,8 +162,9 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
     for schedule in schedules:
         try:
             config = graph.config(schedule)
-            traced = traced or graph.jitted().trace(*arguments)
-            lowered = dataclasses.replace(traced, config=config).lower()
+            with warnings.catch_warnings(action="ignore"):
+                traced = traced or graph.jitted().trace(*arguments)
+                lowered = dataclasses.replace(traced, config=config).lower()
         except mpmd.errors.MpmdError as error:
             yield refusal(schedule, error)
             continue

@@ -115,7 +115,8 @@ class RandomStep:
         loss: which values are summed to a scalar.
         auxiliary: which values are given out for every microbatch.
         kind: "forward" for no loop, "grad" for gradients without one, "eval" for a loop without gradients,
-            "train" for accumulated gradients and an update, "carry" for a loop that carries an array.
+            "train" for accumulated gradients and an update, "carry" for a loop that carries an array,
+            "twice" for "train" and then "eval" with the new parameters.
         microbatches: how many.
         schedule: its name.
         donate: whether the parameters are donated.
@@ -201,10 +202,14 @@ class RandomStep:
             grads = jax.tree.map(lambda g: g / (1 + norm), grads)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value, aux, params["b"], 1.0
 
+    def _twice(self, params: Any, x: Any, y: Any) -> Any:
+        params, *others = self._train(params, x, y)
+        return params, others, self._eval(params, x, y)
+
     def arguments(self) -> tuple[Any, ...]:
         """Parameters and two batches, as host arrays."""
         rng = np.random.default_rng(self.seed)
-        rows = ROWS * (self.microbatches if self.kind in ("eval", "train", "carry") else 1)
+        rows = ROWS * (self.microbatches if self.kind not in ("forward", "grad") else 1)
         draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
         return {"a": draw(N, N), "b": draw(N, N), "unused": draw(2)}, draw(rows, N), draw(rows, N)
 
@@ -216,9 +221,9 @@ class RandomStep:
         topology = mpmd.make_topology(self.meshes)
         return mpmd.make_config(topology, assignment, schedule=schedule or self.schedule, **specs)
 
-    def jitted(self, schedule: str = "") -> Any:
+    def jitted(self) -> Any:
         """The step under `mpmd.jit`."""
-        return mpmd.jit(self.step(), self.config(schedule), donate_argnums=0 if self.donate else ())
+        return mpmd.jit(self.step(), self.config(), donate_argnums=0 if self.donate else ())
 
 
 INPUTS = 5

@@ -164,4 +164,4 @@ def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str
 
 def _reason(op: ir.Op, needed: ir.Op) -> str:
     reads = any(ir.producer(v) == needed for v in ir.read_by(op))
-    return "reads a result of" if reads else "stands in the order behind"
+    return "reads a result of" if reads else "comes in the order after"

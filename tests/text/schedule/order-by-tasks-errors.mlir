@@ -7,7 +7,7 @@
 // CHECK: task 0B0 of mesh "m1" can never run, as it waits for itself
 // CHECK: 0B0 (fragment "f"(1) on mesh "m1", microbatch 0)
 // CHECK-NEXT: reads a result of 0F0 (fragment "f" on mesh "m1", microbatch 0)
-// CHECK: stands in the order behind 0B0
+// CHECK: comes in the order after 0B0
 // MESH: the order is for mesh 'm7'; the topology has m1
 // TEXT: '0X1' is no task
 // TWICE: task 0F0 stands twice
