@@ -65,12 +65,14 @@ class RegisteredProgram:
         compiled: the program.
         slots: how many calls can run at the same time.
         memory: the slots.
+        kept_bytes: what it keeps from call to call: arenas and workspaces of all slots.
     """
 
     target_name: str
     compiled: CompiledProgram
     slots: int
     memory: np.ndarray = field(repr=False, compare=False)
+    kept_bytes: int = 0
 
     @property
     def key(self) -> int:
@@ -180,11 +182,12 @@ def register(
                 f"which this process does not get: {error}\n"
                 "Use smaller microbatches, more stages or rematerialisation."
             ) from error
+        kept_bytes = sum(arena.nbytes + workspace.nbytes for arena, workspace, _, _ in kept)
         if len(devices) > 1:
             kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
-        program = RegisteredProgram(name, compiled, slots, memory)
+        program = RegisteredProgram(name, compiled, slots, memory, kept_bytes)
         _REGISTERED[name] = (program, code, [memory, kept])
         jax.ffi.register_ffi_target(name, capsule(code.address(f"{compiled.name}_handler")), platform="cpu")
         return program
