@@ -6,8 +6,8 @@ Steps of the reference GPT are taken while a thread reads, every 2 ms, what the 
 the resident size of the process.  Live bytes are what it has given out, less what it had given out beside the
 arrays of the step between two steps, and the scratch memory that native fragments keep, which is mapped
 beside it.  Predicted is the peak of `Compiled.schedule` over all meshes at once, with measured costs.  The
-last line is one JSON object: sizes in MB, `predicted_over_live`, and `resident_over_live`: how far the process
-grew over what it was after compiling, over the peak of live bytes.  Needs glibc.
+last line is one JSON object: sizes in MB, `predicted_over_live`, and `resident_over_live`: how far the
+process grew over what it was after compiling, over the peak of live bytes.  Needs glibc.
 """
 
 from __future__ import annotations

@@ -20,13 +20,16 @@ __all__ = [
     "ShapedArray",
     "array_copier",
     "as_key",
+    "closed_over",
     "compiled_for",
+    "created_by",
     "direct_call",
     "execution_order",
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
     "in_order",
+    "inner_jaxprs",
     "is_key",
     "is_staging",
     "make_cpu_client",
@@ -35,6 +38,7 @@ __all__ = [
     "register_operation",
     "taking_packed",
     "trace_context",
+    "without_dead_code",
 ]
 
 func_dialect = _func_ops_gen._Dialect
@@ -370,6 +374,27 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
     return tuple(found)
 
 
+def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
+    """The tracers that a traced function reads beside its arguments: its jaxpr takes them first.
+
+    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not say.
+    """
+    values = getattr(traced, "_consts", ())
+    return tuple(value for value in values if isinstance(value, jax.core.Tracer))
+
+
+def created_by(tracer: jax.core.Tracer) -> tuple[str, str]:
+    """The name of the function during whose tracing a value was created, and the place, `file:line`.
+
+    Empty where this JAX does not say.
+    """
+    from jax._src import source_info_util
+
+    name = getattr(getattr(tracer, "_debug_info", None), "func_name", "")
+    place, line = getattr(source_info_util, "summarize", None), getattr(tracer, "_line_info", None)
+    return str(name), "" if place is None or line is None else str(place(line))
+
+
 def hlo_to_stablehlo(text: str) -> str | None:
     """HLO text as StableHLO text; None where jaxlib does not translate.
 
@@ -410,3 +435,22 @@ def devices(platform: str) -> list[jax.Device]:
 def default_memory_kind(sharding: Sharding) -> str:
     """The memory in which the devices of a sharding keep arrays unless told otherwise."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
+
+
+def inner_jaxprs(equation: Any) -> list[Any]:
+    """The jaxprs that an equation holds: branches, bodies of loops, called functions."""
+    found: list[Any] = []
+    for value in equation.params.values():
+        for entry in value if isinstance(value, (tuple, list)) else (value,):
+            entry = getattr(entry, "jaxpr", entry)
+            if hasattr(entry, "eqns") and hasattr(entry, "outvars"):
+                found.append(entry)
+    return found
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without what neither its results nor its effects depend on; itself if this JAX cannot tell."""
+    from jax.interpreters import partial_eval
+
+    eliminate = getattr(partial_eval, "dce_jaxpr", None)
+    return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]

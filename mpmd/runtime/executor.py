@@ -35,7 +35,7 @@ from mpmd.runtime.interpreter import (
     failure_of,
     issue_all,
 )
-from mpmd.runtime.observe import NanCheck, Observers
+from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
@@ -58,7 +58,7 @@ class RuntimeOptions:
             takes to show.  There are fewer where their results would need much more memory than the mesh is
             predicted to need; see `run_ahead`.
         blocking: wait in every step until everything is computed.
-        debug_nans: wait for every fragment and raise a FragmentError for the first that makes a NaN.
+        debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
     """
 
@@ -151,7 +151,7 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
-            watching = [*observers, *([NanCheck()] if self.options.debug_nans else [])]
+            watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
             frame = Frame(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from mpmd.errors import FragmentError
+from mpmd.errors import FragmentError, NonFiniteError
 from mpmd.runtime.channels.protocol import Channel, Stopped
 from mpmd.runtime.instructions import Run, task_text
 from mpmd.support.execution_log import ExecutionLog
@@ -164,7 +164,8 @@ class CallFailed(Exception):
         if self.call.unwatched and not self.called:
             names = ", ".join(self.call.unwatched)
             unseen = f"\n  or in what it reads: {names} cannot be watched, all its results are consumed"
-        return FragmentError(text + label + unseen + (f"\n  {note}" if note else ""))
+        kind = NonFiniteError if isinstance(self.cause, FloatingPointError) else FragmentError
+        return kind(text + label + unseen + (f"\n  {note}" if note else ""))
 
 
 def _shortened(text: str) -> str:

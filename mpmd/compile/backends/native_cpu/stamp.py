@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from mpmd.compile.backends.native_cpu.ffi import capsule, check_version
+from mpmd.compile.backends.native_cpu.custom_call import capsule
+from mpmd.compile.backends.native_cpu.ffi import check_version
 from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
