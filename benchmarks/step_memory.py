@@ -1,6 +1,6 @@
 """How much memory does a process take for a step, and how much of that was predicted?
 
-    python benchmarks/process_memory.py [--layers 12] [--width 768] [--stages 4] [--steps 3]
+    python benchmarks/step_memory.py [--layers 12] [--width 768] [--stages 4] [--steps 3]
 
 Steps of the reference GPT are taken while a thread reads, every 2 ms, what the C library has given out and
 the resident size of the process.  Live bytes are what it has given out, less what it had given out beside the
