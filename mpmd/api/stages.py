@@ -18,7 +18,7 @@ from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
-from mpmd.api.timeline import measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
+from mpmd.api.timeline import Scratch, measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
@@ -336,17 +336,25 @@ class Compiled:
         return step_bounds(self.program, self.executables)
 
     @functools.cached_property
-    def _workspace(self) -> dict[tuple[str, str], int]:
-        """Scratch bytes of every fragment over the devices of its mesh."""
-        meshes = self._devices.meshes
-        return {
-            (e.fragment.mesh, name): e.memory_analysis().temporaries * meshes[e.fragment.mesh].size
-            for name, e in self.executables.items()
-        }
+    def _scratch(self) -> Scratch:
+        """Bytes that fragments need beside arguments and results, over the devices of their meshes."""
+        workspace, kept = {}, dict[str, dict[int, int]]()
+        for name, executable in self.executables.items():
+            mesh = executable.fragment.mesh
+            devices = self._devices.meshes[mesh].size
+            workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * devices
+            kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
+        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
-        """For each mesh the predicted peak in bytes over its devices, and what holds it."""
-        return {m.mesh: m for m in predict_memory(self.program, self._workspace)}
+        """For each mesh the predicted peak in bytes over its devices, and what holds it.
+
+        On CPUs calls issued ahead may hold 4 % or 16 MiB more, whichever is larger, and messages on their way
+        `in_flight_bytes`.  What the C library keeps of freed memory is not counted: up to what was live at
+        the peak of each of its heaps, unless `RuntimeOptions(keep_freed_memory=False)` gives it back.
+        """
+        scratch = self._scratch
+        return {m.mesh: m for m in predict_memory(self.program, scratch.workspace, scratch.kept)}
 
     @without_ambient_mesh
     def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
@@ -374,7 +382,7 @@ class Compiled:
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
         meshes = list(self.lowered.config.topology)
-        return predicted_timeline(self.program, costs, meshes, self._workspace)
+        return predicted_timeline(self.program, costs, meshes, self._scratch)
 
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
@@ -399,7 +407,7 @@ class Compiled:
         """
         leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(self._executor, self._devices, leaves, meshes, self._workspace)
+        results, timeline = measured_timeline(self._executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
 
     def _results(self, leaves: list[Any]) -> Any:

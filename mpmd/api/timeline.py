@@ -26,10 +26,21 @@ from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 Interval = tuple[float, float]
-Workspace = Mapping[tuple[str, str], int]
+_BUFFERS = ("argument", "received", "activation", "gradient", "result", "copy", "other")
+_CATEGORIES = (*_BUFFERS, "kept", "workspace")
 
-_WORKSPACE = "workspace"
-_CATEGORIES = ("argument", "received", "activation", "gradient", "result", "copy", "other", _WORKSPACE)
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    """Bytes that fragments need beside their arguments and results, where known.
+
+    Attributes:
+        workspace: taken while a fragment runs, by (mesh, fragment).
+        kept: held all the time, by mesh.
+    """
+
+    workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    kept: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -44,7 +55,7 @@ def predicted_timeline(
     program: Program,
     costs: ProgramCosts | Mapping[str, float] | None,
     meshes: Sequence[str],
-    workspace: Workspace | None = None,
+    scratch: Scratch | None = None,
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
@@ -53,7 +64,7 @@ def predicted_timeline(
         costs: what fragments and messages take, or seconds of fragments by name; fragments that are not named
             take 1 second, and messages nothing.
         meshes: the order in which to show them.
-        workspace: scratch bytes by (mesh, fragment), where known.
+        scratch: what fragments need beside their arguments and results.
 
     Raises:
         ConfigError: `costs` is something else.
@@ -80,7 +91,7 @@ def predicted_timeline(
             start = ready.get((sender, sent.buffer), 0.0)
             end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
             times.messages[s, at] = (start, end)
-    return _timeline(program, times, meshes, f"{program.name}, predicted", workspace or {})
+    return _timeline(program, times, meshes, f"{program.name}, predicted", scratch or Scratch())
 
 
 def _known(costs: Any) -> ProgramCosts:
@@ -102,7 +113,7 @@ def measured_timeline(
     devices: MeshDevices,
     leaves: Sequence[Any],
     meshes: Sequence[str],
-    workspace: Workspace,
+    scratch: Scratch,
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with a recorder on it; its flat results and what ran when.
 
@@ -117,7 +128,7 @@ def measured_timeline(
         results = executor.run(leaves, observers=[recorder])
     executor.synchronize()
     warn_of_unseen(recorder)
-    return results, timeline_of(executor.program, recorder.spans, meshes, workspace)
+    return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
 
 
 def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
@@ -146,7 +157,7 @@ def timeline_of(
     program: Program,
     measured: Sequence[MeasuredSpan],
     meshes: Sequence[str],
-    workspace: Workspace,
+    scratch: Scratch,
 ) -> Timeline:
     """The measured spans of one step as a timeline that begins at 0."""
     begin = min((span.start_s for span in measured), default=0.0)
@@ -155,16 +166,16 @@ def timeline_of(
     for span in measured:
         table = times.runs if span.kind == "run" else times.messages
         table[number[span.mesh], span.at] = (span.start_s - begin, span.end_s - begin)
-    return _timeline(program, times, meshes, f"{program.name}, measured", workspace)
+    return _timeline(program, times, meshes, f"{program.name}, measured", scratch)
 
 
 def _timeline(
-    program: Program, times: _Times, meshes: Sequence[str], title: str, workspace: Workspace
+    program: Program, times: _Times, meshes: Sequence[str], title: str, scratch: Scratch
 ) -> Timeline:
     used = {stream.mesh for stream in program.streams}
     spans = [span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times)]
     memory = [
-        _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, workspace)
+        _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, scratch)
         for s, stream in enumerate(program.streams)
     ]
     return Timeline(tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory))
@@ -241,12 +252,13 @@ def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
 
 
 def _memory(
-    stream: Stream, runs: Mapping[int, Interval], s: int, times: _Times, workspace: Workspace
+    stream: Stream, runs: Mapping[int, Interval], s: int, times: _Times, scratch: Scratch
 ) -> MemoryCurve:
     """Bytes of a mesh over time, counted as `predict_memory` counts them: instruction by instruction."""
     size = [buffer.type.bytes for buffer in stream.buffers]
     category = [_CATEGORIES.index(name) for name in buffer_categories(stream)]
     held = [0] * len(_CATEGORIES)
+    held[-2] = scratch.kept.get(stream.mesh, 0)
     forwards = most = 0
     samples: list[tuple[float, tuple[int, ...]]] = []
     clock = 0.0
@@ -258,7 +270,7 @@ def _memory(
     for at, op in enumerate(stream.instructions):
         if isinstance(op, Run) and at in runs:
             start, end = max(clock, runs[at][0]), max(clock, runs[at][1])
-            held[-1] = workspace.get((stream.mesh, op.executable), 0)
+            held[-1] = scratch.workspace.get((stream.mesh, op.executable), 0)
             change(op.outputs, 1)
             change(donated_buffers(op), -1)
             samples.append((start, tuple(held)))

@@ -23,6 +23,7 @@ from mpmd.runtime.interpreter import (
     Lane,
 )
 from mpmd.runtime.program import Program, Stream
+from mpmd.runtime.run_ahead import unfinished_calls
 
 
 class Engine(Protocol):
@@ -87,11 +88,12 @@ def decode(
     paths = {spec.index: spec.path for spec in program.inputs}
     base = 0
     for stream in program.streams:
-        lane = Lane(stream.mesh, run_ahead)
+        lane = Lane(stream.mesh)
         watched = watched_results(stream)
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
-        binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths)
+        limits = unfinished_calls(stream, run_ahead)
+        binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths, limits)
         bound = [binder.bind(at) for at in range(len(stream.instructions))]
         feeds += [i for i in bound if isinstance(i, BoundFeed)]
         streams.append(tuple(i for i in bound if not isinstance(i, BoundFeed)))
@@ -170,6 +172,7 @@ class _Binder:
     watched: dict[int, int]
     unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]
+    limits: dict[int, int]
 
     def bind(self, at: int) -> BoundInstruction:
         op, mesh, base = self.stream.instructions[at], self.stream.mesh, self.base
@@ -188,6 +191,7 @@ class _Binder:
                     results=len(op.outputs) + getattr(executable, "has_token", False),
                     unwatched=self.unwatched.get(at, ()),
                     lane=self.lane,
+                    unfinished=self.limits[at],
                 )
             case Send():
                 return BoundSend(mesh, at, base + op.buffer, op.channel, op.sequence)

@@ -7,7 +7,8 @@ it is named by a `FragmentError` in the next step or in `synchronize`, while tou
 JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names it there.
 
 Who issues: one thread for all meshes, in the order in which everything could begin, if every call returns
-before its work is done; otherwise one thread per mesh, so that no mesh waits for another's call.
+before its work is done and none waits for memory; otherwise one thread per mesh, so that no mesh waits for
+another's call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mpmd.runtime.decode import Engine, decode
 from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
+    BoundCall,
     BoundInstruction,
     CallFailed,
     Executable,
@@ -52,8 +54,9 @@ class RuntimeOptions:
 
     Attributes:
         issue: who issues: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
-        run_ahead: calls that a mesh may have issued and not finished; bounds how long an interrupt takes
-            to show, and the memory that issued work holds on devices that allocate when it is issued.
+        run_ahead: calls that a mesh may have issued and not finished, at most; bounds how long an interrupt
+            takes to show.  There are fewer where their results would need much more memory than the mesh is
+            predicted to need; see `run_ahead`.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
@@ -233,6 +236,9 @@ class Executor:
             return self.options.issue == "one-thread"
         if len(self.program.streams) == 1:
             return True
+        calls = (i for stream in self._decoded.streams for i in stream if isinstance(i, BoundCall))
+        if any(call.unfinished < self.options.run_ahead for call in calls):
+            return False
         return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
 
     @functools.cached_property

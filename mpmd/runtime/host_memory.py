@@ -1,9 +1,13 @@
-"""Whether the C library gives freed memory back to the system between fragments.
+"""What the C library does with memory that fragments free.
 
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
 step takes a page fault for each 4 KiB that it touches: 90,000 faults and 0.2 of 2.4 CPU seconds in a step of
 eight transformer layers.  Kept, the same pages serve the next fragment; the process stays at its peak size.
+
+glibc also gives the threads of a process heaps of their own, and what is freed in one serves no other: each
+keeps the peak of its own threads, which do not fall together.  With one heap for all threads that are started
+later the process keeps what was live at its peak, and the gaps between blocks of different sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import ctypes
 import functools
 
 # From <malloc.h>; glibc takes at most half of a thread's heap for the first, and an int for the second.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGEST_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 
 
@@ -25,9 +29,26 @@ def keep_freed_memory() -> bool:
 
     Source: mallopt(3).
     """
+    return _set((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER))
+
+
+@functools.cache
+def share_heap() -> bool:
+    """Has all threads that first allocate from now on share one heap.
+
+    Small blocks are kept by each thread as before; a fragment allocates a few dozen large ones.
+
+    Returns:
+        Whether the C library does that.
+
+    Source: mallopt(3).
+    """
+    return _set((_ARENA_MAX, 1))
+
+
+def _set(*settings: tuple[int, int]) -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
     library.mallopt.argtypes, library.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    settings = ((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER))
     return all(library.mallopt(setting, value) == 1 for setting, value in settings)

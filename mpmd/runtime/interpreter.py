@@ -100,12 +100,12 @@ class Unfinished:
 class Lane:
     """The unfinished calls of one mesh, oldest first, over all steps.
 
-    A result that is waited for is held until its call was seen to end: a mesh may hold up to `run_ahead`
-    small results a moment longer than its stream does.
+    A result that is waited for is held until its call was seen to end: a mesh may hold as many small results
+    as it has unfinished calls a moment longer than its stream does.
     """
 
-    def __init__(self, mesh: str, run_ahead: int) -> None:
-        self.mesh, self.run_ahead = mesh, run_ahead
+    def __init__(self, mesh: str) -> None:
+        self.mesh = mesh
         self.unfinished: deque[Unfinished] = deque()
         self.others: tuple[Lane, ...] = ()
         """Lanes issued by the same thread: looked after while this one waits."""
@@ -126,8 +126,8 @@ class Lane:
                     raise CallFailed(unfinished[0].call, unfinished[0].number, failure)
             unfinished.popleft()
 
-    def make_room(self, frame: Frame) -> None:
-        """Waits while `run_ahead` calls have not ended.
+    def make_room(self, frame: Frame, unfinished: int) -> None:
+        """Waits while so many calls have not ended.
 
         Raises:
             CallFailed: a call failed on its device.
@@ -135,13 +135,13 @@ class Lane:
         """
         self.forget_finished()
         pause = 2e-5
-        while len(self.unfinished) >= self.run_ahead:
+        while len(self.unfinished) >= unfinished:
             if frame.stopped:
                 raise Stopped
             for lane in self.others:
                 lane.forget_finished()
             time.sleep(pause)  # short waits of Python's own: a signal is seen at once
-            pause = min(2 * pause, 2e-3)
+            pause = min(2 * pause, 3e-4)
             self.forget_finished()
 
 
@@ -206,6 +206,7 @@ class BoundCall:
         handle: which of them tells that the call has ended; None where all are consumed.
         unwatched: executables whose failure may only be seen here.
         lane: the calls of its mesh that have not ended.
+        unfinished: how many of these there may be once it is issued, itself included.
     """
 
     mesh: str
@@ -219,12 +220,13 @@ class BoundCall:
     handle: int | None
     unwatched: tuple[str, ...]
     lane: Lane
+    unfinished: int
 
     def issue(self, frame: Frame) -> None:
         """Calls the executable and stores its results; remembers the call until its end is seen."""
         lane, slots = self.lane, frame.slots
         if lane.unfinished:
-            lane.make_room(frame)
+            lane.make_room(frame, self.unfinished)
         observer, issued = frame.observer, 0.0
         if observer is not None:
             observer.calling(self, frame)

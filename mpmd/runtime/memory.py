@@ -3,6 +3,7 @@
 Both count the same: the buffers that the stream holds at each instruction.  A buffer counts from the
 instruction that defines it to the one that ends it; a consumed buffer becomes a result of its run and is
 counted once.  An argument counts from the start of the step: it is on the mesh before anything runs.
+Native fragments keep their scratch memory from call to call: all of it counts all the time.
 Besides, messages may be on their way: bytes at the receiver that no buffer of the stream names yet.
 """
 
@@ -43,10 +44,11 @@ class MeshMemory:
 
     Attributes:
         mesh: its name.
-        peak_bytes: the most bytes held at once, workspace included.
+        peak_bytes: the most bytes held at once, workspace and what is kept included.
         position, instruction: where the peak stands first.
         holders: what is held there, largest first.
-        workspace_bytes: scratch memory of the fragment that runs there.
+        workspace_bytes: scratch memory that the fragment that runs there takes and gives back.
+        kept_bytes: scratch memory that the mesh's fragments keep from call to call.
         in_flight_bytes: a bound for bytes of messages sent to the mesh and not yet received.
         curve: per instruction the most bytes held while it is issued.
     """
@@ -57,6 +59,7 @@ class MeshMemory:
     instruction: str
     holders: tuple[Holder, ...]
     workspace_bytes: int
+    kept_bytes: int
     in_flight_bytes: int
     curve: tuple[int, ...]
 
@@ -70,13 +73,16 @@ class MeshMemory:
 
 
 def predict_memory(
-    program: Program, workspace: Mapping[tuple[str, str], int] | None = None
+    program: Program,
+    workspace: Mapping[tuple[str, str], int] | None = None,
+    kept: Mapping[str, int] | None = None,
 ) -> tuple[MeshMemory, ...]:
     """Walks every stream of a program.
 
     Args:
         program: a valid program.
-        workspace: scratch bytes by (mesh, executable), where known.
+        workspace: scratch bytes by (mesh, executable) while it runs, where known.
+        kept: scratch bytes by mesh that are held all the time, where known.
 
     Cost: linear in the instructions.
     """
@@ -84,12 +90,13 @@ def predict_memory(
     in_flight = dict.fromkeys((s.mesh for s in program.streams), 0)
     for channel, count in zip(program.channels, order.occupancy, strict=True):
         in_flight[channel.target] += count * max((t.bytes for t in channel.types), default=0)
-    return tuple(_walk(stream, workspace or {}, in_flight[stream.mesh]) for stream in program.streams)
+    kept = kept or {}
+    return tuple(_walk(s, workspace or {}, kept.get(s.mesh, 0), in_flight[s.mesh]) for s in program.streams)
 
 
-def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], in_flight: int) -> MeshMemory:
+def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int) -> MeshMemory:
     size = [buffer.type.bytes for buffer in stream.buffers]
-    live = sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
+    live = kept + sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
     curve: list[int] = []
     for op in stream.instructions:
         before = live
@@ -109,7 +116,7 @@ def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], in_flight: i
         text = instruction_text(op)
         scratch = workspace.get((stream.mesh, op.executable), 0) if isinstance(op, Run) else 0
     holders = _holders(stream, position)
-    return MeshMemory(stream.mesh, peak, position, text, holders, scratch, in_flight, tuple(curve))
+    return MeshMemory(stream.mesh, peak, position, text, holders, scratch, kept, in_flight, tuple(curve))
 
 
 def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:

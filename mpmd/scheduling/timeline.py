@@ -197,6 +197,20 @@ class Timeline:
             for link, seconds in sorted(busy.items())
         }
 
+    @functools.cached_property
+    def peak_bytes(self) -> int:
+        """Most bytes that all meshes together hold at once, as far as they are known."""
+        held, peak = dict.fromkeys(range(len(self.memory)), 0), 0
+        changes = sorted(
+            (seconds, order, k, sum(sizes))
+            for k, memory in enumerate(self.memory)
+            for order, (seconds, sizes) in enumerate(memory.samples)
+        )
+        for _, _, k, size in changes:
+            held[k] = size
+            peak = max(peak, sum(held.values()))
+        return peak
+
     def memory_of(self, mesh: str) -> MemoryCurve:
         """Bytes of a mesh over time.
 

@@ -47,6 +47,16 @@ class CompiledFragment:
         made: Sequence[Any] = self.compiled(*arrays)
         return made
 
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that it keeps from call to call, by what they are of: equal keys share them."""
+        return {}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes per device that it takes while it runs, beside arguments, results and what it keeps."""
+        return self.memory_analysis().temporaries
+
     def memory_analysis(self) -> MemoryStats:
         """XLA's own count, per device."""
         stats = self.compiled.memory_analysis()

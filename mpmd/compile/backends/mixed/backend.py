@@ -85,15 +85,27 @@ class MixedExecutable(CompiledFragment):
 
     Attributes:
         mixed: its clusters.
+        programs: the machine code of those that are native.
     """
 
     mixed: MixedFragment
+    programs: tuple[RegisteredProgram, ...]
     backend: str = "native"
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why not all of it is native."""
         return self.mixed.reasons
+
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that its machine code keeps."""
+        return {program.key: program.kept_bytes for program in self.programs}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """XLA's temporaries."""
+        return super().memory_analysis().temporaries
 
     @functools.cached_property
     def asynchronous(self) -> bool:
@@ -200,7 +212,8 @@ class MixedBackend:
             for part in mixed.parts
         ]
         meshes = len(self.native.options.cores)
-        return MixedExecutable(fragment, _function(fragment, mesh, mixed, programs, meshes), mixed)
+        native = tuple(program for program in programs if program is not None)
+        return MixedExecutable(fragment, _function(fragment, mesh, mixed, programs, meshes), mixed, native)
 
 
 def _stablehlo(text: str) -> str:

@@ -56,6 +56,16 @@ class NativeExecutable(DirectCall, CompiledFragment):
         """What writes when it runs."""
         return self.program
 
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that its machine code keeps; fragments of one program on one mesh share them."""
+        return {self.program.key: self.program.kept_bytes}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """None but what is kept."""
+        return 0
+
     def as_text(self, what: str = "hlo") -> str:
         """One of its texts.
 

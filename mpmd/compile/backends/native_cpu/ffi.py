@@ -72,12 +72,14 @@ class RegisteredProgram:
         compiled: the program.
         slots: how many calls can run at the same time.
         memory: the slots.
+        kept_bytes: what it keeps from call to call: arenas and workspaces of all slots.
     """
 
     index: int
     compiled: CompiledProgram
     slots: int
     memory: np.ndarray = field(repr=False, compare=False)
+    kept_bytes: int = 0
 
     @property
     def key(self) -> int:
@@ -213,12 +215,13 @@ def register(
                 f"which this process does not get: {error}\n"
                 "Use smaller microbatches, more stages or rematerialisation."
             ) from error
+        kept_bytes = sum(arena.nbytes + workspace.nbytes for arena, workspace, _, _ in kept)
         if len(devices) > 1:
             kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
         index = add_program(code.address(f"{compiled.name}_handler"))
-        program = _REGISTERED[name] = RegisteredProgram(index, compiled, slots, memory)
+        program = _REGISTERED[name] = RegisteredProgram(index, compiled, slots, memory, kept_bytes)
         weakref.finalize(program, _retire, index, (code, memory, kept)).atexit = False
         return program
 
