@@ -37,13 +37,14 @@ class Shape:
         logical: the same shape without any layout; itself if it has none.
     """
 
-    __slots__ = ("_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
+    __slots__ = ("_leaves", "_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
     dtype: str
     dims: tuple[int, ...]
     layout: Layout | None
     elements: tuple[Shape, ...]
     dynamic: tuple[bool, ...]
     logical: Shape
+    _leaves: tuple[tuple[ShapeIndex, Shape], ...]
     _text: str
     _pool: ClassVar[dict[tuple[object, ...], Shape]] = {}
 
@@ -77,6 +78,7 @@ class Shape:
             dynamic,
         )
         self._text = self._render()
+        self._leaves = tuple(self._find_leaves())
         if elements:
             logical = tuple(e.logical for e in elements)
             self.logical = self if logical == elements else Shape("tuple", elements=logical)
@@ -254,9 +256,15 @@ class Shape:
         for i, element in enumerate(self.elements):
             yield from element.walk((*index, i))
 
-    def leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
+    def leaves(self) -> tuple[tuple[ShapeIndex, Shape], ...]:
         """Every (position, shape) that is no tuple."""
-        return ((i, s) for i, s in self.walk() if s.dtype != "tuple")
+        return self._leaves
+
+    def _find_leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
+        if self.dtype != "tuple":
+            yield (), self
+        for i, element in enumerate(self.elements):
+            yield from (((i, *index), shape) for index, shape in element._leaves)
 
 
 def _check_bytes(dtype: str, dims: tuple[int, ...]) -> None:
