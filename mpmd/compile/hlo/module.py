@@ -181,6 +181,14 @@ class HloModule:
             self.remove_computation(computation)
         return bool(dead)
 
+    def become(self, other: HloModule) -> None:
+        """Take over everything of another module, which is of no use afterwards."""
+        name = self.name
+        vars(self).update(vars(other))
+        self.name = name
+        for computation in self.computations:
+            computation.module = self
+
     # -- copies -------------------------------------------------------------------------------------
 
     def clone(self) -> HloModule:

@@ -171,6 +171,9 @@ class _Reader:
         named = _MESH_GROUPS.match(str(attributes.get("replica_groups", "")))
         if named is not None:
             attributes["replica_groups"] = self._groups(named[1], named[2])
+        if name == "stablehlo.dot":  # the general one, of the last dim of one side and the first of the other
+            name = "stablehlo.dot_general"
+            attributes["dot_dimension_numbers"] = DotDims((len(op.operands[0].type.shape) - 1,), (0,))
         if name == "sdy.manual_computation":
             given = ir.sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
             attributes["in_cuts"] = tuple(map(self.sharding, given))

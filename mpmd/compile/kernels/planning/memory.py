@@ -40,7 +40,13 @@ _remembered: contextvars.ContextVar[dict[Hashable, _Known] | None] = contextvars
 
 @contextlib.contextmanager
 def remembering() -> Iterator[None]:
-    """Inside, no structure is planned twice.  What the groups call must not change meanwhile."""
+    """Inside, no structure is planned twice.  What the groups call must not change meanwhile.
+
+    Within another one, what that one remembers is used and added to.
+    """
+    if _remembered.get() is not None:
+        yield
+        return
     token = _remembered.set({})
     try:
         yield
