@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, integer_kind, make, numbers, reshaped
+from mpmd.passes.cleanup.simplify_stablehlo.facts import (
+    Facts,
+    array,
+    integer_kind,
+    is_constant,
+    make,
+    numbers,
+    reshaped,
+    zero,
+)
 
 
 def same_type(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -55,11 +64,21 @@ def broadcast(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def add_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`x + 0` -> `x`; as in XLA, which keeps the sign of a zero `x` so too."""
+    """`x + 0` -> `x`: for integers; for floating point only -0, as +0 turns -0 into +0."""
+    is_integer = integer_kind(op.results[0].type) is not None
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
         text = facts.splat(other)
-        if text is not None and (text in ("0", "false") or _number(text) in ((0.0, 1.0), (0.0, -1.0))):
+        if text is not None and (text in ("0", "false") if is_integer else _number(text) == (0.0, -1.0)):
+            return value
+    return None
+
+
+def add_zero(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`x + 0` -> `x`; as in XLA, where a zero `x` keeps its sign too."""
+    left, right = op.operands
+    for value, other in ((left, right), (right, left)):
+        if facts.number(other) == 0:
             return value
     return None
 
@@ -85,6 +104,25 @@ def multiply_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
 def divide_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x / 1` -> `x`."""
     return op.operands[0] if _is_one(facts.splat(op.operands[1])) else None
+
+
+def constant_last(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`c + x` -> `x + c`, of all that may be exchanged."""
+    left, right = op.operands
+    if not is_constant(left) or is_constant(right):
+        return None
+    return make(op.operation.name, [right, left], op.results[0].type, op)
+
+
+def nothing_left(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`x * 0`, `x and 0` -> `0` and `x - x` -> `0`: for integers."""
+    kind = op.results[0].type
+    if integer_kind(kind) is None:
+        return None
+    left, right = op.operands
+    if op.operation.name == "stablehlo.subtract":
+        return zero(kind, op) if left == right else None
+    return next((v for v in (left, right) if facts.splat(v) in ("0", "false")), None)
 
 
 def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
