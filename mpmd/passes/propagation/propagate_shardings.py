@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass, ModulePass
-from mpmd.passes.calls.shared_bodies import functions_of, numbered, put_back, share_bodies
+from mpmd.passes.calls.shared_bodies import (
+    functions_of,
+    numbered,
+    put_back,
+    put_back_bodies,
+    share_bodies,
+)
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.propagation import shardings
@@ -83,7 +89,7 @@ class PropagateShardings(ModulePass):
         shared = functions_of(module)
         functions = [f for f in ir.funcs(module) if f not in shared]
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
-            _put_back_bodies(module)
+            put_back_bodies(module)
             self._propagate(module)
             return
         f = functions[0]
@@ -91,10 +97,10 @@ class PropagateShardings(ModulePass):
         representatives = _REPRESENTATIVES if not self.tidy or _mentions_shardings(small) else 1
         kinds = _without_copies(ir.funcs(small)[0], representatives)
         if len(set(kinds)) == len(kinds):
-            _put_back_bodies(module)
+            put_back_bodies(module)
             self._propagate(module)
             return
-        _put_back_bodies(small)
+        put_back_bodies(small)
         self._propagate(small)
         _take_meshes(module, small)
         f_small = ir.funcs(small)[0]
@@ -206,18 +212,6 @@ def _kind_of(
     if isinstance(op, ir.Fragment) and op.is_user:
         return (bodies[op], op.mesh, ir.result_index(value))
     return value.type
-
-
-def _put_back_bodies(module: ir.Module) -> None:
-    """Gives fragments bodies of their own again."""
-    symbols = ir.symbol_table(module)
-    bodies = functions_of(module)
-    for f in symbols.values() if bodies else ():
-        if f.is_mpmd:
-            for fragment in ir.fragments(f):
-                put_back(fragment, symbols)
-    for body in bodies:
-        ir.erase(body)
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
