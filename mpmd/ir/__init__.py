@@ -26,7 +26,6 @@ from mpmd.ir.edit import (
     erase_args, make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild,
     reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
-from mpmd.ir.interpreter import computed, splat
 from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (

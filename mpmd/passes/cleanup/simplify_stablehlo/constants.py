@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from mpmd import ir
@@ -33,12 +34,12 @@ def fold(op: ir.Op, facts: Facts) -> ir.Value | None:
     if op.operation.name in _ELEMENTWISE and None not in splats:
         scalars = [_scalar(v.type) for v in operands]
         texts = [f"dense<{splat}> : {scalar}" for splat, scalar in zip(splats, scalars)]
-        one = ir.computed(op.operation.name, _options(op), tuple(texts), tuple(scalars), _scalar(kind))
-        value = ir.splat(one, kind)
+        one = _computed(op.operation.name, _options(op), tuple(texts), tuple(scalars), _scalar(kind))
+        value = ir.Attribute.parse(f"{str(one).rpartition(' : ')[0]} : {kind}", ir.context())
     elif max(math.prod(v.type.shape) for v in (*operands, op.results[0])) <= _MAX_ELEMENTS:
         texts = [constant_text(ir.producer(v)) for v in operands]
         types = tuple(str(v.type) for v in operands)
-        value = ir.computed(op.operation.name, _options(op), tuple(texts), types, str(kind))
+        value = _computed(op.operation.name, _options(op), tuple(texts), types, str(kind))
     else:
         return None
     return make("stablehlo.constant", [], kind, op, {"value": value})
@@ -70,3 +71,16 @@ def _scalar(kind: ir.Type) -> str:
 
 def _options(op: ir.Op) -> str:
     return ", ".join(f"{name} = {a}" for name, a in op.attributes.items() if "." not in name)
+
+
+@functools.lru_cache(1 << 12)
+def _computed(
+    name: str, options: str, values: tuple[str, ...], types: tuple[str, ...], kind: str
+) -> ir.Attribute:
+    """What an op makes of constants: of values and types as text, with its attributes between commas."""
+    lines = [f"%{i} = stablehlo.constant {value}" for i, value in enumerate(values)]
+    given = ", ".join(f"%{i}" for i in range(len(values)))
+    lines.append(f'%r = "{name}"({given}) {{{options}}} : ({", ".join(types)}) -> {kind}')
+    body = "\n".join([*lines, f"return %r : {kind}"])
+    module = ir.parse(f"func.func @main() -> {kind} {{\n{body}\n}}")
+    return ir.stablehlo.eval_module(module, [])[0]
