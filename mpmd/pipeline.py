@@ -329,7 +329,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
             share=o.keep_microbatches_equal,
-            keep_groups=not o.jax_shardings,
+            as_dialect=not o.jax_shardings,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step(

@@ -401,6 +401,6 @@ def test_layers_concatenated_from_stages_cross_in_parts():
 
     params = [normal(s, layers, D, D) for s in range(STAGES)]
     jitted = check(step, params, normal(9, 8, D))
-    assert messages(program(jitted, params, normal(9, 8, D))) == 2 * 2 * (STAGES - 1), "activations, gradients"
+    assert messages(program(jitted, params, normal(9, 8, D))) == 2 * 2 * (STAGES - 1)
     text = jitted.lower(params, normal(9, 8, D)).as_text("program")
     assert f"f32[{layers * STAGES},{D},{D}]" not in text

@@ -39,7 +39,6 @@ _WITHOUT_RESHARDS = (  # what that pipeline is made of, without its steps toward
     "func.func(sdy-drop-sharding-rules)",
 )
 _CSE = MlirPass("cse")
-_FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
@@ -59,10 +58,10 @@ class PropagateShardings(ModulePass):
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.  With `keep_groups` sharding groups
-    stay too, as Shardy then does nothing that is for partitioning.  With `share` too, copies then
-    call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.  Where nobody
-    says how anything is sharded there is nothing to propagate.
+    constraints again, sdy constants ordinary ones, and what folds folds.  With `as_dialect` sharding groups
+    stay, as Shardy then does nothing that is for partitioning, and constants fold too.  With `share` too,
+    copies then call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
+    Where nobody says how anything is sharded there is nothing to propagate.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
@@ -74,7 +73,8 @@ class PropagateShardings(ModulePass):
         once_per_kind: give Shardy two of each kind of fragment; else the whole program.
         tidy: clean up inside of fragments too.
         share: let copies call one function for their common body.
-        keep_groups: run Shardy's passes without those that prepare partitioning, which drop sharding groups.
+        as_dialect: run Shardy's passes without those that prepare partitioning, which drop sharding groups;
+            `tidy` then computes ops of constants.
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
@@ -82,7 +82,7 @@ class PropagateShardings(ModulePass):
     once_per_kind: bool = True
     tidy: bool = False
     share: bool = False
-    keep_groups: bool = False
+    as_dialect: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
@@ -117,19 +117,20 @@ class PropagateShardings(ModulePass):
     def _propagate(self, module: Any) -> None:
         if not _has_main(module):
             return
-        pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.keep_groups else _PIPELINE
+        pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.as_dialect else _PIPELINE
+        fold = SimplifyStablehlo(fold_constants=self.as_dialect)
         if not self.tidy:
             pipeline.run(module)
             return
         if not _mentions_shardings(module):
             _CSE.run(module)
-            _FOLD.run(module)
+            fold.run(module)
             return
         pipeline.run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
-        for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), _FOLD):
+        for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), fold):
             pass_.run(module)
 
 

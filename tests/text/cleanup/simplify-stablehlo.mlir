@@ -1,4 +1,5 @@
 // RUN: mpmd-opt %s -mpmd-simplify-stablehlo | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-simplify-stablehlo='fold-constants=true' | FileCheck %s --check-prefix=FOLDED
 
 // Indices of an unrolled loop are known.
 // CHECK-LABEL: func @indices
@@ -101,18 +102,15 @@ func.func @identities(%a: tensor<2x3xf32>, %i: tensor<2x3xi32>) -> (tensor<2x3xf
   return %w, %j : tensor<2x3xf32>, tensor<2x3xi32>
 }
 
-// A sum with a zero of any sign is the other term, as XLA has it; subtracting -0 stays, as XLA has that too.
-// CHECK-LABEL: func @zeros
-func.func @zeros(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) {
-  // CHECK: %[[REST:.*]] = stablehlo.subtract %arg0
-  // CHECK: return %arg0, %arg0, %arg0, %[[REST]]
+// Adding a zero of either sign: as in XLA, a zero keeps its sign.
+// CHECK-LABEL: func @add_zero
+func.func @add_zero(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  // CHECK-NEXT: return %arg0, %arg0
   %p = stablehlo.constant dense<0.0> : tensor<4xf32>
   %n = stablehlo.constant dense<-0.0> : tensor<4xf32>
   %s = stablehlo.add %a, %p : tensor<4xf32>
   %t = stablehlo.add %n, %a : tensor<4xf32>
-  %u = stablehlo.subtract %a, %p : tensor<4xf32>
-  %v = stablehlo.subtract %a, %n : tensor<4xf32>
-  return %s, %t, %u, %v : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
+  return %s, %t : tensor<4xf32>, tensor<4xf32>
 }
 
 // Bodies of computations and loops are simplified too; what a loop carries is not known.
@@ -200,4 +198,49 @@ func.func @unchanged(%a: tensor<4xi32>, %i: tensor<i32>) -> (tensor<4xi32>, tens
   %d = stablehlo.dynamic_slice %a, %i, sizes = [2] : (tensor<4xi32>, tensor<i32>) -> tensor<2xi32>
   %c = stablehlo.custom_call @print(%d) {has_side_effect = true} : (tensor<2xi32>) -> tensor<2xi32>
   return %s, %d : tensor<4xi32>, tensor<2xi32>
+}
+
+// What may be exchanged has constants last; integers times zero are zero, floating point is not.
+// CHECK-LABEL: func @order
+func.func @order(%a: tensor<4xf32>, %i: tensor<4xi32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xi32>, tensor<4xi32>) {
+  // CHECK-DAG: %[[F0:.*]] = stablehlo.constant dense<0.0
+  // CHECK-DAG: %[[F2:.*]] = stablehlo.constant dense<2.0
+  // CHECK-DAG: %[[I0:.*]] = stablehlo.constant dense<0> : tensor<4xi32>
+  // CHECK-DAG: %[[M:.*]] = stablehlo.maximum %arg0, %[[F2]]
+  // CHECK-DAG: %[[P:.*]] = stablehlo.multiply %arg0, %[[F0]]
+  // CHECK: return %[[M]], %[[P]], %[[I0]], %{{.*}}
+  %f0 = stablehlo.constant dense<0.0> : tensor<4xf32>
+  %f2 = stablehlo.constant dense<2.0> : tensor<4xf32>
+  %i0 = stablehlo.constant dense<0> : tensor<4xi32>
+  %m = stablehlo.maximum %f2, %a : tensor<4xf32>
+  %p = stablehlo.multiply %f0, %a : tensor<4xf32>
+  %q = stablehlo.multiply %i0, %i : tensor<4xi32>
+  %r = stablehlo.subtract %i, %i : tensor<4xi32>
+  return %m, %p, %q, %r : tensor<4xf32>, tensor<4xf32>, tensor<4xi32>, tensor<4xi32>
+}
+
+// Ops of constants are computed where that is asked for; nothing is divided by zero.
+// FOLDED-LABEL: func @constants
+func.func @constants() -> (tensor<1024x1024xf32>, tensor<3xf32>, tensor<2x3xf32>, tensor<4xi1>, tensor<4xi32>, tensor<4xi32>) {
+  // FOLDED-DAG: %[[BIG:.*]] = stablehlo.constant dense<-7.3890562> : tensor<1024x1024xf32>
+  // FOLDED-DAG: %[[V:.*]] = stablehlo.constant dense<[9.0{{0*}}e+00, 4.0{{0*}}e+00, 1.0{{0*}}e+00]> : tensor<3xf32>
+  // FOLDED-DAG: %[[W:.*]] = stablehlo.constant dense<{{\[\[}}1.0{{0*}}e+00, 2.0{{0*}}e+00, 3.0{{0*}}e+00], {{.*}}> : tensor<2x3xf32>
+  // FOLDED-DAG: %[[LESS:.*]] = stablehlo.constant dense<false> : tensor<4xi1>
+  // FOLDED-DAG: %[[TWO:.*]] = stablehlo.constant dense<2> : tensor<4xi32>
+  // FOLDED-DAG: %[[BAD:.*]] = stablehlo.divide
+  // FOLDED: return %[[BIG]], %[[V]], %[[W]], %[[LESS]], %[[TWO]], %[[BAD]]
+  %b = stablehlo.constant dense<2.0> : tensor<1024x1024xf32>
+  %e = stablehlo.exponential %b : tensor<1024x1024xf32>
+  %n = stablehlo.negate %e : tensor<1024x1024xf32>
+  %v = stablehlo.constant dense<[1.0, 2.0, 3.0]> : tensor<3xf32>
+  %r = stablehlo.reverse %v, dims = [0] : tensor<3xf32>
+  %s = stablehlo.multiply %r, %r : tensor<3xf32>
+  %w = stablehlo.broadcast_in_dim %v, dims = [1] : (tensor<3xf32>) -> tensor<2x3xf32>
+  %i2 = stablehlo.constant dense<3> : tensor<4xi32>
+  %i0 = stablehlo.constant dense<0> : tensor<4xi32>
+  %c = stablehlo.compare LT, %i2, %i0, SIGNED : (tensor<4xi32>, tensor<4xi32>) -> tensor<4xi1>
+  %f = stablehlo.constant dense<2.5> : tensor<4xf32>
+  %g = stablehlo.convert %f : (tensor<4xf32>) -> tensor<4xi32>
+  %z = stablehlo.divide %i2, %i0 : tensor<4xi32>
+  return %n, %s, %w, %c, %g, %z : tensor<1024x1024xf32>, tensor<3xf32>, tensor<2x3xf32>, tensor<4xi1>, tensor<4xi32>, tensor<4xi32>
 }

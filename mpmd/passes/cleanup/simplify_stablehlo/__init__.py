@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.cleanup.simplify_stablehlo import identities, scalars, slices
+from mpmd.passes.cleanup.simplify_stablehlo import constants, identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
 from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.fragments.dead_ops import is_dead
@@ -17,16 +17,22 @@ from mpmd.passes.fragments.dead_ops import is_dead
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
 
+Table = Mapping[str, tuple[Rewrite, ...]]
+"""Op name -> what may apply to it."""
+
 
 def _table() -> dict[str, tuple[Rewrite, ...]]:
     found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold_arithmetic,))
     more: dict[str, tuple[Rewrite, ...]] = {
-        "add": (identities.add_nothing,),
-        "subtract": (identities.subtract_nothing,),
-        "multiply": (identities.multiply_by_one,),
+        "add": (identities.add_zero, identities.constant_last),
+        "subtract": (identities.subtract_nothing, identities.nothing_left),
+        "multiply": (identities.multiply_by_one, identities.nothing_left, identities.constant_last),
         "divide": (identities.divide_by_one,),
-        "and": (identities.with_neutral,),
-        "or": (identities.with_neutral,),
+        "maximum": (identities.constant_last,),
+        "minimum": (identities.constant_last,),
+        "and": (identities.with_neutral, identities.nothing_left, identities.constant_last),
+        "or": (identities.with_neutral, identities.constant_last),
+        "xor": (identities.constant_last,),
         "compare": (scalars.fold_compare,),
         "select": (scalars.fold_select,),
         "convert": (identities.same_type,),
@@ -44,6 +50,13 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
 
 
 REWRITES = _table()
+_FOLDS = {
+    **dict.fromkeys(constants.NAMES, (constants.fold,)),
+    "stablehlo.add": (constants.fold,),
+}
+_WITH_CONSTANTS = {
+    name: (*_FOLDS.get(name, ()), *REWRITES.get(name, ())) for name in dict.fromkeys((*REWRITES, *_FOLDS))
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,31 +70,37 @@ class SimplifyStablehlo(FunctionPass):
     What unrolled loops leave behind goes: arithmetic on scalar integers, slices at constant indices, buffers
     written piece by piece and read piece by piece.  Floating point is only changed where that is exact, but
     for `x + 0`, which is `x` as in XLA: a zero keeps its sign.  Nothing is folded that makes the text larger:
-    an iota stays.  `sdy.sharding` on an op keeps it.
+    an iota stays.  `sdy.sharding` on an op keeps it.  With `fold_constants` ops of constants alone are
+    computed too.
 
     Requires: nothing.  Ensures: same values; pure unused ops are gone.  Cost: linear in ops and rewrites.
     Source: the effect of StableHLO's target-independent optimization on such programs.
+
+    Attributes:
+        fold_constants: compute ops of constants alone, of up to 65536 elements where these differ.
     """
 
     name: ClassVar[str] = "mpmd-simplify-stablehlo"
     runs_on = "any"
+    fold_constants: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Fragments first: of those with equal bodies one is simplified, and the others take its body."""
         if f.is_external:
             return
+        table = _WITH_CONSTANTS if self.fold_constants else REWRITES
         model_of: dict[Hashable, ir.Fragment | None] = {}
         fragments = ir.fragments(f)
         for fragment, body in zip(fragments, body_keys(fragments)):
             if body not in model_of:
                 edits = ir.edits()
-                _simplify(fragment)
+                _simplify(fragment, table)
                 model_of[body] = fragment if ir.edits() != edits else None
                 continue
             model = model_of[body]
             if model is not None:
                 _take_body(fragment, model)
-        _simplify(f)
+        _simplify(f, table)
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
@@ -97,10 +116,10 @@ def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
     ir.replace(fragment, list(made.results))
 
 
-def _simplify(where: ir.Func | ir.Fragment) -> None:
+def _simplify(where: ir.Func | ir.Fragment, table: Table) -> None:
     """Removes what is unused and rewrites, until nothing applies; leaves out fragments in a function."""
     _remove_dead_ops(where)
-    while _round(where):
+    while _round(where, table):
         _remove_dead_ops(where)
 
 
@@ -116,10 +135,10 @@ def _ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
     return found
 
 
-def _round(where: ir.Func | ir.Fragment) -> bool:
+def _round(where: ir.Func | ir.Fragment, table: Table) -> bool:
     """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
     facts = Facts()
-    todo = collections.deque(op for op in _ops(where) if op.operation.name in REWRITES)
+    todo = collections.deque(op for op in _ops(where) if op.operation.name in table)
     changed, waiting = False, set[ir.Op]()
     while todo:
         op = todo.popleft()
@@ -127,21 +146,21 @@ def _round(where: ir.Func | ir.Fragment) -> bool:
             waiting.discard(op)
             if ir.is_unused(op):
                 continue
-        again = _rewrite(op, facts)
+        again = _rewrite(op, facts, table)
         if again and not changed:  # mostly nothing ever applies
             changed, waiting = True, set(todo)
         for other in again:
-            if other not in waiting and other.operation.name in REWRITES:
+            if other not in waiting and other.operation.name in table:
                 waiting.add(other)
                 todo.append(other)
     return changed
 
 
-def _rewrite(op: ir.Op, facts: Facts) -> list[ir.Op]:
+def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
     """Applies the first rewrite that fits; the ops to look at again."""
     if "sdy.sharding" in op.attributes:
         return []
-    for rewrite in REWRITES[op.operation.name]:
+    for rewrite in table[op.operation.name]:
         value = rewrite(op, facts)
         if value is None or value.type != op.results[0].type:
             continue

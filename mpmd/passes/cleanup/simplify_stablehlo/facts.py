@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 from typing import Any
 
@@ -51,6 +50,13 @@ class Facts:
             return None
         return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text, 0)
 
+    def number(self, value: ir.Value) -> float | None:
+        """The number, written in decimals, that all elements of a constant are; None if there is none."""
+        try:
+            return float(self.splat(value) or "")
+        except ValueError:
+            return None
+
     def integers(self, values: Any) -> list[int] | None:
         """The values of several scalar integer constants; None unless all are."""
         found: list[int] = []
@@ -87,20 +93,6 @@ def wrapped(number: int, kind: tuple[bool, int]) -> int:
     return number - (1 << bits) if signed and number >> (bits - 1) else number
 
 
-def is_zero(text: str | None) -> bool:
-    """Whether an element, as text, is a zero of either sign, or false."""
-    return text is not None and (text in ("0", "false") or number_and_sign(text) in ((0.0, 1.0), (0.0, -1.0)))
-
-
-def number_and_sign(text: str) -> tuple[float, float] | None:
-    """A decimal number and its sign; None for what is written otherwise, such as in hexadecimal."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return abs(value), math.copysign(1.0, value)
-
-
 def numbers(attribute: ir.Attribute) -> list[int]:
     """The elements of an `array<i64: ...>`."""
     return [int(i) for i in ir.DenseI64ArrayAttr(attribute)]
@@ -117,6 +109,19 @@ def constant(number: int, like: ir.Op) -> ir.Value:
     text = ("true" if number else "false") if str(kind.element_type) == "i1" else str(number)
     value = ir.Attribute.parse(f"dense<{text}> : {kind}", ir.context())
     return make("stablehlo.constant", [], kind, like, {"value": value})
+
+
+def is_constant(value: ir.Value) -> bool:
+    """Whether it is written down in the program."""
+    op = ir.producer(value)
+    return op is not None and op.operation.name == "stablehlo.constant"
+
+
+def zero(kind: ir.Type, before: ir.Op) -> ir.Value:
+    """Zeros of an integer type, right before an op."""
+    text = "false" if str(kind.element_type) == "i1" else "0"
+    value = ir.Attribute.parse(f"dense<{text}> : {kind}", ir.context())
+    return make("stablehlo.constant", [], kind, before, {"value": value})
 
 
 def make(

@@ -9,11 +9,11 @@ from mpmd.passes.cleanup.simplify_stablehlo.facts import (
     Facts,
     array,
     integer_kind,
-    is_zero,
+    is_constant,
     make,
-    number_and_sign,
     numbers,
     reshaped,
+    zero,
 )
 
 
@@ -63,11 +63,11 @@ def broadcast(op: ir.Op, facts: Facts) -> ir.Value | None:
     return make("stablehlo.broadcast_in_dim", [inner.operands[0]], kind, op, attributes)
 
 
-def add_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`x + 0` -> `x`; as in XLA, which keeps the sign of a zero `x` so too."""
+def add_zero(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`x + 0` -> `x`; as in XLA, where a zero `x` keeps its sign too."""
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
-        if is_zero(facts.splat(other)):
+        if facts.number(other) == 0:
             return value
     return None
 
@@ -76,7 +76,7 @@ def subtract_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x - 0` -> `x`: for integers, and for floating point +0."""
     text = facts.splat(op.operands[1])
     is_integer = integer_kind(op.results[0].type) is not None
-    if text is not None and (text == "0" if is_integer else number_and_sign(text) == (0.0, 1.0)):
+    if text is not None and (text == "0" if is_integer else _number(text) == (0.0, 1.0)):
         return op.operands[0]
     return None
 
@@ -95,6 +95,25 @@ def divide_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
     return op.operands[0] if _is_one(facts.splat(op.operands[1])) else None
 
 
+def constant_last(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`c + x` -> `x + c`, of all that may be exchanged."""
+    left, right = op.operands
+    if not is_constant(left) or is_constant(right):
+        return None
+    return make(op.operation.name, [right, left], op.results[0].type, op)
+
+
+def nothing_left(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`x * 0`, `x and 0` -> `0` and `x - x` -> `0`: for integers."""
+    kind = op.results[0].type
+    if integer_kind(kind) is None:
+        return None
+    left, right = op.operands
+    if op.operation.name == "stablehlo.subtract":
+        return zero(kind, op) if left == right else None
+    return next((v for v in (left, right) if facts.splat(v) in ("0", "false")), None)
+
+
 def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`p and true`, `p or false` -> `p`."""
     neutral = "true" if op.operation.name == "stablehlo.and" else "false"
@@ -106,4 +125,13 @@ def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def _is_one(text: str | None) -> bool:
-    return text is not None and (text in ("1", "true") or number_and_sign(text) == (1.0, 1.0))
+    return text is not None and (text in ("1", "true") or _number(text) == (1.0, 1.0))
+
+
+def _number(text: str) -> tuple[float, float] | None:
+    """A decimal number and its sign; None for what is written otherwise, such as in hexadecimal."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return abs(value), math.copysign(1.0, value)

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, is_zero, make, numbers, reshaped
+from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, numbers, reshaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _is_zero_padding(value: ir.Value, taken: _Range, facts: Facts) -> bool:
         return False
     if source.operation.name == "stablehlo.add":
         return all(_is_zero_padding(operand, taken, facts) for operand in source.operands)
-    if source.operation.name != "stablehlo.pad" or not is_zero(facts.splat(source.operands[1])):
+    if source.operation.name != "stablehlo.pad" or facts.number(source.operands[1]) != 0:
         return False
     low, sizes = numbers(source.attributes["edge_padding_low"]), source.operands[0].type.shape
     inside = [1 + i for i in numbers(source.attributes["interior_padding"])]
