@@ -21,7 +21,7 @@ from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
 from tests.support.sharded_models import SHARDED_MODELS, STAGES
 
-pytestmark = pytest.mark.usefixtures("plain_xla")
+pytestmark = pytest.mark.usefixtures("plain_xla", "poison")
 
 ALL = MODELS | FLAX_MODELS
 QUICK = ("uneven", "mixture", "scanned_layers", "half_precision")
@@ -67,6 +67,12 @@ def test_costs_and_memory():
     (memory,) = compiled.fragment_memory().values()
     assert (memory.arguments, memory.results) == (x.nbytes + w.nbytes, 4 * 16 * 4)
     assert memory.code > 0
+
+
+def test_the_programs_of_this_file_are_poisoned():
+    w = np.eye(8, dtype=np.float32)
+    compiled = one_stage(lambda x, w: jnp.sort(jnp.tanh(jnp.sort(x @ w)) @ w) @ w).compiled(w, w)
+    assert "kernel poison." in compiled.as_text("thunks")
 
 
 def test_what_native_code_cannot_do_is_compiled_by_xla_with_a_warning():
