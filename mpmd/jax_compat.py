@@ -6,7 +6,8 @@ import `jax._src`, `jaxlib` or an experimental module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -19,8 +20,11 @@ __all__ = [
     "ShapedArray",
     "array_copier",
     "as_key",
+    "closed_over",
     "compiled_for",
+    "created_by",
     "direct_call",
+    "execution_order",
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
@@ -219,6 +223,27 @@ def _call_of_known_types(
     return call
 
 
+@contextlib.contextmanager
+def execution_order(number: int) -> Iterator[bool]:
+    """What this thread starts on CPU devices inside it is ordered apart from what it starts outside.
+
+    On a device, programs of one thread run in the order in which they were started; those of one number, from
+    1 up, in the order among themselves.  Gives whether that is so: not where this jaxlib has no such orders.
+    """
+    from jaxlib import _jax
+
+    ask, choose = (getattr(_jax, f"{verb}_execution_stream_id", None) for verb in ("get", "set"))
+    if ask is None or choose is None:
+        yield False
+        return
+    outside = ask()
+    choose(number)
+    try:
+        yield True
+    finally:
+        choose(outside)
+
+
 def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
     """A function of an array of so many dims on CPUs: itself, or a copy if its elements lie in another order.
 
@@ -347,6 +372,27 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
 
     look_into(traced.jaxpr)
     return tuple(found)
+
+
+def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
+    """The tracers that a traced function reads beside its arguments: its jaxpr takes them first.
+
+    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not say.
+    """
+    values = getattr(traced, "_consts", ())
+    return tuple(value for value in values if isinstance(value, jax.core.Tracer))
+
+
+def created_by(tracer: jax.core.Tracer) -> tuple[str, str]:
+    """The name of the function during whose tracing a value was created, and the place, `file:line`.
+
+    Empty where this JAX does not say.
+    """
+    from jax._src import source_info_util
+
+    name = getattr(getattr(tracer, "_debug_info", None), "func_name", "")
+    place, line = getattr(source_info_util, "summarize", None), getattr(tracer, "_line_info", None)
+    return str(name), "" if place is None or line is None else str(place(line))
 
 
 def hlo_to_stablehlo(text: str) -> str | None:

@@ -22,7 +22,7 @@ from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import make_pass
-from mpmd.errors import ConfigError, collect
+from mpmd.errors import ConfigError, IRError, PassError, collect
 from mpmd.options import PipelineOptions, current_options, ordered_by
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.verify import verify
@@ -35,6 +35,7 @@ from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
+from mpmd.support.readable import readable
 from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
@@ -82,7 +83,8 @@ class Partitioned:
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
     frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
-    return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
+    message = readable(diagnostic.message)
+    return f"{frames[0]}: {message}" if frames else message
 
 
 class LoweringObserver(Protocol):
@@ -144,7 +146,15 @@ class _Phases:
             self.observer.phase_begins(name, due)
         folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
         watch = dataclasses.replace(self.watch, dump_to=folder, after=self._after())
-        self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
+        try:
+            self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
+        except PassError as error:
+            raise PassError(readable(str(error)), error.diagnostics) from None
+        except IRError as error:
+            raise IRError(
+                f"mpmd made an invalid program of the step, in the phase {name!r}: this is a fault of mpmd\n"
+                "  please report it with the step, or with the folder that the option dump_to writes"
+            ) from error
         self.seconds[name] = time.perf_counter() - start
         self.ran |= {name_of(pass_) for pass_ in passes}
 
