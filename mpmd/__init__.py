@@ -2,6 +2,7 @@
 
 from mpmd import errors
 from mpmd.api.config import Config, make_config
+from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
 from mpmd.api.stages import Compiled, Lowered, Traced
 from mpmd.api.topology import Topology, make_topology

@@ -50,8 +50,20 @@ class CompileError(MpmdError, RuntimeError):
     """A fragment cannot be compiled."""
 
 
+class MiscompiledError(CompileError):
+    """Native code that its own check refused before it ran; `report` is the text of the program."""
+
+    def __init__(self, message: str, report: str = "") -> None:
+        super().__init__(message)
+        self.report = report
+
+
 class FragmentError(MpmdError, RuntimeError):
     """A fragment failed while it ran; names fragment, mesh, stage, microbatch and step."""
+
+
+class NonFiniteError(FragmentError, FloatingPointError):
+    """A fragment computed a NaN or an infinity while JAX was asked to look for them."""
 
 
 class HloError(MpmdError, ValueError):

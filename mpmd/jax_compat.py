@@ -6,7 +6,8 @@ import `jax._src`, `jaxlib` or an experimental module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -19,12 +20,16 @@ __all__ = [
     "ShapedArray",
     "array_copier",
     "as_key",
+    "closed_over",
     "compiled_for",
+    "created_by",
     "direct_call",
+    "execution_order",
     "func_dialect",
     "hlo_to_stablehlo",
     "host_callbacks",
     "in_order",
+    "inner_jaxprs",
     "is_key",
     "is_staging",
     "make_cpu_client",
@@ -33,6 +38,7 @@ __all__ = [
     "register_operation",
     "taking_packed",
     "trace_context",
+    "without_dead_code",
 ]
 
 func_dialect = _func_ops_gen._Dialect
@@ -217,6 +223,27 @@ def _call_of_known_types(
     return call
 
 
+@contextlib.contextmanager
+def execution_order(number: int) -> Iterator[bool]:
+    """What this thread starts on CPU devices inside it is ordered apart from what it starts outside.
+
+    On a device, programs of one thread run in the order in which they were started; those of one number, from
+    1 up, in the order among themselves.  Gives whether that is so: not where this jaxlib has no such orders.
+    """
+    from jaxlib import _jax
+
+    ask, choose = (getattr(_jax, f"{verb}_execution_stream_id", None) for verb in ("get", "set"))
+    if ask is None or choose is None:
+        yield False
+        return
+    outside = ask()
+    choose(number)
+    try:
+        yield True
+    finally:
+        choose(outside)
+
+
 def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
     """A function of an array of so many dims on CPUs: itself, or a copy if its elements lie in another order.
 
@@ -347,6 +374,27 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
     return tuple(found)
 
 
+def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
+    """The tracers that a traced function reads beside its arguments: its jaxpr takes them first.
+
+    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not say.
+    """
+    values = getattr(traced, "_consts", ())
+    return tuple(value for value in values if isinstance(value, jax.core.Tracer))
+
+
+def created_by(tracer: jax.core.Tracer) -> tuple[str, str]:
+    """The name of the function during whose tracing a value was created, and the place, `file:line`.
+
+    Empty where this JAX does not say.
+    """
+    from jax._src import source_info_util
+
+    name = getattr(getattr(tracer, "_debug_info", None), "func_name", "")
+    place, line = getattr(source_info_util, "summarize", None), getattr(tracer, "_line_info", None)
+    return str(name), "" if place is None or line is None else str(place(line))
+
+
 def hlo_to_stablehlo(text: str) -> str | None:
     """HLO text as StableHLO text; None where jaxlib does not translate.
 
@@ -387,3 +435,22 @@ def devices(platform: str) -> list[jax.Device]:
 def default_memory_kind(sharding: Sharding) -> str:
     """The memory in which the devices of a sharding keep arrays unless told otherwise."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
+
+
+def inner_jaxprs(equation: Any) -> list[Any]:
+    """The jaxprs that an equation holds: branches, bodies of loops, called functions."""
+    found: list[Any] = []
+    for value in equation.params.values():
+        for entry in value if isinstance(value, (tuple, list)) else (value,):
+            entry = getattr(entry, "jaxpr", entry)
+            if hasattr(entry, "eqns") and hasattr(entry, "outvars"):
+                found.append(entry)
+    return found
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without what neither its results nor its effects depend on; itself if this JAX cannot tell."""
+    from jax.interpreters import partial_eval
+
+    eliminate = getattr(partial_eval, "dce_jaxpr", None)
+    return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]

@@ -32,6 +32,8 @@ class PipelineOptions:
         split_bwd_fragments: split backward work so that what other meshes wait for is computed first;
             the zero-bubble schedules need it.
         verify_schedule_units: warn if a mesh does not have one forward and one backward unit per microbatch.
+        one_fragment_per_task: more than one fragment for a stage, microbatch and phase on a mesh is an error;
+            otherwise they are ordered together.
         merge_after_scheduling: merge unnamed work after the order of the named is known, not before.
         absorb_inferred_fragments_on_entry_point_function: absorb unnamed work outside of microbatches too.
         pipeline_schedule: the order of the microbatches on every mesh, such as `"GPipe"` or `"1F1B"`.
@@ -50,6 +52,8 @@ class PipelineOptions:
         verbose_logging: say how programs were grouped and named.
         keep_microbatches_equal: keep unnamed work around the microbatches out of their fragments, so that
             all microbatches run the same programs.
+        jax_shardings: let only whole axes of its own mesh shard what goes from fragment to fragment, as JAX
+            arrays require.
         carry_sums: add up in each microbatch what is summed behind all of them.
         split_accumulators: accumulate what arises on several meshes on each of them.
         recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
@@ -57,8 +61,8 @@ class PipelineOptions:
         scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
-        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise the
-            program keeps the order that it has.
+        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise
+            tasks are in that order as far as the data flow lets them, and there is a warning.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override what the pipeline gives the pass.
         attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
@@ -96,6 +100,7 @@ class PipelineOptions:
     heterogeneous_meshes: bool = False
     split_bwd_fragments: bool = False
     verify_schedule_units: bool = False
+    one_fragment_per_task: bool = True
     merge_after_scheduling: bool = False
     absorb_inferred_fragments_on_entry_point_function: bool = False
     pipeline_schedule: str = "GPipe"
@@ -113,6 +118,7 @@ class PipelineOptions:
     param_transfer_pattern: str = "params['transformer"
     verbose_logging: bool = False
     keep_microbatches_equal: bool = False
+    jax_shardings: bool = False
     carry_sums: bool = False
     split_accumulators: bool = False
     recompute_cheap_residuals: bool = False
@@ -193,9 +199,11 @@ USER_DEFAULTS = PipelineOptions(
     infer_transfers=True,
     infer_cross_mesh_reductions=True,
     fail_on_inferred_fragments=False,
+    one_fragment_per_task=False,
     pipeline_schedule="none",
     merge_forward_with_backward=True,
     keep_microbatches_equal=True,
+    jax_shardings=True,
     carry_sums=True,
     split_accumulators=True,
     recompute_cheap_residuals=True,

@@ -43,6 +43,10 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.heterogeneous_meshes,
         ),
         _step("mpmd-unroll-for-loops", "mesh inference knows no loops"),
+        _step(
+            "mpmd-fold-constant-branches",
+            "counters of loops are constants now; names in branches come to the top to be mapped",
+        ),
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
@@ -288,7 +292,11 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.fragment_remat,
             merge_remat_fragments=o.merge_remat_fragments,
         ),
-        _step("mpmd-verify-stage-merging", "each stage must be one program per microbatch and phase"),
+        _step(
+            "mpmd-verify-stage-merging",
+            "each stage must be one program per microbatch and phase",
+            when=o.one_fragment_per_task,
+        ),
         _step(
             "mpmd-absorb-inferred-fragments",
             "unnamed work goes to the named, now that their order is known",
@@ -320,11 +328,20 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             tidy=True,
             share=o.keep_microbatches_equal,
+            keep_groups=not o.jax_shardings,
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
-        _step("mpmd-cut-sub-axes", "JAX has no arrays that are sharded over part of an axis"),
+        _step(
+            "mpmd-cut-sub-axes",
+            "JAX has no arrays that are sharded over part of an axis",
+            when=o.jax_shardings,
+        ),
         _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
-        _step("mpmd-fit-shardings-to-meshes", "meshes that are not alike have been one mesh until here"),
+        _step(
+            "mpmd-fit-shardings-to-meshes",
+            "meshes that are not alike have been one mesh until here",
+            when=o.jax_shardings,
+        ),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
         _step(
@@ -394,6 +411,7 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-validate-no-reshards",
             "a program that only reshards is seen by its name here",
             fail_on_reshard_only_fragments=o.fail_on_reshard_only_fragments,
+            ignore_copies=o.keep_microbatches_equal,
         ),
         _step(
             "mpmd-validate-no-backward-deps",

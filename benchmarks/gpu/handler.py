@@ -133,7 +133,7 @@ class _Emitter:
         null = Value("null", "ptr")
         with FunctionBuilder(self.module, self.name, [("frame", "ptr")], result="ptr") as f:
             self.f, self.frame = f, FfiFrame(self.module, f)
-            self.frame.begin(self.traits)
+            self.frame.begin(traits=self.traits)
             for field, count in self.counts.items():
                 other = f.compare("ne", self.frame.count(field), constant(count, "i64"))
                 self._fail_if(other, f"{self.name}: the call has another {field} than {count}")

@@ -6,8 +6,12 @@ digest of their bytes is saved with them: orbax itself does not notice a byte th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +57,22 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, losses: Sequence[float]) -> None:
         """Saves the state after a number of steps, and the loss of each of them.
 
+        A checkpoint that cannot be saved whole leaves nothing behind, and the older ones as they are.
+
         Raises:
-            CheckpointError: the folder cannot be written to.
+            CheckpointError: the folder cannot be written to, or the disk is full.
         """
         arrays = _on_host(state)
         run = {"facts": self._facts, "losses": list(losses), "digest": _digest(arrays)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
         try:
-            with self._manager() as manager:
+            with _without_tracebacks(), self._manager() as manager:
                 manager.save(step, args=items)
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the latter two are tensorstore's
+            self._remove_unfinished(step)
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.directory}: {error}\n"
-                "  give --checkpoint_dir a folder that you may write to"
+                f"cannot write a checkpoint to {self.directory}: {_reason(error)}\n"
+                "  give --checkpoint_dir a folder that you may write to, on a disk with room for it"
             ) from error
 
     def restore(self, state: TrainState) -> tuple[TrainState, list[float]]:
@@ -88,6 +95,11 @@ class Checkpoints:
         if _digest(restored) != run["digest"] or len(run["losses"]) != step:
             raise self._damaged(step, "its arrays are not those that were saved")
         return state.replace(**restored), run["losses"]
+
+    def _remove_unfinished(self, step: int) -> None:
+        """Removes what a failed save wrote: orbax gives a checkpoint its name once it is whole."""
+        for path in self.directory.glob(f"{step}.*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
@@ -118,6 +130,30 @@ class Checkpoints:
                 f"the checkpoint of step {step} in {self.directory} belongs to another run:{''.join(rows)}\n"
                 "  use the same flags and data, or another --checkpoint_dir"
             )
+
+
+_FULL = re.compile(r"RESOURCE_EXHAUSTED|No space left on device|Disk quota exceeded|File too large")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line; tensorstore names the keys and files of a database before that."""
+    text = " ".join(str(error).split())
+    return f"the disk is full ({text[-200:]})" if _FULL.search(text) else text[:400]
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keeps out of the log the tracebacks of errors that orbax logs in its threads and then raises."""
+
+    def has_none(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    log = logging.getLogger("absl")
+    log.addFilter(has_none)
+    try:
+        yield
+    finally:
+        log.removeFilter(has_none)
 
 
 def _on_host(state: TrainState) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-from mpmd.errors import SignatureError
+from mpmd.api.staging import refuse
 from mpmd.jax_compat import is_staging
 
 _P = ParamSpec("_P")
@@ -38,7 +38,4 @@ def refuse_within_jit() -> None:
         SignatureError: JAX is tracing a function that calls the step.
     """
     if is_staging():
-        raise SignatureError(
-            "the step is called inside of jax.jit, a loop of jax.lax or another step\n"
-            "  a step for several meshes runs by itself: call it from outside, or use its __wrapped__"
-        )
+        refuse("jax.jit, a loop of jax.lax or another step")

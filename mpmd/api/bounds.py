@@ -55,7 +55,7 @@ class StepBounds:
         return {
             COMPUTE: sum(p.compute for p in self.parts),
             MEMORY: sum(p.memory for p in self.parts),
-            "transfer seconds": transfers,
+            "transfer seconds": float(transfers),
         }
 
     def text(self) -> str:

@@ -13,9 +13,10 @@ from mpmd.api.ambient import refuse_within_jit
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
 from mpmd.api.stages import Compiled, Lowered, Traced
+from mpmd.api.staging import bind_step
 from mpmd.api.tracing import trace
 from mpmd.errors import ConfigError
-from mpmd.jax_compat import trace_context
+from mpmd.jax_compat import closed_over, is_staging, trace_context
 
 
 def jit(
@@ -86,11 +87,20 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step; returns before it is done, as `jax.jit` does.
 
-        Under `jax.disable_jit` it runs op by op on one device, as a function under `jax.jit` does.
+        Under `jax.disable_jit` it runs op by op on one device, as a function under `jax.jit` does.  Within
+        `jax.eval_shape` and `jax.make_jaxpr` it is one equation, and nothing runs.
+
+        Raises:
+            SignatureError: the arguments are not arrays, or the step is called inside of `jax.jit`.
+            FragmentError: a fragment failed, in this step or the one before.
         """
         if jax.config.jax_disable_jit:
             return self._fn(*args, **kwargs)
         arguments = flatten(self._rules, args, kwargs)
+        if is_staging():
+            traced = self._trace(arguments.without_arrays(), args, kwargs)
+            leaves = [*closed_over(traced.jax_traced), *arguments.leaves]
+            return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
         return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -99,7 +109,7 @@ class Jitted:
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The function traced for arguments like these (arrays or `jax.ShapeDtypeStruct`s)."""
-        return trace(self._fn, self._config, self._rules, flatten(self._rules, args, kwargs), args, kwargs)
+        return self._trace(flatten(self._rules, args, kwargs), args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program partitioned, scheduled and linearized for arguments like these."""
@@ -107,13 +117,15 @@ class Jitted:
 
     def compiled(self, *args: Any, **kwargs: Any) -> Compiled:
         """What a call with arguments like these runs; compiled now if it was not before."""
+        refuse_within_jit()
         return self._compiled_for(flatten(self._rules, args, kwargs), args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets everything that was compiled, and ends the threads that ran it."""
-        for compiled in self._compiled.values():
-            compiled.close()
-        self._compiled.clear()
+        """Forgets everything that was compiled; calls under way in other threads finish.
+
+        What was compiled, its memory and its threads go with the last reference to it.
+        """
+        self._compiled = {}
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:
@@ -121,12 +133,13 @@ class Jitted:
         except (TypeError, OverflowError):  # some leaf is no array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
-        refuse_within_jit()
         found = self._compiled.get(key)
         if found is None:
-            traced = trace(self._fn, self._config, self._rules, arguments, args, kwargs)
-            found = self._compiled[key] = traced.lower().compile()
+            found = self._compiled[key] = self._trace(arguments, args, kwargs).lower().compile()
         return found
+
+    def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
+        return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"

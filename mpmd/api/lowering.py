@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,14 +14,15 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
-from mpmd.api.prepare import check_names, flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
+from mpmd.api.prepare import flat_prefix, forget_cuts, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import make_pass
-from mpmd.errors import ConfigError, collect
+from mpmd.errors import ConfigError, IRError, PassError, collect
 from mpmd.options import PipelineOptions, current_options
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.verify import verify
@@ -34,6 +36,7 @@ from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
+from mpmd.support.readable import readable
 from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
@@ -69,8 +72,8 @@ class Partitioned:
 
     @property
     def warnings(self) -> list[str]:
-        """What the passes warn about."""
-        return [_for_people(d) for d in self.diagnostics.of(Severity.WARNING)]
+        """What the passes, the schedule and the checks warn about, each once."""
+        return list(dict.fromkeys(_for_people(d) for d in self.diagnostics.of(Severity.WARNING)))
 
     @property
     def notices(self) -> list[str]:
@@ -81,7 +84,8 @@ class Partitioned:
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding behind the file and line that it is about, if they are known."""
     frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
-    return f"{frames[0]}: {diagnostic.message}" if frames else diagnostic.message
+    message = readable(diagnostic.message)
+    return f"{frames[0]}: {message}" if frames else message
 
 
 class LoweringObserver(Protocol):
@@ -143,7 +147,15 @@ class _Phases:
             self.observer.phase_begins(name, due)
         folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
         watch = dataclasses.replace(self.watch, dump_to=folder, after=self._after())
-        self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
+        try:
+            self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
+        except PassError as error:
+            raise PassError(readable(str(error)), error.diagnostics) from None
+        except IRError as error:
+            raise IRError(
+                f"mpmd made an invalid program of the step, in the phase {name!r}: this is a fault of mpmd\n"
+                "  please report it with the step, or with the folder that the option dump_to writes"
+            ) from error
         self.seconds[name] = time.perf_counter() - start
         self.ran |= {name_of(pass_) for pass_ in passes}
 
@@ -156,12 +168,18 @@ class _Phases:
 
     def warn_of_unused_overrides(self) -> None:
         """Options of passes that did not run had no effect."""
-        with diagnostics.collecting() as found:
+        with self.collecting():
             for entry in self.overrides:
                 if entry.partition("{")[0] not in self.ran:
                     diagnostics.warning(
                         f"the option {entry} has no effect: with these options its pass does not run"
                     )
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keeps what checks between the phases report."""
+        with diagnostics.collecting() as found:
+            yield
         self.diagnostics += found
 
 
@@ -171,7 +189,7 @@ def partition(
     arguments: Arguments,
     argument_paths: list[str],
     out_tree: Any,
-    names: Collection[str] = (),
+    called: CalledNames,
     observer: LoweringObserver | None = None,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
@@ -182,7 +200,7 @@ def partition(
         arguments: of the call that it was traced for.
         argument_paths: what the user calls each flat argument.
         out_tree: the pytree of its results.
-        names: names that the step was seen to call; what they name may be dead and gone.
+        called: names that the step was seen to call; what they name may be dead and gone.
         observer: is told of the module before the first pass, and after each.
 
     Raises:
@@ -191,7 +209,7 @@ def partition(
         ProgramError: the streams break a rule of the runtime.
     """
     with _ONE_AT_A_TIME, garbage_kept():
-        return _partition(lowered, config, arguments, argument_paths, out_tree, names, observer)
+        return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer)
 
 
 _ONE_AT_A_TIME = threading.RLock()  # passes share the context, what was erased, the count of edits
@@ -203,7 +221,7 @@ def _partition(
     arguments: Arguments,
     argument_paths: list[str],
     out_tree: Any,
-    names: Collection[str],
+    called: CalledNames,
     observer: LoweringObserver | None,
 ) -> Partitioned:
     start = time.perf_counter()
@@ -211,17 +229,18 @@ def _partition(
     pipeline.check_options(options)
     compiling = compile_options(options)
     module = to_module(lowered, config.topology.ir())
-    check_names(module, config, names)
-    _prepare(module, config, arguments, argument_paths, out_tree)
     phases = _Phases(module, options, observer)
+    with phases.collecting():
+        named = set(check_names(module, config, called))
+    _prepare(module, config, arguments, argument_paths, out_tree)
     if observer is not None:
         observer.begins(module)
     phases.seconds["trace"] = time.perf_counter() - start
     phases.run("import", pipeline.import_pipeline(options))
     start = time.perf_counter()
-    with diagnostics.collecting() as found:
+    with phases.collecting():
+        warn_of_vanished_names(module, named, config)
         orders = task_orders(module, config)
-    phases.diagnostics += found
     phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
@@ -230,6 +249,8 @@ def _partition(
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
     program = linearize(graph)
+    with phases.collecting():
+        warn_of_idle_meshes(program, config)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
         module, graph, program, argument_paths, options.backend, compiling, phases.diagnostics,

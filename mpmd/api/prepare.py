@@ -1,19 +1,18 @@
-"""What the user's configuration adds to a traced module: donation and shardings; and whether it fits."""
+"""What the user's configuration adds to a traced module: donation and shardings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd import ir
-from mpmd.api.config import Config, did_you_mean
+from mpmd.api.config import did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.block_order import in_block_order
-from mpmd.support.source import frames_of
 
 _MESH = "mesh"
 _CUT = "mpmd.microbatches"
@@ -208,45 +207,3 @@ def _tree_text(tree: Any, what: str) -> str:
             text = text[1:].removesuffix(no_keywords)
             break
     return text if len(text) <= 300 else f"{text[:300]} [...]"
-
-
-def check_names(module: ir.Module, config: Config, called: Collection[str]) -> None:
-    """Every name that is used must be assigned, and every name that is assigned must be used.
-
-    Names in `called` are used, although nothing may be left of what they name.
-
-    Raises:
-        ConfigError: with all names that are not, and what they may have been meant to be.
-    """
-    computations: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
-    for f in ir.funcs(module):
-        for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
-            if isinstance(op, ir.NamedComputation):
-                computations.setdefault(op.named.name, op)
-            else:
-                tensors.setdefault(ir.StringAttr(op.attributes["name"]).value, op)
-    used = {*computations, *tensors, *called}
-    unused = [name for name in config.assignment if name not in used]
-    problems = [
-        f"named computation {name!r} is not assigned to a mesh{_where(op)}"
-        f"{did_you_mean(name, unused) if unused else ''}"
-        for name, op in computations.items()
-        if name not in config.assignment and not _is_nested(op)
-    ]
-    problems += [
-        f"{name!r} is assigned to mesh {config.assignment[name].mesh!r}, but the function never uses it"
-        f"{did_you_mean(name, sorted(used)) if used else ''}"
-        for name in unused
-    ]
-    if problems:
-        raise collect(ConfigError, problems, "the assignment does not fit the function:")
-
-
-def _is_nested(op: Any) -> bool:
-    return op.operation.parent.name == "mpmd.named_computation"
-
-
-def _where(op: Any) -> str:
-    frames = frames_of(op)
-    return f" ({frames[0]})" if frames else ""

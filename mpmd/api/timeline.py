@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from mpmd.compile.backends.native_cpu.stamp import register_stamp
 from mpmd.errors import ConfigError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, writes
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, TraceRecorder
+from mpmd.runtime.trace import MeasuredSpan, Recorder, TraceRecorder, stamped_types
 from mpmd.runtime.verify import verify
+from mpmd.runtime.watchers import WatchingRecorder
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
@@ -100,15 +104,42 @@ def measured_timeline(
     meshes: Sequence[str],
     workspace: Workspace,
 ) -> tuple[list[Any], Timeline]:
-    """Runs one step with watchers on it; its flat results and what ran when.
+    """Runs one step with a recorder on it; its flat results and what ran when.
 
     The step before is waited for: a step that starts in its tail would be charged with it.
+
+    Raises:
+        FragmentError: a fragment failed.
     """
     jax.block_until_ready(leaves)
-    devices.prepare_tokens(executor.program)
-    with TraceRecorder(executor.program, devices.token) as recorder:
+    recorder = recorder_of(executor, devices)
+    with recorder:
         results = executor.run(leaves, observers=[recorder])
+    executor.synchronize()
+    warn_of_unseen(recorder)
     return results, timeline_of(executor.program, recorder.spans, meshes, workspace)
+
+
+def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
+    """What observes a step of a program on its devices; compiled, so that it takes no time later."""
+    program = executor.program
+    if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
+        devices.prepare_tokens(program)
+        return WatchingRecorder(program, devices.token)
+    stamps = Stamps(register_stamp()[0], devices)
+    stamps.prepare(stamped_types(program, executor.executables))
+    return TraceRecorder(program, executor.executables, stamps)
+
+
+def warn_of_unseen(recorder: Recorder) -> None:
+    """Warns of fragments that no one knows the times of."""
+    if recorder.unseen:
+        warnings.warn(
+            f"the timeline does not show {', '.join(recorder.unseen)}: another step with the same fragments "
+            "ran at the same time\n  measure while nothing else runs",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def timeline_of(
@@ -158,11 +189,11 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
             )
         elif isinstance(op, Run) and (s, at) in times.runs:
             start, end = times.runs[s, at]
-            if start > clock:
-                received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
-                arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
-                note = f"{_label(op)} waits for {_awaited(program, arrivals, times, clock)}"
-                spans.append(Span(stream.mesh, "idle", None, clock, start, IDLE, note=note))
+            received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
+            arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
+            for begin, stop, what, peer in _waits(program, arrivals, times, clock, start):
+                note = f"{_label(op)} waits for {what}"
+                spans.append(Span(stream.mesh, "idle", None, begin, stop, IDLE, peer, note=note))
             spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
             clock = end
     last = max((end for _, end in times.runs.values()), default=0.0)
@@ -172,18 +203,27 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
     return spans
 
 
-def _awaited(program: Program, arrivals: Mapping[Node, Node], times: _Times, clock: float) -> str:
-    """What a run waits for whose mesh is free since `clock`: the last of its messages, or the host.
+def _waits(
+    program: Program, arrivals: Mapping[Node, Node], times: _Times, free: float, start: float
+) -> Iterator[tuple[float, float, str, str]]:
+    """What a run waits for that begins at `start` on a mesh that is free since `free`, one after the other.
 
-    `arrivals` are the receives of what it reads, each with its send.
+    For the value of the last of its messages to be made, for the message, and for the host.  Each with begin,
+    end, what it is, and of a message under way the mesh that it comes from.  `arrivals` are the receives of
+    what the run reads, each with its send.
     """
+    clock = free
     last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
-    if last is None or times.messages[last][1] <= clock:
-        return "the host to enqueue it"
-    sender, maker = _maker(program, arrivals[last])
-    under_way = times.messages[last][0] <= clock
-    what = f"{'the transfer of ' * under_way}{_label(maker) if maker else 'a value'}"
-    return f"{what} {'from' if under_way else 'on'} {program.streams[sender].mesh}"
+    if last is not None:
+        sender, maker = _maker(program, arrivals[last])
+        label, mesh = _label(maker) if maker else "a value", program.streams[sender].mesh
+        waits = ((f"{label} on {mesh}", ""), (f"the transfer of {label} from {mesh}", mesh))
+        for end, (what, peer) in zip(times.messages[last], waits, strict=True):
+            if clock < min(end, start):
+                yield clock, min(end, start), what, peer
+                clock = min(end, start)
+    if clock < start:
+        yield clock, start, "the host to enqueue it", ""
 
 
 def _sends(program: Program) -> dict[Node, Node]:

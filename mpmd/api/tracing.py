@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
 from mpmd.api.stages import Traced
 from mpmd.errors import PlacementError, SignatureError
-from mpmd.jax_compat import ordered_effects
-from mpmd.tracing.names import names_called
+from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
+from mpmd.tracing.live import names_in
+from mpmd.tracing.names import decode, names_called
 
 
 @without_ambient_mesh
@@ -34,6 +35,7 @@ def trace(
     Raises:
         SignatureError: the function does not take such arguments.
         PlacementError: it does something in an order that meshes do not keep.
+        UnexpectedTracerError: it stores a value of a named computation outside of it, and reads it there.
     """
     try:
         inspect.signature(fn).bind(*args, **kwargs)
@@ -51,9 +53,11 @@ def trace(
     jitted = jax.jit(
         fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
     )
-    names = _names_of(fn)
+    names: set[str] = set()
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
+    if not is_staging():  # else what it closes over may belong to the function around it
+        _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
     if ordered:
         raise PlacementError(
@@ -61,15 +65,48 @@ def trace(
             + "\n  ".join(ordered)
             + "\n  leave out ordered=True, as of jax.debug.print and io_callback"
         )
-    return Traced(traced, config, arguments.without_arrays(), found, frozenset(names))
+    called = _called(traced.jaxpr, names)
+    return Traced(
+        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called)
+    )
+
+
+_called_by: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _called(jaxpr: Any, seen: set[str]) -> set[str]:
+    """The names that were called for a jaxpr, those included of which JAX kept nothing.
+
+    JAX does not trace a function again for equal arguments, but returns the same jaxpr.
+    """
+    return _called_by.setdefault(jaxpr, seen | names_in(jaxpr.jaxpr))
+
+
+def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
+    if not values:
+        return
+    problems = []
+    for value in values:
+        name, place = created_by(value)
+        found = decode(name)
+        inside = f"named computation {found[1]!r}" if found else f"function {name!r}"
+        problems.append(f"{inside} computed {value.aval.str_short()}" + (f" at {place}" if place else ""))
+    raise jax.errors.UnexpectedTracerError(
+        "the step uses values outside of the computations that computed them, without being given them:\n  "
+        + "\n  ".join(problems)
+        + "\n  JAX traces each named computation by itself: what it stores in an object has no value outside"
+        "\n  return it as a result, and pass it on as an argument"
+    )
 
 
 _names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
 
 
-def _names_of(fn: Callable[..., Any]) -> set[str]:
-    """The names that a function was ever seen to call: JAX does not trace it again for equal arguments."""
+def _ever_called(fn: Callable[..., Any], called: set[str]) -> frozenset[str]:
+    """The names that a function was ever seen to call, for whatever static arguments."""
     try:
-        return _names.setdefault(fn, set())
+        known = _names.setdefault(fn, set())
     except TypeError:  # it has no hash, or cannot be referred to weakly
-        return set()
+        return frozenset(called)
+    known |= called
+    return frozenset(known)

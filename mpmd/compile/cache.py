@@ -18,6 +18,8 @@ import threading
 from functools import lru_cache
 from pathlib import Path
 
+from mpmd.compile.ownership import check_folder, read_own_file
+
 log = logging.getLogger("mpmd.compile")
 
 _MAGIC = b"MPMDKEEP"
@@ -52,6 +54,7 @@ class Counts:
         hits: entries found.
         misses: entries that were not there.
         damaged: files that were removed because they were not what was written.
+        refused: entries that another user may have written, and that are not used.
         failed: entries that could not be written.
         evicted: entries removed to keep the limit.
     """
@@ -59,6 +62,7 @@ class Counts:
     hits: int = 0
     misses: int = 0
     damaged: int = 0
+    refused: int = 0
     failed: int = 0
     evicted: int = 0
 
@@ -68,7 +72,7 @@ class DiskCache:
 
     Args:
         folder: where they lie; made, for this user alone, if it is not there.  Whoever may write to it
-            decides what code runs.
+            decides what code runs, so one that others may write to is not used.
         limit: bytes that all entries together may take.
     """
 
@@ -77,6 +81,7 @@ class DiskCache:
         self.limit = limit
         self.counts = Counts()
         self._lock = threading.Lock()
+        self._notices: set[str] = set()
 
     def path_of(self, key: str) -> Path:
         """The file of an entry."""
@@ -86,7 +91,11 @@ class DiskCache:
         """What was put under a key; None if nothing was, or if it is damaged."""
         path = self.path_of(key)
         try:
-            data = path.read_bytes()
+            check_folder(self.folder)
+            data = read_own_file(path)
+        except PermissionError as error:
+            self._refuse(error)
+            return None
         except OSError:
             self._count("misses")
             return None
@@ -103,6 +112,7 @@ class DiskCache:
         """Keep bytes under a key.  Where they cannot be written, they are not kept, which is counted."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_folder(self.folder)
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -112,6 +122,8 @@ class DiskCache:
                 os.unlink(name)
                 raise
             self._keep_limit()
+        except PermissionError as error:
+            self._refuse(error)
         except OSError as error:
             self._count("failed")
             log.warning("the compile cache in %s cannot be written: %s", self.folder, error)
@@ -122,6 +134,19 @@ class DiskCache:
         log.warning("the entry %s of the compile cache is made again: %s", self.path_of(key), reason)
         with contextlib.suppress(OSError):
             self.path_of(key).unlink()
+
+    def _refuse(self, reason: PermissionError) -> None:
+        """Say, once for each reason, that something is not used because others may have written it."""
+        self._count("refused")
+        if str(reason) in self._notices:
+            return
+        self._notices.add(str(reason))
+        log.warning(
+            "the compile cache in %s does not execute what others may have written: %s\n"
+            "  give --mpmd_compile_cache_dir a folder that only you may write to",
+            self.folder,
+            reason,
+        )
 
     def _count(self, what: str) -> None:
         with self._lock:

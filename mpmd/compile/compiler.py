@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.miscompiled import write_report
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.errors import CompileError
+from mpmd.errors import CompileError, MiscompiledError
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeBackend:
-    """Native code where there is some, and XLA's, counted and warned about, where there is none."""
+    """Native code where there is some, and XLA's, counted and with the reason, where there is none."""
 
     native: NativeCpuBackend = dataclasses.field(default_factory=NativeCpuBackend)
     name: str = "native"
@@ -30,23 +30,34 @@ class NativeBackend:
         """Compiles for the devices of a mesh; see `Backend`."""
         unfit = self.native.unfit(fragment, mesh)
         if unfit:
-            return self._by_xla(fragment, mesh, (unfit,), quiet=True)
+            return self._by_xla(fragment, mesh, (unfit,))
         try:
             return self.native.compile(fragment, mesh)
+        except MiscompiledError as error:
+            return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
             refused = error
         if mesh.size > 1:  # parts that wait for other devices would have to run in the same order on all
             return self._by_xla(fragment, mesh, tuple(str(refused).splitlines()[:1]))
         try:
             return MixedBackend(self.native).compile(fragment, mesh)
+        except MiscompiledError as error:
+            return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
             reasons = str(error).splitlines() or str(refused).splitlines()[:1]
             return self._by_xla(fragment, mesh, tuple(reasons))
 
-    def _by_xla(
-        self, fragment: FragmentModule, mesh: Any, reasons: tuple[str, ...], quiet: bool = False
-    ) -> XlaExecutable:
-        return dataclasses.replace(XlaBackend().compile(fragment, mesh), reasons=reasons, quiet=quiet)
+    def _miscompiled(self, fragment: FragmentModule, mesh: Any, error: MiscompiledError) -> XlaExecutable:
+        """What is wrong in our own code is not run, and asked to be reported."""
+        path = write_report(fragment, error, self.native.options.dump)
+        reasons = (
+            "a check found a mistake in the native code before it ran; the results of XLA are right",
+            f"please report this; the text of the program is in {path}",
+        )
+        return self._by_xla(fragment, mesh, reasons)
+
+    def _by_xla(self, fragment: FragmentModule, mesh: Any, reasons: tuple[str, ...]) -> XlaExecutable:
+        return dataclasses.replace(XlaBackend().compile(fragment, mesh), reasons=reasons)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
         """Loads native or XLA's code onto another mesh; see `Backend`."""
@@ -103,6 +114,8 @@ def compile_fragments(
 ) -> dict[str, Executable]:
     """Compiles every fragment for its mesh; one that only differs in its mesh from another is loaded from it.
 
+    What XLA compiles instead of native code says why; `fallback_warning` collects that.
+
     Args:
         fragments: by name.
         meshes: by name.
@@ -119,22 +132,7 @@ def compile_fragments(
             alike(fragments, meshes),
         )
         made = {executable.name: executable for group in groups for executable in group}
-    executables = {name: made[name] for name in fragments}
-    _warn_of_fallbacks(executables)
-    return executables
-
-
-def _warn_of_fallbacks(executables: Mapping[str, Executable]) -> None:
-    """Says once for all fragments what native code was refused for, and why."""
-    lines = []
-    for name, executable in executables.items():
-        reasons = getattr(executable, "reasons", ())
-        if reasons and not getattr(executable, "quiet", False):
-            part = "in part" if isinstance(executable, MixedExecutable) else "as a whole"
-            lines.append(f"fragment {name} on {executable.fragment.mesh} is compiled by XLA {part}:")
-            lines += [f"  {reason}" for reason in reasons]
-    if lines:
-        warnings.warn("\n".join(lines), stacklevel=3)
+    return {name: made[name] for name in fragments}
 
 
 def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:

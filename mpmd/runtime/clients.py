@@ -97,17 +97,29 @@ def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dic
     """
     platform = jax_compat.default_platform()
     if platform == "cpu":
-        places = plan_places(counts, _available_cores(), pinning)
-        if any(place.cores is not None for place in places):
-            own = {place.mesh: _client(place, number) for number, place in enumerate(places)}
-            clients = {mesh: client for mesh, client in own.items() if client is not None}
-            if len(clients) == len(own):
-                return {mesh: list(client.devices()) for mesh, client in clients.items()}
-            if pinning == "always":
-                raise ConfigError("this jaxlib cannot make a CPU client per mesh; use pinning='auto'")
+        own = own_clients(counts, pinning)
+        if own:
+            return own
     elif pinning == "always":
         raise ConfigError(f"only meshes on CPU can be pinned to cores; the platform is {platform!r}")
     return _devices_in_order(counts, platform)
+
+
+def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[str, list[Any]]:
+    """CPU devices for each mesh from a client of its own; none where the rule is the default client.
+
+    Raises:
+        ConfigError: `pinning` asks for more cores than there are, or for what this jaxlib does not do.
+    """
+    places = plan_places(counts, _available_cores(), pinning)
+    if all(place.cores is None for place in places):
+        return {}
+    clients = {place.mesh: _client(place, number) for number, place in enumerate(places)}
+    if all(client is not None for client in clients.values()):
+        return {mesh: list(client.devices()) for mesh, client in clients.items() if client is not None}
+    if pinning == "always":
+        raise ConfigError("this jaxlib cannot make a CPU client per mesh; use pinning='auto'")
+    return {}
 
 
 def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
 from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
 from mpmd.runtime.program import Program
+from mpmd.runtime.trace import Recorder
 
 _REPEATS = 5
 
@@ -33,21 +34,16 @@ class ProgramCosts:
     transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
 
 
-class CostMeter:
-    """Observes a step that one thread issues, and waits for everything: each fragment runs alone.
+class OneAtATime:
+    """Observes a step that one thread issues, and waits for everything: each fragment runs alone."""
 
-    Attributes:
-        samples: seconds of every call, by the name of its fragment.
-    """
-
-    def __init__(self) -> None:
-        self.samples: dict[str, list[float]] = {}
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """What it reads is there."""
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Waits for a call; a failure is told by the executor."""
         for slot in call.outputs:
             failure_of(frame.slots[slot])
-        self.samples.setdefault(call.op.executable, []).append(time.perf_counter() - issued)
 
     def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
         """Waits for a message, so that no fragment is timed that waits for one."""
@@ -56,7 +52,7 @@ class CostMeter:
 
 
 def measure_costs(
-    executor: Executor, devices: MeshDevices, inputs: Sequence[Any]
+    executor: Executor, devices: MeshDevices, inputs: Sequence[Any], recorder: Recorder
 ) -> tuple[list[Any], ProgramCosts]:
     """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
 
@@ -66,9 +62,14 @@ def measure_costs(
     Raises:
         FragmentError: a fragment failed.
     """
-    meter = CostMeter()
-    results = executor.run(inputs, observers=[meter], one_by_one=True)
-    fragments = {name: statistics.median(seconds) for name, seconds in meter.samples.items()}
+    with recorder:
+        results = executor.run(inputs, observers=[recorder, OneAtATime()], one_by_one=True)
+    executor.synchronize()
+    samples: dict[str, list[float]] = {}
+    for span in recorder.spans:
+        if span.kind == "run":
+            samples.setdefault(span.name, []).append(span.end_s - span.start_s)
+    fragments = {name: statistics.median(seconds) for name, seconds in samples.items()}
     return results, ProgramCosts(fragments, transfer_seconds(executor.program, devices))
 
 

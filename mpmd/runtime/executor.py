@@ -33,7 +33,7 @@ from mpmd.runtime.interpreter import (
     failure_of,
     issue_all,
 )
-from mpmd.runtime.observe import NanCheck, Observers
+from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
@@ -55,7 +55,7 @@ class RuntimeOptions:
         run_ahead: calls that a mesh may have issued and not finished; bounds how long an interrupt takes
             to show, and the memory that issued work holds on devices that allocate when it is issued.
         blocking: wait in every step until everything is computed.
-        debug_nans: wait for every fragment and raise a FragmentError for the first that makes a NaN.
+        debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
     """
 
@@ -101,7 +101,7 @@ class Executor:
         """
         if options.keep_freed_memory:
             keep_freed_memory()
-        self.program, self.options = program, options
+        self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
@@ -148,7 +148,7 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
-            watching = [*observers, *([NanCheck()] if self.options.debug_nans else [])]
+            watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
             frame = Frame(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from mpmd.errors import FragmentError
+from mpmd.errors import FragmentError, NonFiniteError
 from mpmd.runtime.channels.protocol import Channel, Stopped
 from mpmd.runtime.instructions import Run, task_text
+from mpmd.support.execution_log import ExecutionLog
 
 
 class Executable(Protocol):
@@ -23,7 +24,9 @@ class Executable(Protocol):
 
     An optional attribute `asynchronous` says whether a call returns before the work is done; without
     it the executable is taken to be asynchronous.  An optional attribute `has_token` says that behind its
-    results it returns an array of one element, which is there when it has ended.
+    results it returns an array of one element, which is there when it has ended.  An optional attribute
+    `timer` says that it writes itself when it runs; without it this is seen from outside.  With an optional
+    attribute `immediate` that is true it never runs on its devices: its results are there when it returns.
     """
 
     @property
@@ -34,8 +37,25 @@ class Executable(Protocol):
         """Runs the fragment; consumes the arrays it was compiled to consume."""
 
 
+class Timer(Protocol):
+    """What writes to a log when it runs, on every device of its mesh, run after run.
+
+    An executable may have one; several executables may have the same.
+    """
+
+    @property
+    def key(self) -> int:
+        """By what a log knows it."""
+
+    def write_to(self, log: ExecutionLog | None) -> None:
+        """Writes to a log, from the next call on; to none if it is None."""
+
+
 class Observer(Protocol):
     """Watches one step while it is issued; its methods are called by the thread that issues the mesh."""
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """A fragment is about to be called; its arguments are in the frame."""
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """A fragment was called at time `issued`, in seconds; its results are in the frame."""
@@ -144,7 +164,8 @@ class CallFailed(Exception):
         if self.call.unwatched and not self.called:
             names = ", ".join(self.call.unwatched)
             unseen = f"\n  or in what it reads: {names} cannot be watched, all its results are consumed"
-        return FragmentError(text + label + unseen + (f"\n  {note}" if note else ""))
+        kind = NonFiniteError if isinstance(self.cause, FloatingPointError) else FragmentError
+        return kind(text + label + unseen + (f"\n  {note}" if note else ""))
 
 
 def _shortened(text: str) -> str:
@@ -204,8 +225,10 @@ class BoundCall:
         lane, slots = self.lane, frame.slots
         if lane.unfinished:
             lane.make_room(frame)
-        observer = frame.observer
-        issued = time.perf_counter() if observer is not None else 0.0
+        observer, issued = frame.observer, 0.0
+        if observer is not None:
+            observer.calling(self, frame)
+            issued = time.perf_counter()
         try:
             results = self.execute(*[slots[i] for i in self.inputs])
         except Exception as cause:  # whatever an executable raises is the user's to know

@@ -176,6 +176,9 @@ class MemoryMeter:
             self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
             start += len(stream.buffers)
 
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """A run is counted when it has been issued."""
+
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """A run is counted when it has been issued."""
 

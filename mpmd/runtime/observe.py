@@ -1,8 +1,9 @@
-"""Observers of a step: several at once, and the check for NaNs."""
+"""Observers of a step: several at once, and the check for NaNs and infinities."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ class Observers:
 
     members: tuple[Observer, ...]
 
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Passes it on."""
+        for member in self.members:
+            member.calling(call, frame)
+
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Passes it on."""
         for member in self.members:
@@ -35,48 +41,62 @@ class Observers:
             member.issued(instruction, frame)
 
 
-class NanCheck:
-    """Waits for every fragment and stops at the first with a NaN in its results.
+class FiniteCheck:
+    """Waits for every fragment and stops at the first with a NaN, or an infinity, in its results.
 
-    No fragment before it made one; if it came with an argument of the step, the error names that.
+    No fragment before it computed one; if it came with an argument of the step, the error names that.
     """
 
-    def __init__(self) -> None:
-        self._arguments: dict[int, tuple[str, int]] = {}
+    def __init__(self, *, nans: bool = True, infs: bool = False) -> None:
+        """Takes which of both to look for."""
+        self._tests = [
+            *([("NaN", np.isnan)] if nans else []),
+            *([("infinite", np.isinf)] if infs else []),
+        ]
+        self._arguments: dict[int, tuple[str, str]] = {}
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Nothing to look at before a call."""
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
         """Looks at the results of a call.
 
         Raises:
-            CallFailed: one of them holds a NaN, or the fragment failed on its device.
+            CallFailed: one of them holds such a value, or the fragment failed on its device.
         """
         for k, slot in enumerate(call.outputs):
             if (failure := failure_of(frame.slots[slot])) is not None:
                 raise CallFailed(call, frame.number, failure)
-            if count := count_nans(frame.slots[slot]):
-                text = f"result {k} of {len(call.outputs)} holds {_nan_values(count)}"
+            if found := self._found(frame.slots[slot]):
+                text = f"result {k} of {len(call.outputs)} holds {found}"
                 given = [self._arguments[i] for i in call.inputs if i in self._arguments]
                 if given:
                     path, of_argument = given[0]
-                    text += f", and so did argument {path} of the step: {_nan_values(of_argument)}"
+                    text += f", and so did argument {path} of the step: {of_argument}"
                 raise CallFailed(call, frame.number, FloatingPointError(text))
 
     def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
-        """Remembers arguments that hold a NaN; other instructions make no numbers."""
-        if isinstance(instruction, BoundFeed) and (count := count_nans(frame.slots[instruction.buffer])):
-            self._arguments[instruction.buffer] = (instruction.path, count)
+        """Remembers arguments that hold such a value; other instructions compute nothing."""
+        if isinstance(instruction, BoundFeed) and (found := self._found(frame.slots[instruction.buffer])):
+            self._arguments[instruction.buffer] = (instruction.path, found)
+
+    def _found(self, array: Any) -> str:
+        """What the array holds that was looked for, such as `2 NaN values`; empty if it holds none."""
+        for kind, test in self._tests:
+            if count := count_values(array, test):
+                return f"{count} {kind} value{'s' * (count > 1)}"
+        return ""
 
 
-def _nan_values(count: int) -> str:
-    return f"{count} NaN value{'s' * (count > 1)}"
+def count_values(array: Any, test: Callable[[Any], Any]) -> int:
+    """The number of elements of an array for which `test` (`np.isnan`, `np.isinf`) holds.  Waits for it.
 
-
-def count_nans(array: Any) -> int:
-    """NaN values in an array of floating or complex numbers; 0 for other element types.  Waits for it."""
+    0 for element types other than floating and complex numbers.
+    """
     if not np.issubdtype(array.dtype, np.inexact) and "float" not in str(array.dtype):
         return 0
     shards = getattr(array, "addressable_shards", None)
     if shards is None:
-        return int(np.isnan(array).sum())
+        return int(test(array).sum())
     # A view of device memory would keep it from being donated: each is dropped before the next instruction.
-    return sum(int(np.isnan(np.asarray(s.data)).sum()) for s in shards if s.replica_id == 0)
+    return sum(int(test(np.asarray(s.data)).sum()) for s in shards if s.replica_id == 0)

@@ -1,25 +1,40 @@
-"""When everything really ran: measured spans of one or more steps, and a trace file of them.
+"""When everything of a step really ran: measured spans, written down where it ran.
 
-A watcher thread per mesh waits for the results of the mesh's calls and receives in the order of issue and
-notes when they arrive.  The end of a call is that instant, late by about 0.1 ms.  Its begin is computed:
-the latest of the end of the call before on the mesh, the arrival of what it reads from other meshes, and
-its issue.  Steps that are not traced have no watchers and cost nothing.
+On CPU devices a fragment that has a `Timer`, as native ones do, writes its begin and end itself.  For any
+other, stamps are started around it: of what it reads from elsewhere before it, of a result behind it.  The
+programs of a device run in the order in which they were started, so that a stamp takes the time between two
+fragments, on the threads that run them.  A thread of Python that waits for results would not do: where
+fragments keep all cores busy it is woken milliseconds late, which then seem to belong to something else.
+Messages are stamped in an order of their own, since they are received before the fragments that need them.
+
+Devices of other platforms leave the cores to Python: see `watchers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads, writes
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
-from mpmd.runtime.order import messages
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Recv, Run, reads, writes
+from mpmd.runtime.interpreter import (
+    BoundCall,
+    BoundCopy,
+    BoundFeed,
+    BoundInstruction,
+    BoundRecv,
+    Executable,
+    Frame,
+    Observer,
+    Timer,
+    failure_of,
+)
+from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
+from mpmd.support.execution_log import Execution, ExecutionLog
+
+Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,9 +46,7 @@ class MeasuredSpan:
         name: the executable; for a transfer, the mesh it came from.
         kind: "run" or "transfer".
         stage, microbatch, phase: of the call; for a transfer, of the call that made what was sent.
-        step: number of the step.
-        start_s, end_s: begin and end.
-        issued_s: when the call was issued.
+        start_s, end_s: begin and end; a transfer begins when what it moves was made.
         at: position in the stream of the mesh.
     """
 
@@ -43,163 +56,290 @@ class MeasuredSpan:
     stage: int | None
     microbatch: int | None
     phase: str
-    step: int
     start_s: float
     end_s: float
-    issued_s: float
     at: int = -1
 
 
-@dataclasses.dataclass(slots=True)
-class _Record:
-    at: int
-    step: int
-    issued: float
-    handle: Any
-    end: float = 0.0
+class Recorder(Observer, Protocol):
+    """Observes one step: that which is run inside its `with`.
+
+    Attributes:
+        spans: what it saw, afterwards.
+        unseen: executables of which it does not know when they ran, afterwards.
+    """
+
+    spans: tuple[MeasuredSpan, ...]
+    unseen: tuple[str, ...]
+
+    def __enter__(self) -> object:
+        """Begins."""
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        """Waits until everything that it saw being issued has ended."""
 
 
-class _Watcher:
-    """Waits for handles in order and notes when they arrive."""
+class Stamper(Protocol):
+    """Makes stamps: what writes to a log, on each device of an array, when the array is there."""
 
-    def __init__(self, mesh: str) -> None:
-        self.records: list[_Record] = []
-        self._queue: queue.SimpleQueue[_Record | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._watch, name=f"mpmd-watch-{mesh}", daemon=True)
-        self._thread.start()
+    def devices_of(self, mesh: str) -> int:
+        """How many devices a mesh has: each of them writes."""
 
-    def add(self, record: _Record) -> None:
-        self._queue.put(record)
+    def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Any]:
+        """What stamps of a mesh are given that write these keys."""
 
-    def wait(self) -> None:
-        """Returns when everything added so far has arrived."""
-        reached = threading.Event()
-        self._queue.put(reached)
-        reached.wait()
+    def stamp(self, mark: Any, array: Any) -> list[Any]:
+        """Starts stamps of an array; arrays that are there when these are written."""
 
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while (record := self._queue.get()) is not None:
-            if isinstance(record, threading.Event):
-                record.set()
-                continue
-            failure_of(record.handle)  # a failure is told by the executor; here it is only an end
-            record.end, record.handle = time.perf_counter(), None
-            self.records.append(record)
+    def stamp_in_own_order(self, number: int, mark: Any, array: Any) -> list[Any]:
+        """The same, in the order of stamps of that number only; none where that cannot be."""
 
 
-def _consumed_receives(stream: Stream) -> list[int]:
-    """Positions of receives whose buffer a later run consumes: such an array cannot be waited for."""
-    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
-    return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
+_abandoned: list[ExecutionLog] = []
+"""Logs of steps that ended with an error: what was issued may still write to them."""
 
 
 class TraceRecorder:
-    """Observes steps of one program; a context manager, so that its watchers end.
+    """Observes one step of a program on CPU devices.
 
     ```
-    with TraceRecorder(program, devices.token) as recorder:
+    with TraceRecorder(program, executables, stamps) as recorder:
         executor.run(inputs, observers=[recorder])
     recorder.spans
     ```
     """
 
-    def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
-        """Takes the program, and a function that makes a tiny array which is ready when its argument is."""
+    def __init__(
+        self, program: Program, executables: Mapping[tuple[str, str], Executable], stamps: Stamper
+    ) -> None:
+        """Takes what the executor was given, and what makes stamps."""
         self.program = program
         self.spans: tuple[MeasuredSpan, ...] = ()
-        self._token = token
-        self._watchers = {stream.mesh: _Watcher(stream.mesh) for stream in program.streams}
-        self._consumed_receives = {
-            (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
-        }
+        self.unseen: tuple[str, ...] = ()
+        self._meshes = {s.mesh: _MeshRecord(s, executables, stamps) for s in program.streams}
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """Stamps what the call waits for, unless it takes the time itself, or none."""
+        self._meshes[call.mesh].begin(call, frame)
 
     def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
-        """Notes a call."""
-        if call.handle is not None:
-            self._add(call, frame, issued, call.lane.unfinished[-1].handle)
-        elif call.outputs:  # they will be consumed, and cannot be waited for
-            self._add(call, frame, issued, self._token(frame.slots[call.outputs[0]]))
+        """Stamps a result of the call, likewise."""
+        self._meshes[call.mesh].end(call, frame, issued)
 
     def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
-        """Notes a receive."""
-        if isinstance(instruction, BoundRecv):
-            array = frame.slots[instruction.buffer]
-            consumed = (instruction.mesh, instruction.at) in self._consumed_receives
-            self._add(instruction, frame, time.perf_counter(), self._token(array) if consumed else array)
-
-    def _add(self, instruction: BoundInstruction, frame: Frame, issued: float, handle: Any) -> None:
-        self._watchers[instruction.mesh].add(_Record(instruction.at, frame.number, issued, handle))
+        """Stamps a message; waits for an argument, so that the step begins when all are there."""
+        if isinstance(instruction, BoundFeed):
+            failure_of(frame.slots[instruction.buffer])
+        elif isinstance(instruction, (BoundRecv, BoundCopy)):
+            self._meshes[instruction.mesh].expect(instruction, frame)
 
     def __enter__(self) -> TraceRecorder:
+        for record in self._meshes.values():
+            record.open()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        for watcher in self._watchers.values():
-            watcher.wait()
-            watcher.close()
-        self.spans = spans_of(
-            self.program,
-            {
-                mesh: [(r.step, r.at, r.issued, r.end) for r in w.records]
-                for mesh, w in self._watchers.items()
-            },
-        )
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        records = list(self._meshes.values())
+        for record in records:
+            record.close(wait=kind is None)
+        if kind is not None:
+            _abandoned.extend(record.log for record in records)
+            return
+        runs: dict[Node, Interval] = {}
+        arrivals: dict[Node, float] = {}
+        for s, record in enumerate(records):
+            seen, arrived = record.times()
+            runs |= {(s, at): interval for at, interval in seen.items()}
+            arrivals |= {(s, at): time for at, time in arrived.items()}
+        self.unseen = tuple(dict.fromkeys(name for record in records for name in record.unseen))
+        self.spans = spans_of(self.program, runs, arrivals)
 
 
-Stamp = tuple[int, int, float, float]
-"""(step, position in the stream, time of issue, time of arrival)."""
+class _MeshRecord:
+    """What is known of one mesh.
+
+    The key of a stamp is twice the position of its instruction, and one more for the end of a call.
+    """
+
+    def __init__(
+        self, stream: Stream, executables: Mapping[tuple[str, str], Executable], stamps: Stamper
+    ) -> None:
+        self.mesh, self._stamps = stream.mesh, stamps
+        self.unseen: list[str] = []
+        self._timers: dict[int, Timer] = {}
+        self._stamped: set[int] = set()
+        self._immediate: set[int] = set()
+        self._received: list[int] = []
+        keys = []
+        for at, op in enumerate(stream.instructions):
+            if isinstance(op, Recv):
+                self._received.append(at)
+                keys.append(2 * at)
+            elif isinstance(op, Run):
+                executable = executables[stream.mesh, op.executable]
+                if getattr(executable, "immediate", False):
+                    self._immediate.add(at)
+                elif (timer := getattr(executable, "timer", None)) is not None:
+                    self._timers[at] = timer
+                else:
+                    keys += [2 * at, 2 * at + 1]
+                    self._stamped.add(at)
+        reads_of_runs = sum(len(op.inputs) + 1 for op in stream.instructions if isinstance(op, Run))
+        self._keys, self._entries = keys, reads_of_runs + len(keys) + len(self._timers)
+        self._calls: list[tuple[BoundCall, float]] = []
+        self._awaited: set[int] = set()  # slots of arrays from elsewhere that no call has waited for
+        self._handles: list[Any] = []
+
+    def open(self) -> None:
+        self.log = ExecutionLog(self._stamps.devices_of(self.mesh) * self._entries)
+        self._marks = self._stamps.marks(self.mesh, self.log, self._keys)
+        for timer in self._timers.values():
+            timer.write_to(self.log)
+
+    def expect(self, instruction: BoundRecv | BoundCopy, frame: Frame) -> None:
+        self._awaited.add(instruction.buffer)
+        if isinstance(instruction, BoundRecv):
+            mark, array = self._marks[2 * instruction.at], frame.slots[instruction.buffer]
+            self._handles += self._stamps.stamp_in_own_order(instruction.channel + 1, mark, array)
+
+    def begin(self, call: BoundCall, frame: Frame) -> None:
+        arrived = [slot for slot in dict.fromkeys(call.inputs) if slot in self._awaited]
+        self._awaited.difference_update(arrived)
+        if call.at in self._stamped:
+            for slot in arrived or call.inputs[:1]:
+                self._handles += self._stamps.stamp(self._marks[2 * call.at], frame.slots[slot])
+
+    def end(self, call: BoundCall, frame: Frame, issued: float) -> None:
+        self._calls.append((call, issued))
+        if call.handle is not None:
+            handle = call.lane.unfinished[-1].handle
+        elif call.outputs and call.at in self._stamped:  # consumed later: it is stamped before
+            handle = frame.slots[call.outputs[0]]
+        else:
+            return
+        if call.at in self._stamped:
+            self._handles += self._stamps.stamp(self._marks[2 * call.at + 1], handle)
+        else:
+            self._handles.append(handle)
+
+    def close(self, wait: bool) -> None:
+        for handle in self._handles if wait else ():
+            failure_of(handle)  # told by the executor; here it is only an end
+        for timer in self._timers.values():
+            timer.write_to(None)
+        self._handles.clear()
+
+    def times(self) -> tuple[dict[int, Interval], dict[int, float]]:
+        """When each run began and ended, and when each message was there, by position."""
+        found: dict[int, dict[int, list[Execution]]] = {}
+        for entry in self.log.entries():
+            found.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
+        counts: dict[int, int] = {}
+        for timer in self._timers.values():
+            counts[timer.key] = counts.get(timer.key, 0) + 1
+        runs: dict[int, Interval] = {}
+        number = dict.fromkeys(counts, 0)
+        clock = 0.0
+        for call, issued in self._calls:
+            interval = None
+            if call.at in self._immediate:
+                interval = (max(clock, issued),) * 2
+            elif call.at in self._stamped:
+                begun, ended = found.get(2 * call.at), found.get(2 * call.at + 1)
+                interval = _between(begun, ended, max(clock, issued))
+            else:
+                key = self._timers[call.at].key
+                devices = list(found.get(key, {}).values())
+                if devices and all(len(of_device) == counts[key] for of_device in devices):
+                    mine = [of_device[number[key]] for of_device in devices]
+                    interval = min(e.begin_s for e in mine), max(e.end_s for e in mine)
+                number[key] += 1
+            if interval is None:
+                self.unseen.append(call.op.executable)
+            else:
+                runs[call.at] = interval
+                clock = max(clock, interval[1])
+        arrivals = {at: _latest(found[2 * at]) for at in self._received if 2 * at in found}
+        return runs, arrivals
 
 
-def spans_of(program: Program, stamps: dict[str, Sequence[Stamp]]) -> tuple[MeasuredSpan, ...]:
-    """Spans from the stamps of every mesh, sorted by step, then by begin."""
+def stamped_types(
+    program: Program, executables: Mapping[tuple[str, str], Executable]
+) -> Iterator[BufferType]:
+    """The types of the buffers that may be stamped: messages, and those of fragments without a timer.
+
+    The token of such a fragment, too, if it has one.
+    """
+    for stream in program.streams:
+        for op in stream.instructions:
+            if isinstance(op, Recv):
+                yield stream.buffers[op.buffer].type
+            elif isinstance(op, Run):
+                executable = executables[stream.mesh, op.executable]
+                if getattr(executable, "timer", None) is None:
+                    yield from (stream.buffers[b].type for b in (*op.inputs, *op.outputs))
+                    if getattr(executable, "has_token", False):
+                        yield BufferType((), "int8", stream.mesh)
+
+
+def _between(
+    begun: Mapping[int, list[Execution]] | None, ended: Mapping[int, list[Execution]] | None, earliest: float
+) -> Interval | None:
+    """From the first device that could begin to the last that had ended; a fragment may read nothing."""
+    if not ended:
+        return None
+    begin = min((max(e.begin_s for e in of) for of in begun.values()), default=0.0) if begun else earliest
+    return begin, _latest(ended)
+
+
+def _latest(stamps: Mapping[int, list[Execution]]) -> float:
+    return max(entry.end_s for of_device in stamps.values() for entry in of_device)
+
+
+def spans_of(
+    program: Program, runs: Mapping[Node, Interval], arrivals: Mapping[Node, float]
+) -> tuple[MeasuredSpan, ...]:
+    """Spans of one step, sorted by begin.
+
+    The runs of a mesh do not overlap: what one device of several begins before the others have ended counts
+    from there.  A message that a run needed was there when that began, whenever this was seen.
+
+    Args:
+        program: what ran.
+        runs: when each run began and ended, by (stream, position).
+        arrivals: when each received message was there.
+    """
     sources = _message_sources(program)
-    steps = sorted({stamp[0] for records in stamps.values() for stamp in records})
     spans: list[MeasuredSpan] = []
-    for step in steps:
-        arrived = {
-            (s, at): end
-            for s, stream in enumerate(program.streams)
-            for number, at, _, end in stamps.get(stream.mesh, ())
-            if number == step
-        }
-        for s, stream in enumerate(program.streams):
-            previous = 0.0
-            received: dict[int, float] = {}
-            for number, at, issued, end in stamps.get(stream.mesh, ()):
-                if number != step:
-                    continue
-                op = stream.instructions[at]
-                if isinstance(op, Recv):
-                    received[op.buffer] = end
-                    made = sources.get((s, at))
-                    if made is not None and made in arrived:
-                        run = program.streams[made[0]].instructions[made[1]]
-                        assert isinstance(run, Run)
-                        name = program.streams[made[0]].mesh
-                        spans.append(
-                            _span(stream.mesh, name, "transfer", run, step, arrived[made], end, issued, at)
-                        )
-                elif isinstance(op, Run):
-                    inputs = [received[b] for b in reads(op) if b in received]
-                    begin = min(max([previous, issued, *inputs]), end)
-                    spans.append(_span(stream.mesh, op.executable, "run", op, step, begin, end, issued, at))
-                    previous = end
-    return tuple(sorted(spans, key=lambda span: (span.step, span.start_s, span.mesh, span.name)))
+    begins: dict[tuple[int, int], float] = {}  # of the first run that reads a buffer
+    for s, stream in enumerate(program.streams):
+        clock = 0.0
+        for at, op in enumerate(stream.instructions):
+            if isinstance(op, Run) and (s, at) in runs:
+                start = max(clock, runs[s, at][0])
+                clock = max(start, runs[s, at][1])
+                spans.append(_span(stream.mesh, op.executable, "run", op, start, clock, at))
+                for buffer in reads(op):
+                    begins.setdefault((s, buffer), start)
+    for (s, at), source in sources.items():
+        stream, made = program.streams[s], runs.get(source)
+        op = stream.instructions[at]
+        assert isinstance(op, Recv)
+        ends = [t for t in (arrivals.get((s, at)), begins.get((s, op.buffer))) if t is not None]
+        if made is not None and ends:
+            run = program.streams[source[0]].instructions[source[1]]
+            assert isinstance(run, Run)
+            name = program.streams[source[0]].mesh
+            end = max(made[1], min(ends))
+            spans.append(_span(stream.mesh, name, "transfer", run, made[1], end, at))
+    return tuple(sorted(spans, key=lambda span: (span.start_s, span.mesh, span.name)))
 
 
-def _span(
-    mesh: str, name: str, kind: str, op: Run, step: int, start: float, end: float, issued: float, at: int
-) -> MeasuredSpan:
-    return MeasuredSpan(
-        mesh, name, kind, op.stage, op.microbatch, op.phase, step, min(start, end), end, issued, at
-    )
+def _span(mesh: str, name: str, kind: str, op: Run, start: float, end: float, at: int) -> MeasuredSpan:
+    return MeasuredSpan(mesh, name, kind, op.stage, op.microbatch, op.phase, start, end, at)
 
 
-def _message_sources(program: Program) -> dict[tuple[int, int], tuple[int, int]]:
+def _message_sources(program: Program) -> dict[Node, Node]:
     """For each receive the run that made what it receives, as (stream, position); relays are left out."""
     makers = []
     for stream in program.streams:
@@ -216,48 +356,3 @@ def _message_sources(program: Program) -> dict[tuple[int, int], tuple[int, int]]
             if buffer in makers[s]:
                 sources[message.recv] = (s, makers[s][buffer])
     return sources
-
-
-def bubble_fraction(spans: Iterable[MeasuredSpan]) -> float:
-    """The part of the time between the first begin and the last end in which meshes ran nothing."""
-    runs = [span for span in spans if span.kind == "run"]
-    if not runs:
-        return 0.0
-    meshes = {span.mesh for span in runs}
-    whole = max(s.end_s for s in runs) - min(s.start_s for s in runs)
-    busy = sum(s.end_s - s.start_s for s in runs)
-    return max(0.0, 1.0 - busy / (whole * len(meshes))) if whole > 0 else 0.0
-
-
-def chrome_trace(spans: Iterable[MeasuredSpan]) -> str:
-    """JSON for Perfetto or chrome://tracing: a process per mesh, a row for runs and one for transfers."""
-    spans = list(spans)
-    origin = min((span.start_s for span in spans), default=0.0)
-    numbers = {mesh: k for k, mesh in enumerate(sorted({span.mesh for span in spans}))}
-    events: list[dict[str, Any]] = []
-    for mesh, k in numbers.items():
-        events.append({"ph": "M", "name": "process_name", "pid": k, "args": {"name": f"mesh {mesh}"}})
-        for tid, name in enumerate(("fragments", "transfers")):
-            events.append({"ph": "M", "name": "thread_name", "pid": k, "tid": tid, "args": {"name": name}})
-    for span in spans:
-        task = "" if span.microbatch is None else f" {span.microbatch}"
-        transfer = span.kind == "transfer"
-        events.append(
-            {
-                "ph": "X",
-                "name": f"from {span.name}{task}" if transfer else f"{span.name}{task}",
-                "cat": span.kind,
-                "pid": numbers[span.mesh],
-                "tid": int(transfer),
-                "ts": round((span.start_s - origin) * 1e6, 3),
-                "dur": round((span.end_s - span.start_s) * 1e6, 3),
-                "args": {
-                    "stage": span.stage,
-                    "microbatch": span.microbatch,
-                    "phase": span.phase,
-                    "step": span.step,
-                    "issued_us": round((span.issued_s - origin) * 1e6, 3),
-                },
-            }
-        )
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)

@@ -25,7 +25,8 @@ class Span:
         start_s: seconds from the begin of the step.
         end_s: likewise.
         kind: ``compute``, ``transfer`` or ``idle``.
-        peer: of a transfer, the mesh that receives.
+        peer: of a transfer, the mesh that receives; of an idle span in which the mesh waits for a message
+            under way, the mesh that sent it.
         nbytes: of a transfer, what it moves; of a computation, what the mesh holds while it runs, if known.
         note: more for the reader; of an idle span, what the mesh waits for.
     """
@@ -152,6 +153,18 @@ class Timeline:
     def idle_s(self, mesh: str) -> float:
         """Seconds of the step in which a mesh did not compute."""
         return self.makespan_s - self.busy_s(mesh)
+
+    def waiting_s(self, mesh: str) -> float:
+        """Seconds of the step in which a mesh did not compute and a message that it needed was under way."""
+        return sum(span.seconds for span in self.idle(mesh) if span.peer)
+
+    def breakdown(self, mesh: str) -> dict[str, float]:
+        """Seconds of the step by what a mesh did: `busy`, `transfer` and `idle`, which add up to the step.
+
+        `transfer` is the time in which it had nothing to compute and waited for a message under way.
+        """
+        busy, waiting = self.busy_s(mesh), self.waiting_s(mesh)
+        return {"busy": busy, "transfer": waiting, "idle": self.makespan_s - busy - waiting}
 
     def bubble_fraction(self, mesh: str | None = None) -> float:
         """The part of the step in which a mesh did not compute; without a mesh, over all meshes."""

@@ -20,14 +20,12 @@ def axes_of(mesh: ir.sdy.MeshAttr) -> dict[str, int]:
 
 
 def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
-    """The same shardings, one per value, of the axes of the sdy mesh called `name`."""
-    return ir.sdy.TensorShardingPerValueAttr.get(
-        [
-            ir.sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
-            for s in map(ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr(shardings).shardings)
-        ],
-        ir.context(),
-    )
+    """The same sharding, or shardings of several values, of the axes of the sdy mesh called `name`."""
+    if ir.sdy.TensorShardingAttr.isinstance(shardings):
+        s = ir.sdy.TensorShardingAttr(shardings)
+        return ir.sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
+    of_values = ir.sdy.TensorShardingPerValueAttr(shardings).shardings
+    return ir.sdy.TensorShardingPerValueAttr.get([on_sdy_mesh(s, name) for s in of_values], ir.context())
 
 
 def axes_by_dim(sharding: ir.Attribute) -> list[list[ir.sdy.AxisRefAttr]]:

@@ -68,14 +68,14 @@ class Diagnostics(list[Diagnostic]):
         Raises:
             PassError: if there is at least one error.
         """
-        errors = self.errors
-        if not errors:
+        messages = list(dict.fromkeys(d.message for d in self.errors))  # microbatches repeat them
+        if not messages:
             return
-        if len(errors) == 1:
-            text = errors[0].message
+        if len(messages) == 1:
+            text = messages[0]
         else:
-            text = f"{len(errors)} errors:\n" + "\n".join(
-                f"  {n}. {_indented(d.message)}" for n, d in enumerate(errors, 1)
+            text = f"{len(messages)} errors:\n" + "\n".join(
+                f"  {n}. {_indented(message)}" for n, message in enumerate(messages, 1)
             )
         raise PassError(text, tuple(self))
 

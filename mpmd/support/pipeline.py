@@ -71,11 +71,15 @@ def run_pipeline(
         for number, pass_ in enumerate(passes, first):
             if name_of(pass_) in watch.disabled:
                 continue
-            changed = _run_one(number, pass_, module, watch, timing)
+            try:
+                changed = _run_one(number, pass_, module, watch, timing)
+            except Exception:
+                found.raise_if_errors()  # a late error explains what follows from it
+                raise
             if found.of(diagnostics.Severity.ERROR):
                 found.raise_if_errors()
             _look_at(number, pass_, module, watch, changed)
-        if not watch.verify_each:
+        if not watch.verify_each and not found.errors:
             watch.verify(module)
     found.raise_if_errors()
     return found

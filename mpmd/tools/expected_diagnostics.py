@@ -2,9 +2,9 @@
 
     // expected-error@+1 {{words that the message contains}}
 
-The kinds are `error`, `warning`, `remark` and `note`; `-re` behind the kind makes the words a regular
-expression.  The place is the comment's own line, or `@+N`, `@-N`, `@above`, `@below` (the nearest line
-that holds no expectation), or `@unknown`.
+The kinds are `error`, `warning`, `remark` and `note`.  With `-re` behind the kind, what is in an inner `{{}}`
+is a regular expression, in which `.` matches ends of lines too.  The place is the comment's own line, or
+`@+N`, `@-N`, `@above`, `@below` (the nearest line that holds no expectation), or `@unknown`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ class Expectation:
         if self.kind != finding.kind or self.line != finding.line:
             return False
         if self.is_regex:
-            return re.search(_as_regex(self.words), finding.message) is not None
+            return re.search(_as_regex(self.words), finding.message, re.DOTALL) is not None
         return self.words in finding.message
 
 
 def _as_regex(words: str) -> str:
-    """What stands in inner `{{}}` is a regular expression, all else literal; without any, all is one."""
-    if "{{" not in words:
-        return words
+    """What is in inner `{{}}` is a regular expression, all else literal."""
     parts = re.split(r"\{\{(.*?)\}\}", words)
-    return "".join(part if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    return "".join(f"(?:{part})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
 def expectations(text: str) -> list[Expectation]:
@@ -90,14 +88,15 @@ def mismatches(
 ) -> Iterator[Finding]:
     """An error for each finding that was not expected, then for each expectation that was not met.
 
-    Every expectation admits one finding.  Notes need not be expected; with `only_expected` nothing need be.
+    An expectation may admit several findings, as in MLIR; those that have none yet come first.  Notes need
+    not be expected; with `only_expected` nothing need be.
     """
     open_ = list(expected)
     for finding in findings:
-        match = next((e for e in open_ if e.admits(finding)), None)
-        if match is not None:
+        match = next((e for e in [*open_, *expected] if e.admits(finding)), None)
+        if match in open_:
             open_.remove(match)
-        elif finding.kind != "note" and not only_expected:
+        elif match is None and finding.kind != "note" and not only_expected:
             yield Finding(
                 "error", f"unexpected {finding.kind}: {finding.message}", finding.line, finding.column
             )

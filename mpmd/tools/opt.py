@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from jax.extend.mlir import ir as mlir
 
 from mpmd import ir, pipeline
-from mpmd.errors import IRError, MpmdError, PassError, collect
+from mpmd.errors import IRError, MpmdError, PassError, close_to, collect
 from mpmd.passes import PASSES
 from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.passes.verify import violations
@@ -31,7 +31,7 @@ from mpmd.support.source import location_of
 from mpmd.tools.command_line import Result, run_pieces, run_script, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import Recorder
-from mpmd.tools.opt_arguments import USAGE, Command, read_command
+from mpmd.tools.opt_arguments import FLAGS, OF_MLIR_OPT, USAGE, Command, read_command
 
 
 def run() -> None:
@@ -47,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_file(command: Command, text: str) -> tuple[bool, str]:
     """Whether all of a file went well, and what is to be printed; writes the page that is asked for."""
+    for name in command.ignored:
+        meant = "" if name in OF_MLIR_OPT else close_to(name, FLAGS)
+        sys.stderr.write(f"mpmd-opt: warning: -{name} has no effect here{meant}\n")
     recorder = Recorder() if command.html else None
     with _log_to_stderr(), _dialects(command.allow_unregistered):
         ok, printed, said = run_pieces(
@@ -94,7 +97,13 @@ def run_text(text: str, command: Command, timing: Timing, recorder: Recorder | N
     if command.verify_diagnostics:
         wrong = list(mismatches(expectations(text), findings, command.only_expected))
         return Result(not wrong, printed, wrong)
-    return Result(printed is not None, printed, findings)
+    return Result(printed is not None, printed, [f for f in findings if _is_reported(f, command)])
+
+
+def _is_reported(finding: Finding, command: Command) -> bool:
+    if finding.kind == "note":
+        return not command.without_notes
+    return finding.kind in command.reported
 
 
 def _run_passes(
@@ -148,9 +157,14 @@ def _printed(module: mlir.Module, command: Command) -> str:
     """The module's text in the form that was asked for."""
     text: str = module.operation.get_asm(
         enable_debug_info=command.locations,
+        pretty_debug_info=command.pretty_locations,
         print_generic_op_form=command.generic,
         use_local_scope=command.local_scope,
+        use_name_loc_as_prefix=command.names_from_locations,
+        assume_verified=command.assume_verified,
+        skip_regions=command.skip_regions,
         large_elements_limit=command.elements_limit,
+        large_resource_limit=command.resource_limit,
     )
     return text
 

@@ -30,10 +30,15 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -mlir-print-ir-after-change likewise, but only after passes that changed it
   -mlir-print-ir-after=NAMES  likewise, but only after these passes; names stand between commas
   -mlir-print-ir-before-all   likewise, before each pass; -mlir-print-ir-before=NAMES: before these
-  -mlir-print-debuginfo       print locations
+  -mlir-print-debuginfo       print locations; -mlir-pretty-debuginfo: in a form that is easier to read
   -mlir-print-op-generic      print ops in their generic form
   -mlir-print-local-scope     print types and attributes where they are used, without aliases
+  -mlir-print-assume-verified print without verifying first; -mlir-print-skip-regions: without regions
+  -mlir-use-nameloc-as-prefix name values after the names in their locations
   -mlir-elide-elementsattrs-if-larger=N   leave out constants of more than N elements
+  -mlir-elide-resource-strings-if-larger=N   leave out resources of more than N characters
+  -mlir-diagnostic-verbosity-level=LEVEL   report errors, or warnings too, or remarks too (default)
+  -mlir-disable-diagnostic-notes   leave out notes
   -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and pipelines
@@ -46,18 +51,46 @@ _SWITCHES = {
     "mlir-print-ir-before-all": "print_before_all",
     "mlir-print-ir-after-change": "print_after_change",
     "mlir-print-debuginfo": "locations",
+    "mlir-pretty-debuginfo": "pretty_locations",
     "mlir-print-op-generic": "generic",
     "mlir-print-local-scope": "local_scope",
+    "mlir-print-assume-verified": "assume_verified",
+    "mlir-print-skip-regions": "skip_regions",
+    "mlir-use-nameloc-as-prefix": "names_from_locations",
+    "mlir-disable-diagnostic-notes": "without_notes",
     "mlir-timing": "timing",
 }
-_WITHOUT_EFFECT = {  # of mlir-opt: what they ask for is so here, or does not exist
-    "mlir-disable-threading",
-    "mlir-pretty-debuginfo",
-    "mlir-print-ir-module-scope",
+_LIMITS = {
+    "mlir-elide-elementsattrs-if-larger": "elements_limit",
+    "mlir-elide-resource-strings-if-larger": "resource_limit",
+}
+_VERBOSITY = {
+    "errors": frozenset({"error"}),
+    "warnings": frozenset({"error", "warning"}),
+    "remarks": frozenset({"error", "warning", "remark"}),
+}
+_TRUE_HERE = ("mlir-disable-threading", "mlir-print-ir-module-scope", "no-implicit-module")
+"""What these flags of mlir-opt ask for is always so."""
+OF_MLIR_OPT = {
+    "mlir-generate-reproducer",
+    "mlir-output-format",
+    "mlir-pass-pipeline-crash-reproducer",
+    "mlir-pass-pipeline-local-reproducer",
+    "mlir-pass-statistics",
+    "mlir-pass-statistics-display",
+    "mlir-print-elementsattrs-with-hex-if-larger",
+    "mlir-print-ir-after-failure",
+    "mlir-print-ir-tree-dir",
     "mlir-print-op-on-diagnostic",
     "mlir-print-stacktrace-on-diagnostic",
-    "no-implicit-module",
+    "mlir-print-unique-ssa-ids",
+    "mlir-print-value-users",
+    "mlir-timing-display",
+    "mlir-very-unsafe-disable-verifier-on-parsing",
 }
+"""Flags of mlir-opt that are accepted and have no effect."""
+FLAGS = (*_SWITCHES, *_LIMITS, "mlir-diagnostic-verbosity-level", *_TRUE_HERE)
+"""The flags that are known, to suggest one where another is meant."""
 _STANDS_FOR = {  # passes of StableHLO that jaxlib does not have, and ours that does what programs here need
     "stablehlo-aggressive-simplification": "mpmd-simplify-stablehlo",
     "stablehlo-target-independent-optimization": "mpmd-simplify-stablehlo",
@@ -76,9 +109,17 @@ class Command(TextCommand):
     print_after: frozenset[str] = frozenset()
     print_before: frozenset[str] = frozenset()
     locations: bool = False
+    pretty_locations: bool = False
     generic: bool = False
     local_scope: bool = False
+    assume_verified: bool = False
+    skip_regions: bool = False
+    names_from_locations: bool = False
     elements_limit: int | None = None
+    resource_limit: int | None = None
+    reported: frozenset[str] = _VERBOSITY["remarks"]
+    without_notes: bool = False
+    ignored: list[str] = dataclasses.field(default_factory=list)
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -86,6 +127,8 @@ def read_command(argv: Sequence[str]) -> Command:
 
     Raises:
         ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
+
+    Flags of mlir-opt that begin with `mlir-` and are not known here are accepted, and noted in `ignored`.
     """
     command = Command()
 
@@ -111,12 +154,18 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
         command.print_after |= set(value.split(","))
     elif name == "mlir-print-ir-before":
         command.print_before |= set(value.split(","))
-    elif name == "mlir-elide-elementsattrs-if-larger":
+    elif name in _LIMITS:
         if not value.isdigit():
-            raise ConfigError(f"-{name}: {value!r} is no number of elements\n  such as -{name}=16")
-        command.elements_limit = int(value)
+            raise ConfigError(f"-{name}: {value!r} is not a number\n  such as -{name}=16")
+        setattr(command, _LIMITS[name], int(value))
+    elif name == "mlir-diagnostic-verbosity-level":
+        if value not in _VERBOSITY:
+            raise ConfigError(f"-{name}: {value!r} is not one of {', '.join(_VERBOSITY)}")
+        command.reported = _VERBOSITY[value]
+    elif name.startswith("mlir-") and name not in _TRUE_HERE:
+        command.ignored.append(name)
     else:
-        return name in _WITHOUT_EFFECT
+        return name in _TRUE_HERE
     return True
 
 

@@ -7,6 +7,8 @@
     while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
     any other call, or composite       -->  its body
 
+Names in branches and other regions become operations there; import folds the branches whose index is known.
+
 How often a name was transposed stands in the location of its call, such as
 `jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass counts as
 backward work, for that is when it runs: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
@@ -15,10 +17,12 @@ backward work, for that is when it runs: `transpose(jvp(checkpoint))/rematted_co
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import re
 
 from mpmd import ir
+from mpmd.passes import regions
 from mpmd.tracing.inline import body_copy, inline_all, inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
@@ -26,7 +30,27 @@ from mpmd.tracing.scans import counted_loop, make_for, unroll
 # The class of the objects that the bindings make; the one they show lies below it and only builds.
 _Composite = next(kind for kind in ir.stablehlo.CompositeOp.__mro__ if "OPERATION_NAME" in vars(kind))
 
-_TRANSPARENT = ("tensor", "broadcast", "reduce")
+_BARRIER = "stablehlo.optimization_barrier"
+_HINTS = ("broadcast", "reduce")
+_TRANSPARENT = ("tensor", *_HINTS)
+
+
+class Scope(enum.Enum):
+    """Where ops are, which decides what becomes of calls and loops.
+
+    `ENTRY` is the body of the entry function: calls and loops stay.  `INNER` is a callee, a branch or another
+    region: loops over names are unrolled.  `NAMED` is a named computation, all of which runs on one mesh:
+    loops stay as they are.
+    """
+
+    ENTRY = enum.auto()
+    INNER = enum.auto()
+    NAMED = enum.auto()
+
+    @property
+    def of_regions(self) -> Scope:
+        """The scope of what is in regions of ops here."""
+        return Scope.NAMED if self is Scope.NAMED else Scope.INNER
 
 
 @dataclasses.dataclass
@@ -48,7 +72,7 @@ class Expansion:
         main.topology = self.topology
         for composite in ir.walk(self.module, _Composite):
             _call_decomposition(composite)
-        self.expand(main.body, 0, top=True)
+        self.expand(main.body, 0, Scope.ENTRY)
         kept = {"main", *self.callees.values()}
         for name in original - kept:
             if not self.symbols[name].is_public:
@@ -64,50 +88,68 @@ class Expansion:
     def _names_in(self, op: ir.Op) -> bool:
         return any(self.holds_names(call.callee.value) for call in ir.walk(op, ir.FuncCall))
 
-    def expand(self, block: ir.Block, count: int, top: bool) -> None:
-        """Converts the ops of a block; `count` is how often its function was transposed.
+    def _names_in_branches(self, loop: ir.Op) -> bool:
+        """Whether a conditional in a loop, or in a function that it calls, holds names.
 
-        `top` says that it is the entry function, where calls and loops may stay.
+        Then iterations may differ in the names that they run.  Microbatches do not.
         """
-        self.expand_ops(ir.ops(block), count, top)
+        for op in ir.walk(loop):
+            if regions.is_conditional(op) and self._names_in(op):
+                return True
+            if isinstance(op, ir.FuncCall) and decode(op.callee.value) is None:
+                if self._names_in_branches(self.symbols[op.callee.value]):
+                    return True
+        return False
 
-    def expand_call(self, call: ir.FuncCall, count: int, top: bool) -> None:
+    def expand(self, block: ir.Block, count: int, scope: Scope) -> None:
+        """Converts the ops of a block; `count` is how often its function was transposed."""
+        self.expand_ops(ir.ops(block), count, scope)
+
+    def expand_call(self, call: ir.FuncCall, count: int, scope: Scope) -> None:
         """Converts one call."""
         symbol = call.callee.value
         kind, name = decode(symbol) or ("", "")
         count = _transposed(call, count)
         if kind == "comp":
             self.make_named_computation(call, ir.Origin(name, count))
+        elif kind in _HINTS and not _is_in_function(call):
+            ir.replace(call, list(call.operands))
         elif kind in _TRANSPARENT:
             _make_marks(call, kind, name)
         elif kind == MICROBATCHES:
             _mark_cut(inline_call(call, self.symbols[symbol]), int(name))
-        elif kind == "call" and top:
+        elif kind == "call" and scope is Scope.ENTRY:
             inner = inline_call(call, self.symbols[symbol])
             for op in inner:
                 if isinstance(op, ir.FuncCall):
                     self.make_call(op, _transposed(op, count), int(name))
-        elif kind == "callee" and top:
+        elif kind == "callee" and scope is Scope.ENTRY:
             self.make_call(call, count, None)
         elif kind or self.holds_names(symbol):
-            self.expand_ops(inline_call(call, self.symbols[symbol]), count, top)
+            self.expand_ops(inline_call(call, self.symbols[symbol]), count, scope)
         else:
             for op in inline_call(call, self.symbols[symbol]):
                 self._inline_inside(op)
 
-    def expand_ops(self, ops: list[ir.Op], count: int, top: bool) -> None:
+    def expand_ops(self, ops: list[ir.Op], count: int, scope: Scope) -> None:
         """Converts ops of a block, or those that were just inlined into one."""
         for op in ops:
             if isinstance(op, ir.FuncCall):
-                self.expand_call(op, count, top)
-            elif op.operation.name == "stablehlo.optimization_barrier" and len(op.operands) > 1:
-                _split_barrier(op)
-            elif op.operation.name == "stablehlo.while" and self._names_in(op):
-                self.expand_loop(op, count, top)
-            else:
+                self.expand_call(op, count, scope)
+            elif not len(op.operation.regions):
+                if op.operation.name == _BARRIER and len(op.operands) > 1 and _is_in_function(op):
+                    _split_barrier(op)
+            elif not self._names_in(op):
                 self._inline_inside(op)
+            elif op.operation.name == "stablehlo.while" and scope is not Scope.NAMED:
+                self.expand_loop(op, count, scope)
+            else:
+                for region in op.operation.regions:
+                    for block in region.blocks:
+                        self.expand(block, count, scope.of_regions)
 
     def _inline_inside(self, op: ir.Op) -> None:
+        """Inlines the calls in an op without names, or such a call itself."""
         if isinstance(op, ir.FuncCall):
             for inner in inline_call(op, self.symbols[op.callee.value]):
                 self._inline_inside(inner)
@@ -119,7 +161,7 @@ class Expansion:
     def make_named_computation(self, call: ir.FuncCall, origin: ir.Origin) -> None:
         """Puts the callee's body into a named computation; names in it become nested ones."""
         copy = body_copy(self.symbols[call.callee.value])
-        self.expand(copy.body, origin.transpose_count, top=False)
+        self.expand(copy.body, origin.transpose_count, Scope.NAMED)
         returned = copy.returned
         op = ir.create(
             "mpmd.named_computation", list(call.operands), [r.type for r in call.results], ir.before(call),
@@ -155,26 +197,41 @@ class Expansion:
         ir.put(copy, "sym_visibility", ir.StringAttr.get("private"))
         self.symbols[chosen] = copy
         copy.topology = self.topology
-        self.expand(copy.body, count, top=False)
+        self.expand(copy.body, count, Scope.INNER)
         return chosen
 
-    def expand_loop(self, loop: ir.Op, count: int, top: bool) -> None:
-        """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere."""
-        counted = counted_loop(loop)
-        if not top:
-            self.expand_ops(unroll(counted), count, top=False)
+    def expand_loop(self, loop: ir.Op, count: int, scope: Scope) -> None:
+        """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
+
+        One whose iterations choose between names is unrolled there, too: a callee cannot be one program for
+        all of them.
+        """
+        counted = counted_loop(loop, self._called_in(loop))
+        if scope is not Scope.ENTRY or self._names_in_branches(loop):
+            self.expand_ops(unroll(counted), count, scope)
             return
         made = make_for(counted)
-        count = _transposed(made, count)
-        for op in ir.ops(made.body):
+        for op in ir.ops(made.body):  # their own locations say how often the loop was transposed
             if isinstance(op, ir.FuncCall) and self.holds_names(op.callee.value):
                 kind, _ = decode(op.callee.value) or ("", "")
                 if kind in ("", "callee"):
                     self.make_call(op, _transposed(op, count), None)
-                else:
-                    self.expand_call(op, count, top=False)
-            else:
-                self._inline_inside(op)
+                    continue
+            self.expand_ops([op], count, Scope.INNER)
+
+    def _called_in(self, op: ir.Op) -> list[str]:
+        """The names of the computations that an op, or a function that it calls, holds."""
+        found: dict[str, None] = {}
+        for call in ir.walk(op, ir.FuncCall):
+            kind, name = decode(call.callee.value) or ("", "")
+            below = [name] if kind == "comp" else self._called_in(self.symbols[call.callee.value])
+            found.update(dict.fromkeys(below))
+        return list(found)
+
+
+def _is_in_function(op: ir.Op) -> bool:
+    """Whether an op is in the body of a function or of a loop over microbatches, in no other region."""
+    return isinstance(op.operation.parent.opview, (ir.Func, ir.For))
 
 
 def _transposed(op: ir.Op, count: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from mpmd.errors import ConfigError
+from mpmd.tracing import haiku
 from mpmd.tracing.bound import taking_anything
 from mpmd.tracing.linen import is_initializing, mutable_states, returning_changes, write_changes
 from mpmd.tracing.nnx import call_with_modules, has_modules
@@ -59,10 +60,11 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays;
     arguments that are none, such as `True` or `"train"`, are what they are inside too.
 
-    It may be a submodule of a flax module, a method of one, or close over some.  While linen initialises
-    them, it is called as it is, because parameters must not be made inside of a nested jit.  What modules
-    change, such as statistics of batches, are results of the computation too: of linen modules, and of nnx
-    modules that it is, closes over or is given.
+    It may be a submodule of a flax module, a method of one, or close over some, and it may call haiku
+    modules.  While linen or haiku initialise them, it is called as it is, because parameters must not be
+    created inside of a nested jit.  What modules change, such as statistics of batches, are results of the
+    computation too: of linen modules, of nnx modules that it is, closes over or is given, and the state and
+    random keys of `hk.transform`.
 
     Source: openxla/shardy MPMD, `mpmd.named_computation`.
 
@@ -86,8 +88,10 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _note(chosen)
-        if is_initializing(fn):
+        if is_initializing(fn) or haiku.is_creating_parameters():
             return fn(*args, **kwargs)
+        if haiku.inside_transform():
+            return haiku.call_with_state(fn, args, kwargs, under_name)
         if has_modules(fn, args, kwargs):
             return call_with_modules(fn, args, kwargs, under_name)
         states = mutable_states(fn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.errors import PlacementError
@@ -23,8 +24,12 @@ class CountedLoop:
         return self.op.regions[1].blocks[0]
 
 
-def counted_loop(op: ir.Op) -> CountedLoop:
+def counted_loop(op: ir.Op, names: Sequence[str]) -> CountedLoop:
     """What a `while` counts.
+
+    Args:
+        op: the loop.
+        names: of the computations in it.
 
     Raises:
         PlacementError: named computations stand in a loop whose number of iterations is not known.
@@ -41,8 +46,9 @@ def counted_loop(op: ir.Op) -> CountedLoop:
                 return CountedLoop(op, counter, trip_count)
     frames = frames_of(op)
     where = f" at {frames[0]}" if frames else ""
+    listed = "".join(f"  {name!r}\n" for name in names)
     raise PlacementError(
-        f"named computations stand inside a loop whose number of iterations is not a constant{where}\n"
+        f"named computations are inside a loop whose number of iterations is not a constant{where}:\n{listed}"
         "  meshes are assigned when a step is traced, so every iteration must be known then\n"
         "  use jax.lax.scan or mpmd.fori_loop with a fixed length, or put the whole loop into one "
         "named computation"

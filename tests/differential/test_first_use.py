@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 import mpmd
-from mpmd.errors import ConfigError, FragmentError, SignatureError
+from mpmd.errors import ConfigError, FragmentError, NonFiniteError, SignatureError
 from mpmd.runtime.instructions import Fetch
 from tests.support.comparing import relative_difference
 
@@ -238,12 +238,17 @@ def test_what_a_compiled_step_does_not_take():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_switch_of_jax_that_looks_for_nans(backend):
-    step, broken = pipelined(training_step, backend), Y.at[0, 0].set(jnp.nan)
-    with jax.debug_nans(True):
+@pytest.mark.parametrize(
+    "switch, value, kind", [("debug_nans", jnp.nan, "NaN"), ("debug_infs", jnp.inf, "infinite")]
+)
+def test_the_switches_of_jax_that_look_for_nans_and_infinities(backend, switch, value, kind):
+    step, broken = pipelined(training_step, backend), Y.at[0, 0].set(value)
+    with getattr(jax, switch)(True):
         assert relative_difference(step(PARAMS, X, Y), jax.jit(training_step)(PARAMS, X, Y)) <= 1e-5
-        with pytest.raises(FragmentError, match="NaN value, and so did argument y of the step"):
+        told = f"{kind} value, and so did argument y of the step"
+        with pytest.raises(NonFiniteError, match=told) as caught:
             step(PARAMS, X, broken)
+    assert isinstance(caught.value, FragmentError) and isinstance(caught.value, FloatingPointError)
 
 
 def test_the_switch_of_jax_that_turns_jit_off():

@@ -7,7 +7,7 @@ import gc
 import jax
 import pytest
 
-from mpmd.runtime.costs import CostMeter
+from mpmd.runtime.costs import OneAtATime
 from mpmd.runtime.interpreter import BoundFeed
 from mpmd.runtime.memory import bytes_on_mesh, predict_memory
 from tests.differential.test_schedules import jitted, placement
@@ -32,6 +32,9 @@ class ClientBytes:
         self.clients = {name: mesh.devices.flat[0].client for name, mesh in meshes.items()}
         assert len(set(map(id, self.clients.values()))) == len(self.clients), "a client per mesh"
         self.peaks = dict.fromkeys(self.clients, 0)
+
+    def calling(self, call, frame) -> None:
+        pass
 
     def ran(self, call, frame, issued) -> None:
         pass
@@ -68,7 +71,7 @@ def test_the_predicted_peak_is_reached_and_not_exceeded(name, schedule):
         if isinstance(leaf, jax.Array):
             (mesh,) = [m for m, c in counted.clients.items() if c is next(iter(leaf.devices())).client]
             mine[mesh] += bytes_on_mesh(leaf)
-    compiled._executor.run(leaves, observers=[CostMeter(), counted], one_by_one=True)
+    compiled._executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
     for mesh, memory in predicted.items():
         live = counted.peaks[mesh] - (others[mesh] - mine[mesh])
         # A message that was sent and not yet received is held by the receiver's device, and by no stream.

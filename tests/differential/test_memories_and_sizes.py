@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.errors import FragmentError
+from mpmd.errors import FragmentError, PassError
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
+from tests.support.evaluate_mpmd import evaluate
 from tests.support.models import MODELS
+from tests.support.random_steps import sharded
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -74,3 +77,79 @@ def test_a_fragment_that_needs_more_memory_than_there_is():
     with pytest.raises(FragmentError, match=message):
         compiled(2.0, jnp.ones(1 << 22))
     assert step(2.0, jnp.ones(8)).shape == (8,)
+
+
+UNLIKE = {
+    "one and two": {"m0": {"x": 1}, "m1": {"x": 2}},
+    "four and two": {"m0": {"x": 4}, "m1": {"x": 2}},
+    "other axes": {"m0": {"x": 2}, "m1": {"y": 2}},
+    "more axes": {"m0": {"x": 2, "y": 2}, "m1": {"x": 2}},
+    "another order": {"m0": {"x": 2, "y": 2}, "m1": {"y": 2, "x": 2}},
+}
+LAYERS = {
+    "plain": lambda w, h: jnp.tanh(h @ w),
+    "constrained": lambda w, h: sharded(None, "x")(jnp.tanh(sharded("x")(h) @ w)),
+    "in a loop": lambda w, h: jax.lax.fori_loop(0, 2, lambda _, c: jnp.tanh(sharded("x")(c) @ w), h),
+    "in a branch": lambda w, h: jax.lax.cond(h.sum() > 0, lambda h: sharded("x")(h @ w), lambda h: h, h),
+}
+SPECS = {
+    "nothing": {},
+    "inputs": {"in_shardings": (P(None, "x"), P("x"))},
+    "all": {"in_shardings": (None, P("x")), "out_shardings": P()},
+}
+
+
+def two_layers(layer, microbatches):
+    """Gradients of a constrained layer on m0, unnamed work, and a plain layer on m1."""
+
+    def loss(params, x):
+        h = mpmd.named_computation(LAYERS[layer], name="f0")(params[0], x)
+        h = sharded("x")(2 * h)
+        return (mpmd.named_computation(LAYERS["plain"], name="f1")(params[1], h) ** 2).mean()
+
+    def step(params, x):
+        if not microbatches:
+            return jax.value_and_grad(loss)(params, x)
+        return mpmd.accumulate_gradients(loss, microbatches)(params, x)
+
+    x = np.random.default_rng(0).normal(size=(8 * max(microbatches, 1), 4)).astype(np.float32)
+    return step, (list(np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 4, 4)), x)
+
+
+def jitted(step, meshes, **options):
+    return mpmd.jit(step, mpmd.make_config(mpmd.make_topology(meshes), {"f0": "m0", "f1": "m1"}, **options))
+
+
+@pytest.mark.parametrize("microbatches", [1, *(pytest.param(m, marks=pytest.mark.slow) for m in (0, 2))])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("meshes", UNLIKE)
+def test_shardings_on_meshes_that_are_not_alike(meshes, layer, microbatches):
+    step, given = two_layers(layer, microbatches)
+    want = jax.tree.leaves(jax.jit(step)(*given))
+    for options in SPECS.values():
+        lowered = jitted(step, UNLIKE[meshes], **options).lower(*given)
+        got = evaluate(lowered.partitioned.module, jax.tree.leaves(given))
+        assert relative_difference(got, want) <= 1e-5, options
+
+
+@pytest.mark.parametrize("meshes", ["one and two", pytest.param("another order", marks=pytest.mark.slow)])
+def test_a_constrained_layer_runs_on_meshes_that_are_not_alike(meshes):
+    step, given = two_layers("constrained", 1)
+    got = jitted(step, UNLIKE[meshes], **SPECS["inputs"])(*given)
+    assert relative_difference(got, jax.jit(step)(*given)) <= 1e-5
+
+
+def test_a_shard_map_over_an_axis_of_two_sizes_is_refused_once():
+    def mapped(x):
+        return jax.shard_map(jnp.tanh, in_specs=P("x"), out_specs=P("x"))(x)
+
+    def step(x):
+        def body(total, x):
+            x = mpmd.named_computation(mapped, name="f0")(x)
+            return total + mpmd.named_computation(jnp.sum, name="f1")(x), None
+
+        return mpmd.microbatch_loop(body, jnp.float32(0), x, num_microbatches=2)
+
+    message = r"^jax.shard_map runs on mesh 'm0' with x=1, but was traced with x=2 \(.*_sizes.py:\d+"
+    with pytest.raises(PassError, match=message):
+        jitted(step, UNLIKE["one and two"]).lower(jnp.ones((8, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 
 import jax
@@ -114,6 +115,22 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, state):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=rf"^cannot write a checkpoint to {tmp_path}/file/inside: "):
         Checkpoints(tmp_path / "file" / "inside", FACTS).save(1, state, [1.0])
+
+
+def test_a_full_disk_leaves_the_older_checkpoints_and_nothing_else(folder, state, caplog):
+    """A limit on the size of files stands in for the disk."""
+    before = sorted(path.name for path in folder.iterdir())
+    large = jax.tree.map(lambda leaf: np.random.default_rng(0).random((1000, *leaf.shape)), state)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"^cannot write a checkpoint to .*: the disk is full"):
+            Checkpoints(folder, FACTS).save(4, large, [*LOSSES, 0.5])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert not [record for record in caplog.records if record.exc_info]
+    assert Checkpoints(folder, FACTS).restore(zeros(state))[1] == LOSSES
 
 
 def test_checkpoints_of_another_run_are_set_aside_not_removed(folder):

@@ -49,7 +49,10 @@ def flattened(module: mlir.Module) -> mlir.Module:
         main.returned = results
         ir.return_types_changed(main)
     for op in ir.walk(main):
-        ir.put(op, "sdy.sharding", None)
+        if op.operation.name in _SAME:  # in the branch of a conditional, or in a loop
+            ir.replace(op, list(op.operands))
+        else:
+            ir.put(op, "sdy.sharding", None)
     flat.operation.verify()
     return flat
 

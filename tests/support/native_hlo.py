@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
+from mpmd.compile.backends.native_cpu.llvm import engine
 from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.buffers import packing
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
+from mpmd.compile.schedule import exchange
 from tests.support import native_fragments
 
 
-def fragment_of_module(module: HloModule) -> FragmentModule:
+def fragment_of_module(module: HloModule, donated: tuple[int, ...] = ()) -> FragmentModule:
     """The border of a module as that of a fragment."""
     parameters = tuple(value_spec(p.shape) for p in module.entry.parameters)
     results = tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves())
-    return FragmentModule("fragment", "mesh", module.name, parameters, results)
+    return FragmentModule("fragment", "mesh", module.name, parameters, results, donated)
 
 
-def compile_module(module: HloModule) -> tuple[FragmentModule, Compilation]:
+def compile_module(
+    module: HloModule, *, donated: tuple[int, ...] = (), poison: bool = True
+) -> tuple[FragmentModule, Compilation]:
     """A module compiled for this machine; the passes work on a copy."""
-    fragment = fragment_of_module(module)
-    return fragment, prepare_fragment(fragment, host_target(), module=module.clone()).compiled()
+    fragment = fragment_of_module(module, donated)
+    prepared = prepare_fragment(fragment, host_target(), module=module.clone(), poison=poison)
+    return fragment, prepared.compiled()
 
 
-def run_module(module: HloModule, arguments: list[Any]) -> list[np.ndarray]:
+def run_module(
+    module: HloModule, arguments: list[Any], *, donated: tuple[int, ...] = (), poison: bool = True
+) -> list[np.ndarray]:
     """The leaves of the result of one run."""
-    fragment, made = compile_module(module)
+    fragment, made = compile_module(module, donated=donated, poison=poison)
     return native_fragments.run(fragment, arguments, made)
+
+
+@contextmanager
+def quick_code() -> Iterator[None]:
+    """Compile in half of the time: the least effort of LLVM, and few orders tried in scheduling and packing.
+
+    For programs whose memory is in question rather than their kernels.
+    """
+    engine._machine.cache_clear()
+    with (
+        mock.patch.object(engine, "_EFFORT", 0),
+        mock.patch.object(packing, "_MOST_TRIES", 20),
+        mock.patch.object(exchange, "_MOST_TRIES", 10),
+    ):
+        yield
+    engine._machine.cache_clear()

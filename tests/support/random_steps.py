@@ -34,6 +34,17 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "half": lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) / 2,
     "if": lambda a: jax.lax.cond(a.sum() > 0, jnp.tanh, jnp.cos, a),
 }
+def sharded(*dims: str | None) -> Callable[[Any], Any]:
+    """A sharding constraint where there are meshes, and nothing under plain `jax.jit`."""
+
+    def constrained(a: Any) -> Any:
+        here = jax.sharding.get_abstract_mesh()
+        return a if here.empty else jax.lax.with_sharding_constraint(a, P(*dims))
+
+    return constrained
+
+
+CONSTRAINTS = {"rows sharded": sharded("x"), "columns sharded": sharded(None, "x")}
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: (a + b) / 2,
     "mul": lambda a, b: a * b,
@@ -55,7 +66,7 @@ class Expression:
         for i, name in enumerate(self.binary):
             value = BINARY[name](value, operands[(i + 1) % len(operands)])
         for name in self.unary:
-            value = UNARY[name](value)
+            value = (UNARY | CONSTRAINTS)[name](value)
         return value
 
     def __str__(self) -> str:
@@ -99,7 +110,7 @@ class RandomStep:
     Attributes:
         seed: what it was drawn from.
         meshes: axis sizes of every mesh.
-        assignment: name -> mesh.
+        assignment: name -> mesh, or mesh and stage.
         statements: what one microbatch computes, from `params` (2) and the rows of two batches.
         loss: which values are summed to a scalar.
         auxiliary: which values are given out for every microbatch.
@@ -114,7 +125,7 @@ class RandomStep:
 
     seed: int
     meshes: dict[str, dict[str, int]]
-    assignment: dict[str, str]
+    assignment: dict[str, Any]
     statements: tuple[Statement, ...]
     loss: tuple[int, ...]
     auxiliary: tuple[int, ...]
@@ -197,15 +208,17 @@ class RandomStep:
         draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
         return {"a": draw(N, N), "b": draw(N, N), "unused": draw(2)}, draw(rows, N), draw(rows, N)
 
-    def jitted(self) -> Any:
-        """The step under `mpmd.jit`."""
+    def config(self, schedule: str = "") -> mpmd.Config:
+        """The meshes, the places of the names that are called, and a schedule: its own if none is given."""
         used = {s.name for s in self.statements} | {s.tensor for s in self.statements}
-        assignment = {name: mesh for name, mesh in self.assignment.items() if name in used}
+        assignment = {name: place for name, place in self.assignment.items() if name in used}
         specs = {"in_shardings": (None, P("x"), P("x"))} if self.sharded else {}
-        config = mpmd.make_config(
-            mpmd.make_topology(self.meshes), assignment, schedule=self.schedule, **specs
-        )
-        return mpmd.jit(self.step(), config, donate_argnums=0 if self.donate else ())
+        topology = mpmd.make_topology(self.meshes)
+        return mpmd.make_config(topology, assignment, schedule=schedule or self.schedule, **specs)
+
+    def jitted(self, schedule: str = "") -> Any:
+        """The step under `mpmd.jit`."""
+        return mpmd.jit(self.step(), self.config(schedule), donate_argnums=0 if self.donate else ())
 
 
 INPUTS = 5

@@ -182,7 +182,7 @@ def _applications(instruction: HloInstruction) -> int:
             kept = math.prod(s for d, s in enumerate(first.dims) if d not in instruction.dimensions)
             return max(first.size - kept, 0)
         if opcode == "reduce-window":
-            positions = instruction.shape.leaves().__next__()[1].size
+            positions = instruction.shape.leaves()[0][1].size
             return positions * max(math.prod(instruction.window.sizes) - 1, 0)
         if opcode == "scatter":
             return instruction.operands[-1].shape.size

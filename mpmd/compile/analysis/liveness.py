@@ -2,10 +2,16 @@
 
 The order of instructions in each computation is the schedule.  Callees run before their caller's own
 instant: a call's body, a conditional's branches one after the other, a loop's condition and then its body.
+
+Where a loop or a branch takes or returns several values, all of them are copied to their memory at one
+instant: where a loop's condition begins, at the loop's own instant after its body, at the end of each branch.
+There the sources and the targets of these copies are all in use, so that no copy overwrites what another one
+reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
@@ -30,7 +36,8 @@ class LogicalTime:
 
     Attributes:
         instants: of each instruction that runs as part of the program.
-        spans: from the first instant of each computation to the one after its last.
+        spans: from the first instant of each computation to the one after its last instruction.  For a branch
+            that is an instant of its own, otherwise it is that of the caller or of the end of the program.
         length: number of instants.
     """
 
@@ -47,6 +54,8 @@ class LogicalTime:
             if instruction.opcode in ("call", "while", "conditional", "async-start"):
                 for callee in instruction.called:
                     self._walk(callee)
+                    if instruction.opcode == "conditional":
+                        self.length += 1
             self.instants[instruction] = self.length
             self.length += 1
         self.spans[computation] = LiveRange(first, self.length)
@@ -97,26 +106,35 @@ class Liveness:
         start = end = time.instants[value.instruction]
         if value.instruction.opcode == "parameter":
             start = time.spans[value.instruction.parent].start
-        for use in value.uses:
-            # what is under way reads its operands until it has ended
-            reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
-            end = max(end, time.instants[reader])
-        for instruction, _ in value.positions:
-            computation = instruction.parent
-            condition = any(
-                c.opcode == "while" and c.while_condition is computation for c in computation.callers
-            )
-            if instruction.opcode.endswith("-done"):  # until then others may write it, whoever reads it later
-                end = max(end, time.instants[instruction])
-            if instruction is computation.root or (condition and instruction.opcode == "parameter"):
-                end = max(end, time.spans[computation].end)
-            for user in instruction.users:
-                end = max(end, self.handed_over(instruction, user))
+        end = max((end, *(instant for _, instant in self.needs(value))))
         if value.live_out:
             end = time.length
         if value.instruction.opcode == "parameter" and value.instruction.computation is entry:
             end = max(end, time.length if not self._aliased(value) else end)
         return LiveRange(start, end)
+
+    def needs(self, value: HloValue) -> Iterator[tuple[HloInstruction, int]]:
+        """What needs a value's memory, and up to which instant: reads, and whatever hands it on.
+
+        A computation that returns a value, or a loop's condition that is given one, needs it until it ends: a
+        loop may run it again.
+        """
+        time = self.time
+        for use in value.uses:
+            # what was started reads its operands until it is done
+            reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
+            yield use.instruction, time.instants[reader]
+        for instruction, _ in value.positions:
+            computation = instruction.parent
+            if instruction.opcode.endswith("-done"):  # until then others may write it, whoever reads it later
+                yield instruction, time.instants[instruction]
+            condition = any(
+                c.opcode == "while" and c.while_condition is computation for c in computation.callers
+            )
+            if instruction is computation.root or (condition and instruction.opcode == "parameter"):
+                yield instruction, time.spans[computation].end
+            for user in instruction.users:
+                yield instruction, self.handed_over(instruction, user)
 
     def handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
         """The instant to which a loop or branch that takes a value keeps it: where its computation begins."""

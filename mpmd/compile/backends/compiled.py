@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 from mpmd.jax_compat import taking_packed
+
+_FILTERS = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -85,10 +88,12 @@ def compiled_function(
     )
     try:
         # Steps have values of 64 bits whatever the user's setting, such as the counters of random numbers.
-        with warnings.catch_warnings(), jax.enable_x64(True):
-            # What cannot be donated is freed by the runtime; nothing is lost.
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            lowered = jitted.lower(*array_types(mesh, fragment.arguments))
+        with jax.enable_x64(True):
+            # Filters of warnings belong to the process: one thread at a time may change and restore them.
+            with _FILTERS, warnings.catch_warnings():
+                # What cannot be donated is freed by the runtime; nothing is lost.
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+                lowered = jitted.lower(*array_types(mesh, fragment.arguments))
             return taking_packed(lowered.compile())
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise CompileError(

@@ -62,6 +62,7 @@ class ZerosExecutable:
     mesh: Mesh
     backend: str = "zeros"
     has_token: bool = False
+    immediate: bool = True
 
     def __post_init__(self) -> None:
         self._arrays = [_zeros(r.shape, numpy_dtype(r.dtype)) for r in self.fragment.results]

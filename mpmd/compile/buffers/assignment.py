@@ -133,6 +133,8 @@ def assign_buffers(
 
     Args:
         module: parameters and results are arrays; `input_output_alias` says which of them share memory.
+            Every result of the program, of a loop's body and of a branch has a value of its own
+            (`hlo-copy-insertion`).
         may_share: which operands results may be written over.
         scratch: what kernels need beside their operands and results.
 
@@ -254,16 +256,8 @@ class _Border:
         for value, place in zip(self.results, self.result_place):
             if value in found or value.instruction.opcode == "constant":
                 continue
-            first = occupancy.first(value)
-            taken = place < len(self.parameters) and occupancy.conflict(
-                value, self.parameter_values[place], LiveRange(first, first)
-            )
-            at_once = (
-                place < len(self.parameters)
-                and not taken
-                and occupancy.last(self.parameter_values[place]) == first
-            )
-            if not taken and not at_once:
+            given = place < len(self.parameters)
+            if not (given and occupancy.conflict(value, self.parameter_values[place])):
                 found[value] = frozenset((place,))
         self._bound = found
         return found

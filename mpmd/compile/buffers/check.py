@@ -43,6 +43,12 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
 
 def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> LiveRange | None:
     """When two values may touch; None for never."""
+    for phi, other in ((a, b), (b, a)):
+        if phi.is_phi and phi.instruction.opcode == "conditional":
+            for branch in phi.instruction.called:
+                if occupancy.dataflow.value_at(branch.root, phi.index) is other:
+                    end = occupancy.liveness.time.spans[branch].end
+                    return LiveRange(end, end)
     before, after = (a, b) if occupancy.first(a) < occupancy.first(b) else (b, a)
     if after.is_phi:
         return LiveRange(occupancy.first(after), occupancy.first(after))

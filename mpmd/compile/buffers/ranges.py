@@ -1,7 +1,10 @@
 """When each value's memory is in use: like its live range, but with the hole inside of a loop's body.
 
-The state of a loop is alive before and after its body, and inside of it until it is last read: what the body
-computes may take its place from then on.
+The state of a loop is alive before and after its body, and inside of it until it is last needed: what the
+body computes may take its place from then on.
+
+The result of a conditional is written at the end of whichever branch runs, so its memory is in use at the end
+of each of them, too, when all that the branch returns is copied to where it must be.
 """
 
 from __future__ import annotations
@@ -42,24 +45,21 @@ class Occupancy:
 
     def _spans(self, value: HloValue) -> tuple[LiveRange, ...]:
         whole = self.liveness.ranges[value]
+        if value.is_phi and value.instruction.opcode == "conditional":
+            ends = (self.liveness.time.spans[branch].end for branch in value.instruction.called)
+            return merged((whole, *(LiveRange(end, end) for end in ends)))
         loop = loop_of(value)
-        if loop is None:
-            return (whole,)
-        computations = self.liveness.time.spans
-        body = computations[loop.while_body]
+        return (whole,) if loop is None else self._state_spans(value, loop)
+
+    def _state_spans(self, value: HloValue, loop: HloInstruction) -> tuple[LiveRange, ...]:
+        """The spans of a loop's state: without the hole from the last need in the body to the body's end."""
+        whole, computations = self.liveness.ranges[value], self.liveness.time.spans
         start = min(whole.start, computations[loop.while_condition].start)
-        back, last = self.instants[loop], max(body.start, computations[loop.while_condition].end)
-        for use in value.uses:
-            instant = self.instants[use.instruction]
-            if instant <= body.end and _within(use.instruction, loop.while_body):
+        back = self.instants[loop]
+        last = max(computations[loop.while_body].start, computations[loop.while_condition].end)
+        for instruction, instant in self.liveness.needs(value):
+            if _within(instruction, loop.while_body):
                 last = max(last, instant)
-        for instruction, index in value.positions:
-            if not _within(instruction, loop.while_body):
-                continue
-            if instruction is loop.while_body.root and index != value.index:
-                last = max(last, body.end)
-            for user in instruction.users:
-                last = max(last, self.liveness.handed_over(instruction, user))
         return (LiveRange(start, min(last, back)), LiveRange(back, max(whole.end, back)))
 
     def first(self, value: HloValue) -> int:
@@ -99,12 +99,7 @@ class Occupancy:
 
 def loop_of(value: HloValue) -> HloInstruction | None:
     """The loop whose state a value is; None for all others."""
-    if not value.is_phi:
-        return None
-    for instruction, index in value.positions:
-        if instruction.opcode == "while" and index == value.index:
-            return instruction
-    return None
+    return value.instruction if value.is_phi and value.instruction.opcode == "while" else None
 
 
 def _within(instruction: HloInstruction, computation: HloComputation) -> bool:

@@ -143,7 +143,7 @@ class Sharing:
             elif phi.instruction.opcode == "conditional":
                 for branch in phi.instruction.called:
                     made = self.dataflow.value_at(branch.root, phi.index)
-                    yield Wish(phi, made, _at(instants[phi.instruction]))
+                    yield Wish(phi, made, _at(spans[branch].end))
 
     def _over_operands(self, may_share: MayShare) -> Iterator[Wish]:
         instants = self.occupancy.instants

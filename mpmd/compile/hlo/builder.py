@@ -106,7 +106,10 @@ class HloBuilder:
 
     def constant(self, value: object, dtype: str | None = None) -> HloInstruction:
         """A constant array or scalar; `dtype` is needed for Python numbers."""
-        literal = freeze(value, dtype)
+        return self.literal(freeze(value, dtype))
+
+    def literal(self, literal: Literal) -> HloInstruction:
+        """A constant, which may be a tuple."""
         return self._append("constant", literal_shape(literal), (), {}, literal=literal)
 
     def iota(self, dtype: str, dims: Sequence[int], dimension: int = 0) -> HloInstruction:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.attributes import Attribute, braces
-from mpmd.compile.hlo.text import TextError, integers, quote, split_top, unquote
+from mpmd.compile.hlo.text import TextError, integers, quote, read_int, split_top, unquote
 
 Texts = tuple[str | None, ...]
 
@@ -53,18 +53,6 @@ def single(key: str, read: Callable[[str], Attribute], write: Callable[[Any], st
 def ints(key: str) -> Codec:
     """`key={0,1}`."""
     return single(key, integers, braces)
-
-
-def read_int(text: str) -> int:
-    """An integer.
-
-    Raises:
-        TextError: the text is none.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise TextError(f"expected an integer, got {text!r}", 0) from None
 
 
 def integer(key: str) -> Codec:
@@ -130,12 +118,24 @@ def words(key: str) -> Codec:
     )
 
 
+def _fields(text: str, least: int) -> list[str]:
+    """The parts of `(a, b, ...)`.
+
+    Raises:
+        TextError: there are fewer than expected.
+    """
+    parts = split_top(text.strip()[1:-1])
+    if len(parts) < least:
+        raise TextError(f"expected {least} or more parts in brackets, got {text.strip()!r}", 0)
+    return parts
+
+
 def _read_aliases(text: str) -> tuple[attrs.OutputAlias, ...]:
     out = []
     for part in split_top(text.strip()[1:-1]):
         output, _, rest = part.partition(":")
-        operand, index = split_top(rest.strip()[1:-1])[:2]
-        out.append(attrs.OutputAlias(integers(output), int(operand), integers(index)))
+        operand, index = _fields(rest, 2)[:2]
+        out.append(attrs.OutputAlias(integers(output), read_int(operand), integers(index)))
     return tuple(out)
 
 
@@ -149,9 +149,9 @@ def read_io_aliases(text: str) -> tuple[attrs.InputOutputAlias, ...]:
     out = []
     for part in split_top(text.strip()[1:-1]):
         output, _, rest = part.partition(":")
-        fields = split_top(rest.strip()[1:-1])
+        fields = _fields(rest, 2)
         kind = fields[2] if len(fields) > 2 else "may-alias"
-        out.append(attrs.InputOutputAlias(integers(output), int(fields[0]), integers(fields[1]), kind))
+        out.append(attrs.InputOutputAlias(integers(output), read_int(fields[0]), integers(fields[1]), kind))
     return tuple(out)
 
 
@@ -159,6 +159,6 @@ def read_donors(text: str) -> tuple[attrs.BufferDonor, ...]:
     """The module header's `buffer_donor={ (0, {}), ... }`."""
     out = []
     for part in split_top(text.strip()[1:-1]):
-        fields = split_top(part.strip()[1:-1])
-        out.append(attrs.BufferDonor(int(fields[0]), integers(fields[1])))
+        fields = _fields(part, 2)
+        out.append(attrs.BufferDonor(read_int(fields[0]), integers(fields[1])))
     return tuple(out)

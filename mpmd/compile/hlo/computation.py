@@ -183,7 +183,8 @@ class HloComputation:
         self._root = instruction
 
     def remove(self, instruction: HloInstruction) -> None:
-        """Take out an instruction that nobody uses.
+        """Take out an instruction without users; what had to run before it still runs before what had to
+        run after it.
 
         Raises:
             HloError: it has users, or is the root.
@@ -194,7 +195,11 @@ class HloComputation:
         if instruction is self._root:
             raise HloError(f"cannot remove {instruction.name} from {self.name}: it is the root")
         instruction.replace_operands(())
+        before, after = instruction.control_predecessors, instruction.control_successors
         instruction.drop_control_edges()
+        for late in after:
+            for early in before:
+                late.add_control_predecessor(early)
         if instruction.called:
             self.count_calls(instruction, -1)
         del self._instructions[instruction]
@@ -204,16 +209,24 @@ class HloComputation:
         instruction.computation = None
 
     def replace(self, old: HloInstruction, value: HloInstruction) -> None:
-        """Let all users of `old` take `value`, then remove `old`; its control edges move to `value`."""
+        """Let all users of `old` take `value`, then remove `old`.
+
+        The order of what remains stays: the users still run after the control predecessors of `old`, and its
+        control successors after `value`.  `value` itself is not ordered behind the predecessors: it may be
+        older than they are, as the operand of a copy is.
+
+        Raises:
+            HloError: the shapes differ, or `value` depends on what must run after `old`.
+        """
         if value.computation is None:
             self.add(value)
+        for early in old.control_predecessors:
+            for user in old.users:
+                if user is not value and early.opcode != "parameter" and early not in user.operands:
+                    user.add_control_predecessor(early)
+        for late in old.control_successors:
+            late.add_control_predecessor(value)
         old.replace_all_uses_with(value)
-        for before in old.control_predecessors:
-            if before is not value:
-                value.add_control_predecessor(before)
-        for after in old.control_successors:
-            if after is not value:
-                after.add_control_predecessor(value)
         self.remove(old)
 
     def remove_parameter(self, number: int) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.attributes import Ints, braces
-from mpmd.compile.hlo.codecs import Codec, Texts, read_int, single
-from mpmd.compile.hlo.text import TextError, integers, split_top
+from mpmd.compile.hlo.codecs import Codec, Texts, single
+from mpmd.compile.hlo.text import TextError, integers, read_int, split_top
 
 # -- groups of keys ---------------------------------------------------------------------------------
 
@@ -241,10 +241,24 @@ def _read_groups(text: str) -> attrs.ReplicaGroups:
     if iota is not None:
         dims = integers(iota.group(3))
         transpose = integers(iota.group(4)) if iota.group(4) else tuple(range(len(dims)))
-        return attrs.ReplicaGroups((), (int(iota.group(1)), int(iota.group(2)), dims, transpose))
+        groups, size = read_int(iota.group(1)), read_int(iota.group(2))
+        if sorted(transpose) != list(range(len(dims))):
+            raise TextError(f"T({iota.group(4)}) is not a permutation of {len(dims)} dims", iota.start(4))
+        if groups * size != math.prod(dims):
+            raise TextError(f"{groups} groups of {size} are not the {math.prod(dims)} devices of {dims}", 0)
+        _check_devices(groups * size)
+        return attrs.ReplicaGroups((), (groups, size, dims, transpose))
     if text.lstrip("@").startswith("mesh"):
         return attrs.ReplicaGroups(mesh=text, mesh_groups=_mesh_groups(text))
     return attrs.ReplicaGroups(tuple(integers(part) for part in split_top(text.strip()[1:-1])))
+
+
+_MOST_DEVICES = 1 << 24
+
+
+def _check_devices(count: int) -> None:
+    if not 0 < count <= _MOST_DEVICES:
+        raise TextError(f"groups of {count} devices; there may be 1 to {_MOST_DEVICES}", 0)
 
 
 def _mesh_groups(text: str) -> tuple[Ints, ...]:
@@ -257,6 +271,7 @@ def _mesh_groups(text: str) -> tuple[Ints, ...]:
     if unknown:
         raise TextError(f"mesh axis {unknown[0]!r} is not among {', '.join(sizes)}", text.find(unknown[0]))
     names = list(sizes)
+    _check_devices(math.prod(sizes.values()))
     ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
     order = [names.index(n) for n in names if n not in chosen] + [names.index(n) for n in chosen]
     rows = ids.transpose(order).reshape(-1, math.prod(sizes[n] for n in chosen))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, shape_at
-from mpmd.compile.hlo.text import TextError, blank_comments, closing, split_top
+from mpmd.compile.hlo.text import TextError, blank_comments, closing, read_int, split_top
 
 
 def read_header(module: HloModule, key: str, value: str) -> None:
@@ -23,8 +25,8 @@ def read_header(module: HloModule, key: str, value: str) -> None:
     elif key == "entry_computation_layout":
         module.parameter_layouts, module.result_layout = _program_shape(value)
     elif key in ("replica_count", "num_partitions"):
-        if not value.isdigit() or not int(value):
-            raise TextError(f"expected a positive number, got {value!r}", 0)
+        if re.fullmatch(r"[0-9]+", value) is None or not 0 < read_int(value) < 1 << 31:
+            raise TextError(f"expected a positive number of 32 bits, got {value!r}", 0)
         setattr(module, key, int(value))
     else:
         module.header[key] = value

@@ -325,11 +325,33 @@ class HloInstruction:
         user._moved()
 
     def add_control_predecessor(self, before: HloInstruction) -> None:
-        """Run after `before`."""
+        """Run after `before`.
+
+        Raises:
+            HloError: `before` depends on this instruction: they would form a cycle.
+        """
         if before not in self.control_predecessors:
+            if self.precedes(before):
+                raise HloError(f"{self.name} cannot run after {before.name}, which depends on it")
             self.control_predecessors += (before,)
             before.control_successors += (self,)
             self._moved()
+
+    def precedes(self, other: HloInstruction) -> bool:
+        """True if `other` is this instruction or depends on it.  Cost: linear in what depends on this one."""
+        if other is self:
+            return True
+        seen = {self}
+        waiting = [self]
+        while waiting:
+            reached = waiting.pop()
+            for after in (*reached.users, *reached.control_successors):
+                if after is other:
+                    return True
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+        return False
 
     def drop_control_edges(self) -> None:
         """Forget all control edges, in both directions."""

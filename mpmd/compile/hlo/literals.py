@@ -16,9 +16,19 @@ from mpmd.compile.hlo.shape import Shape, array, tuple_of
 from mpmd.compile.hlo.text import TextError, blank_comments, split_top
 from mpmd.errors import HloError
 
+_PAIR = re.compile(r"\((?:[^()]|\([^()]*\))*\)|[^\s,()]+")
 _PAYLOAD = re.compile(r"(-?)nan(?:\(0x([0-9a-fA-F]+)\))?$")
-_BITS = {16: np.uint16, 32: np.uint32, 64: np.uint64}
-_MANTISSA = {"bf16": 7, "f16": 10, "f32": 23, "f64": 52}
+_BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_MANTISSA = {"f8e3m4": 4, "f8e4m3": 3, "f8e5m2": 2, "bf16": 7, "f16": 10, "f32": 23, "f64": 52}
+"""Bits of the mantissa of types whose NaNs have a payload."""
+_LONE_NAN = {
+    "f8e4m3fn": (0x7F, 0xFF),
+    "f8e4m3b11fnuz": (0x80, 0x80),
+    "f8e4m3fnuz": (0x80, 0x80),
+    "f8e5m2fnuz": (0x80, 0x80),
+    "f8e8m0fnu": (0xFF, 0xFF),
+}
+"""Bits of `nan` and `-nan` in types whose NaNs have no payload, or no sign either."""
 
 _scalars: dict[tuple[Shape, str], np.ndarray] = {}
 
@@ -83,7 +93,7 @@ def _parse_array(text: str, shape: Shape) -> np.ndarray:
         body = body.replace("{", " ").replace("}", " ")
     kind = shape.info.kind
     if kind == "complex":
-        tokens = re.findall(r"\([^()]*\)|[^\s,()]+", body)
+        tokens = _PAIR.findall(body)
     else:
         tokens = body.replace(",", " ").split()
     if len(tokens) != shape.size:
@@ -125,34 +135,43 @@ def _values(tokens: list[str], shape: Shape) -> np.ndarray:
         wider = np.uint64 if info.kind == "unsigned" else np.int64
         return np.array(numbers, dtype=wider).astype(info.numpy)
     if info.kind == "complex":
-        return np.array([_complex(t) for t in tokens], dtype=np.complex128).astype(info.numpy)
+        part = "f32" if info.bits == 64 else "f64"
+        return _floats([p for t in tokens for p in _complex(t)], part).view(info.numpy)
+    return _floats(tokens, shape.dtype)
+
+
+def _floats(tokens: list[str], dtype: str) -> np.ndarray:
     made = np.array([math.nan if "nan" in t else float(t) for t in tokens], dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        out = made.astype(info.numpy)
+        out = made.astype(DTYPES[dtype].numpy)
     for position, token in enumerate(tokens):
         if "nan" in token:
-            _set_nan(out, position, token, shape.dtype)
+            _set_nan(out, position, token, dtype)
     return out
 
 
-def _complex(token: str) -> complex:
-    parts = token.strip("()").split(",")
-    numbers = [float(p.strip()) for p in parts]
-    return complex(numbers[0], numbers[1] if len(numbers) > 1 else 0.0)
+def _complex(token: str) -> tuple[str, str]:
+    """The real and the imaginary part of `(1, 2)`, or of `1`."""
+    parts = [part.strip() for part in re.sub(r"^\(|\)$", "", token).split(",")]
+    return parts[0], parts[1] if len(parts) > 1 else "0"
 
 
 def _set_nan(out: np.ndarray, position: int, token: str, dtype: str) -> None:
     found = _PAYLOAD.match(token)
     if found is None:
         raise ValueError(f"expected nan or nan(0x...), got {token!r}")
-    mantissa = _MANTISSA.get(dtype)
+    bits, mantissa = DTYPES[dtype].bits, _MANTISSA.get(dtype)
     if mantissa is None:
-        return
-    bits = DTYPES[dtype].bits
-    payload = int(found.group(2), 16) if found.group(2) else 1 << (mantissa - 1)
-    exponent = ((1 << (bits - 1 - mantissa)) - 1) << mantissa
-    sign = (1 << (bits - 1)) if found.group(1) else 0
-    out.view(_BITS[bits])[position] = sign | exponent | payload
+        if found.group(2) or dtype not in _LONE_NAN:
+            raise ValueError(f"{dtype} has no {token}")
+        pattern = _LONE_NAN[dtype][bool(found.group(1))]
+    else:
+        payload = int(found.group(2), 16) if found.group(2) else 1 << (mantissa - 1)
+        if not 0 < payload < 1 << mantissa:
+            raise ValueError(f"the payload of {token} is outside 0x1..0x{(1 << mantissa) - 1:x}")
+        exponent = ((1 << (bits - 1 - mantissa)) - 1) << mantissa
+        pattern = (1 << (bits - 1) if found.group(1) else 0) | exponent | payload
+    out.view(_BITS[bits])[position] = pattern
 
 
 def integer_range(dtype: str) -> tuple[int, int]:
@@ -199,9 +218,8 @@ def _tokens(values: np.ndarray) -> list[str]:
     if info.kind in ("signed", "unsigned"):
         return [str(int(v)) for v in flat.tolist()]
     if info.kind == "complex":
-        parts = flat.view(np.float32 if info.bits == 64 else np.float64)
-        texts = [_number(v) for v in parts]
-        return [f"({re}, {im})" for re, im in zip(texts[::2], texts[1::2])]
+        texts = _tokens(flat.view(np.float32 if info.bits == 64 else np.float64))
+        return [f"({real}, {imaginary})" for real, imaginary in zip(texts[::2], texts[1::2])]
     wide = flat if info.bits == 64 else flat.astype(np.float32)
     texts = [_number(v) for v in wide]
     for position in np.flatnonzero(np.isnan(wide)):
@@ -215,11 +233,11 @@ def _number(value: object) -> str:
 
 
 def _nan_text(value: np.ndarray, dtype: str) -> str:
+    bits = int(value.view(_BITS[DTYPES[dtype].bits])[0])
+    sign = "-" if bits >> (DTYPES[dtype].bits - 1) and dtype != "f8e8m0fnu" else ""
     mantissa = _MANTISSA.get(dtype)
     if mantissa is None:
-        return "nan"
-    bits = int(value.view(_BITS[DTYPES[dtype].bits])[0])
-    sign = "-" if bits >> (DTYPES[dtype].bits - 1) else ""
+        return f"{sign}nan"
     payload = bits & ((1 << mantissa) - 1)
     return f"{sign}nan" if payload == 1 << (mantissa - 1) else f"{sign}nan(0x{payload:x})"
 

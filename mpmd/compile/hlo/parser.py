@@ -7,7 +7,7 @@ metadata, source tables.  Every problem is an `HloError` with line, column and a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from mpmd.compile.hlo.header import read_header
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.old_forms import STARTS, complete, scalar_starts, vector_of_starts
 from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode, unknown_opcode
-from mpmd.compile.hlo.shape import Shape, shape_at
+from mpmd.compile.hlo.shape import TOKEN, Shape, shape_at
 from mpmd.compile.hlo.text import (
     TextError,
     blank_comments,
@@ -28,6 +29,8 @@ from mpmd.compile.hlo.text import (
     split_top,
     unquote,
 )
+from mpmd.compile.hlo.unstated_shapes import unstated_shape
+from mpmd.errors import HloError
 
 _LINE = re.compile(
     r"\s*(ROOT\s+)?%?([\w.\-]+) = (\w+\[[^\]]*\](?:\{[^{}]*\})?) ([a-z][\w\-]*)\(([^()\[\]{}\"/]*)\)"
@@ -42,6 +45,7 @@ _NAME = re.compile(r"[\w.\-]+")
 _SPACE = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _MODULE = re.compile(r"HloModule\s+([^\s,]+)")
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*")
+_BEGINNING = re.compile(r"(?:ENTRY\s+)?%?[\w.\-]+\s*(?:\{|\([^=]*\)\s*->)")
 _TABLES = re.compile(
     r"(?:\s*(?:FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*\n(?:[ \t]*\d+ [^\n]*(?:\n|$))*)+"
 )
@@ -103,6 +107,7 @@ class _Parser:
             raise TextError("the module has no computation", len(self.text))
         if not self.built.has_entry:
             self.built.set_entry(last)
+        self.built.name = self.built.name or self.built.entry.name
         self.resolve_calls()
         self.built.reserve_uids(self.highest + 1)
         return self.built
@@ -113,6 +118,9 @@ class _Parser:
 
     def header(self, position: int) -> int:
         found = _MODULE.match(self.text, position)
+        if found is None and _BEGINNING.match(self.text, position) is not None:
+            self.built.name = ""  # that of the entry, once it is known
+            return position
         if found is None:
             raise TextError("expected `HloModule name`", position)
         self.built.name = found.group(1).lstrip("%")
@@ -139,10 +147,7 @@ class _Parser:
                 )
             called.setdefault(instruction, {})[key] = [known[n] for n in names]
         for instruction, by_key in called.items():
-            roles = instruction.info.called
-            keys = [*roles, "true_computation", "false_computation", "to_apply", "calls"]
-            ordered = sorted(by_key, key=lambda k: keys.index(k) if k in keys else len(keys))
-            instruction.set_called([c for key in ordered for c in by_key[key]])
+            instruction.set_called([c for key in _in_order(instruction, by_key) for c in by_key[key]])
 
     # -- computations -------------------------------------------------------------------------------
 
@@ -196,6 +201,7 @@ class _Parser:
     # -- instructions -------------------------------------------------------------------------------
 
     def instruction(self, made: HloComputation, start: int) -> tuple[HloInstruction, bool, int]:
+        shape: Shape | None
         fast = _LINE.match(self.text, start)
         if fast is not None:
             root, name, _, opcode, inside = fast.groups()
@@ -208,13 +214,47 @@ class _Parser:
             raise TextError(f"instruction {name!r} is defined twice in computation {made.name}", start)
         info = OPCODES.get(opcode)
         if info is None:
+            if shape is None:
+                raise TextError(unknown_opcode(opcode), self.text.index(opcode, start))
             return self.sugared(
                 made, start, (root is not None, name, shape, opcode, inside, inside_at, position)
             )
         texts, position = self.attribute_texts(position)
-        instruction = self.build(info, name, shape, inside, inside_at, texts)
+        if shape is None:
+            instruction = self.build_unstated(info, name, inside, inside_at, texts)
+        else:
+            instruction = self.build(info, name, shape, inside, inside_at, texts)
+        if opcode in STARTS and vector_of_starts(instruction):
+            for scalar in scalar_starts(instruction, self.names):
+                self.enter(made, scalar)
         self.enter(made, instruction)
         return instruction, root is not None, position
+
+    def build_unstated(
+        self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
+    ) -> HloInstruction:
+        """An instruction without a shape: operands and the computations that it calls determine it."""
+        if info.name in ("constant", "parameter"):
+            raise TextError(f"{info.name} {name} must state its shape", inside_at)
+        instruction = self.build(info, name, TOKEN, inside, inside_at, texts)
+        called: list[HloComputation] = []
+        known = {c.name: c for c in self.built.computations}
+        for callee in self.callees(instruction):
+            if callee not in known or not known[callee].has_root:
+                raise TextError(
+                    f"{name} states no shape: {callee}, which it calls, must be defined above", inside_at
+                )
+            called.append(known[callee])
+        try:
+            instruction.shape = unstated_shape(instruction, called)
+        except HloError as error:
+            raise TextError(f"{name} states no shape: {error}", inside_at) from None
+        return instruction
+
+    def callees(self, instruction: HloInstruction) -> list[str]:
+        """Names of the computations that an instruction calls, in the order of the opcode's roles."""
+        named = {key: names for made, key, names, _ in self.pending if made is instruction}
+        return [name for key in _in_order(instruction, named) for name in named[key]]
 
     def enter(self, made: HloComputation, instruction: HloInstruction) -> None:
         made.add(instruction)
@@ -224,13 +264,16 @@ class _Parser:
         if suffix.isdigit():
             self.highest = max(self.highest, int(suffix))
 
-    def slow_head(self, start: int) -> tuple[str | None, str, Shape, str, int, int]:
+    def slow_head(self, start: int) -> tuple[str | None, str, Shape | None, str, int, int]:
         text = self.text
         head = _HEAD.match(text, start)
         if head is None:
             raise TextError("expected an instruction such as `name = f32[2] add(a, b)`", start)
-        shape, position = shape_at(text, head.end())
+        shape, position = None, head.end()
         opcode = _OPCODE.match(text, position)
+        if opcode is None:
+            shape, position = shape_at(text, position)
+            opcode = _OPCODE.match(text, position)
         if opcode is None:
             raise TextError("expected an opcode and `(`", self.skip(position))
         close = closing(text, opcode.end() - 1)
@@ -249,7 +292,7 @@ class _Parser:
         if opcode == "constant":
             made = HloInstruction(opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name)
         elif opcode == "parameter":
-            if not inside.strip().isdigit():
+            if re.fullmatch(r"\s*[0-9]{1,18}\s*", inside) is None:
                 raise TextError(f"expected the parameter's number, got {inside!r}", inside_at)
             made = HloInstruction(opcode, shape, (), {"parameter_number": int(inside)}, (), None, name)
         else:
@@ -258,6 +301,7 @@ class _Parser:
                 expected = info.least if info.least == info.most else f"{info.least} or more"
                 raise TextError(f"{opcode} takes {expected} operands, got {len(operands)}", inside_at)
             made = HloInstruction(opcode, shape, operands, {}, (), None, name)
+            complete(made)
         if texts or info.specs:
             self.attributes(made, info, texts, inside_at)
         return made
@@ -314,6 +358,8 @@ class _Parser:
     def value(self, start: int, key: str) -> tuple[str, int]:
         """The text of a value: up to a comma or space outside brackets and strings."""
         text, position = self.text, start
+        if key == "literal" and not text.startswith("(", start):  # its shape, a space, its value
+            position = self.skip(shape_at(text, start)[1])
         while position < len(text):
             char = text[position]
             if char in "{[(":
@@ -423,6 +469,12 @@ class _Parser:
         self.pending.append((instruction, "calls", [body.name], start))
         self.enter(made, instruction)
         return instruction, is_root, position
+
+
+def _in_order(instruction: HloInstruction, keys: Iterable[str]) -> list[str]:
+    """Keys that name computations, in the order of the opcode's roles."""
+    known = [*instruction.info.called, "true_computation", "false_computation", "to_apply", "calls"]
+    return sorted(keys, key=lambda k: known.index(k) if k in known else len(known))
 
 
 def _read(codec: codecs.Codec, texts: codecs.Texts, at: int) -> Attribute:

@@ -37,13 +37,14 @@ class Shape:
         logical: the same shape without any layout; itself if it has none.
     """
 
-    __slots__ = ("_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
+    __slots__ = ("_leaves", "_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
     dtype: str
     dims: tuple[int, ...]
     layout: Layout | None
     elements: tuple[Shape, ...]
     dynamic: tuple[bool, ...]
     logical: Shape
+    _leaves: tuple[tuple[ShapeIndex, Shape], ...]
     _text: str
     _pool: ClassVar[dict[tuple[object, ...], Shape]] = {}
 
@@ -55,13 +56,19 @@ class Shape:
         elements: tuple[Shape, ...] = (),
         dynamic: tuple[bool, ...] = (),
     ) -> Shape:
-        """The one object for these values; prefer `array` and `tuple_of`."""
+        """The one object for these values; prefer `array` and `tuple_of`.
+
+        Raises:
+            HloError: the array would have more bytes than 63 bits count.
+        """
         if not dims and layout is None and dtype in DTYPES:
             layout = _SCALAR_LAYOUT
         key = (dtype, dims, layout, elements, dynamic)
         found = cls._pool.get(key)
         if found is not None:
             return found
+        if dims and dtype in DTYPES:
+            _check_bytes(dtype, dims)
         self = object.__new__(cls)
         self.dtype, self.dims, self.layout, self.elements, self.dynamic = (
             dtype,
@@ -71,6 +78,7 @@ class Shape:
             dynamic,
         )
         self._text = self._render()
+        self._leaves = tuple(self._find_leaves())
         if elements:
             logical = tuple(e.logical for e in elements)
             self.logical = self if logical == elements else Shape("tuple", elements=logical)
@@ -248,9 +256,21 @@ class Shape:
         for i, element in enumerate(self.elements):
             yield from element.walk((*index, i))
 
-    def leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
+    def leaves(self) -> tuple[tuple[ShapeIndex, Shape], ...]:
         """Every (position, shape) that is no tuple."""
-        return ((i, s) for i, s in self.walk() if s.dtype != "tuple")
+        return self._leaves
+
+    def _find_leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
+        if self.dtype != "tuple":
+            yield (), self
+        for i, element in enumerate(self.elements):
+            yield from (((i, *index), shape) for index, shape in element._leaves)
+
+
+def _check_bytes(dtype: str, dims: tuple[int, ...]) -> None:
+    """Dims of zero aside, the product of all others must fit, too, as it does in XLA."""
+    if math.prod(d for d in dims if d) * DTYPES[dtype].bytes >= 1 << 63:
+        raise HloError(f"{dtype}[{','.join(map(str, dims))}] has more bytes than 63 bits count")
 
 
 TOKEN = Shape("token")
@@ -367,4 +387,7 @@ def _array_from(matched: re.Match[str]) -> Shape:
                 f"layout {layout} has {len(layout.minor_to_major)} dims, the array {len(dims)}",
                 matched.start(3),
             )
-    return Shape(dtype, dims, layout, (), dynamic if any(dynamic) else ())
+    try:
+        return Shape(dtype, dims, layout, (), dynamic if any(dynamic) else ())
+    except HloError as error:
+        raise TextError(str(error), matched.start()) from None

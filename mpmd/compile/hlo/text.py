@@ -137,11 +137,26 @@ def unquote(text: str) -> str:
     return _ESCAPE.sub(plain, body.encode()).decode(errors="surrogateescape")
 
 
+def read_int(text: str) -> int:
+    """An integer of 64 bits.
+
+    Raises:
+        TextError: the text is none.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        raise TextError(f"expected an integer, got {text!r}", 0) from None
+    if not -(1 << 63) <= value < 1 << 63:
+        raise TextError(f"{text.strip()} does not fit in 64 bits", 0)
+    return value
+
+
 def integers(text: str) -> tuple[int, ...]:
     """`{1,2}` or `1,2` as a tuple; `{}` as ().
 
     Raises:
-        TextError: something between the commas is not an integer.
+        TextError: something between the commas is not an integer, or takes more than 64 bits.
     """
     body = text.strip()
     if body[:1] == "{" and body[-1:] == "}":
@@ -149,6 +164,9 @@ def integers(text: str) -> tuple[int, ...]:
     if not body.strip():
         return ()
     try:
-        return tuple(int(part) for part in body.split(","))
+        numbers = tuple(int(part) for part in body.split(","))
     except ValueError:
         raise TextError(f"expected a list of integers such as {{0,1}}, got {text!r}", 0) from None
+    if any(not -(1 << 63) <= number < 1 << 63 for number in numbers):
+        raise TextError(f"a number of {text.strip()} does not fit in 64 bits", 0)
+    return numbers

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.lapack_calls import check_lapack_call
 from mpmd.compile.hlo.literals import check_literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import OPCODES
@@ -96,12 +97,16 @@ def _edges(computation: HloComputation, instruction: HloInstruction) -> Iterator
     for before in instruction.control_predecessors:
         if before.computation is not computation or instruction not in before.control_successors:
             yield f"its control predecessor {before.name} does not know it"
+    for after in instruction.control_successors:
+        if after.computation is not computation or instruction not in after.control_predecessors:
+            yield f"its control successor {after.name} does not know it"
     for callee in instruction.called:
         if callee.callers.get(instruction) != instruction.called.count(callee):
             yield f"the computation {callee.name} does not count it as a caller"
 
 
 def _order(computation: HloComputation) -> Iterator[str]:
+    computation.forget_order()  # a change that did not say so must not hide a cycle
     try:
         computation.post_order()
     except HloError as error:
@@ -162,6 +167,8 @@ def _operation(instruction: HloInstruction) -> Iterator[str]:
         return
     try:
         inferred = infer_instruction(instruction)
+        if info.name == "custom-call":
+            check_lapack_call(instruction)
     except HloError as error:
         yield str(error)
         return

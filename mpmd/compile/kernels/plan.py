@@ -98,7 +98,7 @@ class KernelPlan:
         """Points of one row."""
         return math.prod([self.extents[d] for d in self.row])
 
-    @property
+    @cached_property
     def results(self) -> tuple[int, ...]:
         """Numbers of the operands that are stored to."""
         return tuple(sorted({s.operand for s in self.stores}))

@@ -19,6 +19,7 @@ from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimp
 from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
 from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
+from mpmd.compile.passes.expand.async_expander import AsyncExpander
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.cholesky_expander import CholeskyExpander
@@ -74,7 +75,8 @@ from mpmd.support.passes import Pass
 def inlining() -> list[Pass]:
     """One body per loop and branch, no calls, nothing dead."""
     return [
-        CallInliner(),  # first: calls hide what all others look for
+        AsyncExpander(),  # it makes calls
+        CallInliner(),  # before all that follows: calls hide what all others look for
         FlattenCallGraph(),  # loops and branches may be changed one by one
         TupleSimplifier(),  # calls returned tuples
         ZeroSizedRemoval(),  # no later pass need think of empty arrays

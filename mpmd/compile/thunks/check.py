@@ -3,12 +3,15 @@
 Every read must find the name of the value that the HLO says is read, in every byte of the slice; a write
 leaves the name of what was computed.  Nothing of the analyses that assigned the memory is used: slices, the
 read and write sets of thunks, and where HLO says that values come from.
+
+Each thunk is followed once.  A loop is followed in memory that holds nothing wherever the loop writes, except
+that its state is there; the body must leave it so.  What holds for one iteration then holds for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 
 from mpmd.compile.analysis.in_place import in_place_pairs
 from mpmd.compile.buffers.assignment import Allocation, Slice
@@ -32,7 +35,7 @@ from mpmd.compile.thunks.thunk import (
 from mpmd.errors import CompileError, collect
 
 Name = tuple[HloInstruction, ShapeIndex]
-"""A value: what computes it, and which of its results."""
+"""A value: the instruction that computes it, and which of its results."""
 
 Where = Callable[[HloInstruction, ShapeIndex], Slice]
 
@@ -44,19 +47,17 @@ def check_thunks(
     allocations: Sequence[Allocation],
     results: Sequence[Slice],
 ) -> None:
-    """Follow a program of thunks; slow, and for tests.
-
-    Loops are followed twice, each branch once.
+    """Follow a program of thunks; linear in their number.
 
     Args:
-        module: what the thunks compute.
+        module: the program that the thunks compute.
         thunks: in order, those of loops and branches inside of them.
         where: the slice of a value.
         allocations: by number.
         results: where the results must be at the end.
 
     Raises:
-        CompileError: a read finds other bytes than it should, a parameter is written that nobody gave away,
+        CompileError: a read finds other bytes than it should, a parameter that is not donated is written,
             or a result is not in its place; all of them are named.
     """
     check = _Check(module, where, allocations)
@@ -64,13 +65,15 @@ def check_thunks(
     check.follow(module.entry, thunks)
     check.end(results)
     if check.problems:
-        raise collect(CompileError, check.problems, "the memory of the program is wrong:")
+        raise collect(
+            CompileError, list(dict.fromkeys(check.problems)), "the memory of the program is wrong:"
+        )
 
 
 def origin(instruction: HloInstruction, index: ShapeIndex = ()) -> Name:
-    """The value at a position of a result, through what only hands it on.
+    """The value at a position of a result, through instructions that only forward it.
 
-    State of a loop is the loop's, unless its body hands it on as it is.
+    State of a loop is the loop's, unless its body returns it as it is.
     """
     while True:
         instruction, index = _within_computation(instruction, index)
@@ -86,84 +89,98 @@ def origin(instruction: HloInstruction, index: ShapeIndex = ()) -> Name:
 
 
 def _within_computation(instruction: HloInstruction, index: ShapeIndex) -> Name:
-    """The same, up to the parameters of the computation that it stands in."""
+    """The same, up to the parameters of the computation that it is in."""
     while True:
         opcode = instruction.opcode
-        if opcode in ("bitcast", "opt-barrier", "domain", "add-dependency", "copy-done"):
-            instruction = instruction.operands[0]
+        if opcode == "get-tuple-element":
+            instruction, index = instruction.operands[0], (instruction.tuple_index, *index)
         elif opcode == "tuple":
             instruction, index = instruction.operands[index[0]], index[1:]
-        elif opcode == "get-tuple-element":
-            instruction, index = instruction.operands[0], (instruction.tuple_index, *index)
-        elif opcode == "while" and _unchanged(instruction, index):
+        elif opcode in _FORWARDING or (opcode == "while" and _unchanged(instruction, index)):
             instruction = instruction.operands[0]
         else:
-            return instruction, index
+            common = _common(instruction, index) if opcode == "conditional" else None
+            return common or (instruction, index)
+
+
+_FORWARDING = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency", "copy-done"))
 
 
 def _unchanged(loop: HloInstruction, index: ShapeIndex) -> bool:
-    """Whether the body of a loop hands on a part of its state as it is."""
+    """Whether the body of a loop returns a part of its state as it is."""
     return _within_computation(loop.while_body.root, index) == (loop.while_body.parameters[0], index)
 
 
+def _common(conditional: HloInstruction, index: ShapeIndex) -> Name | None:
+    """The value that all branches are given and return as it is, if it is one."""
+    found: set[Name] = set()
+    for branch, operand in zip(conditional.called, conditional.operands[1:], strict=True):
+        instruction, inner = _within_computation(branch.root, index)
+        if instruction is not branch.parameters[0]:
+            return None
+        found.add(_within_computation(operand, inner))
+    return found.pop() if len(found) == 1 else None
+
+
 class _Memory:
-    """Names in the bytes of all allocations."""
+    """Names in the bytes of all allocations: per allocation the ranges of bytes that hold one, in order."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[tuple[int, int, Name]]] = {}
+        self._starts: dict[int, list[int]] = {}
+        self._parts: dict[int, list[tuple[int, Name]]] = {}
 
     def write(self, place: Slice, name: Name | None) -> None:
         """Let a slice hold a name, or nothing."""
+        if not place.size:
+            return
         low, high = place.offset, place.offset + place.size
-        kept: list[tuple[int, int, Name]] = []
-        for start, end, old in self._parts.get(place.allocation, []):
-            if start < low:
-                kept.append((start, min(end, low), old))
+        starts = self._starts.setdefault(place.allocation, [])
+        parts = self._parts.setdefault(place.allocation, [])
+        first = self._first(starts, parts, low)
+        last = bisect_left(starts, high, first)
+        kept: list[tuple[int, int, Name]] = [] if name is None else [(low, high, name)]
+        if first < last:
+            if starts[first] < low:
+                kept.insert(0, (starts[first], low, parts[first][1]))
+            end, old = parts[last - 1]
             if end > high:
-                kept.append((max(start, high), end, old))
-        if name is not None and place.size:
-            kept.append((low, high, name))
-        self._parts[place.allocation] = sorted(kept, key=lambda part: part[0])
+                kept.append((high, end, old))
+        starts[first:last] = [start for start, _, _ in kept]
+        parts[first:last] = [(end, held) for _, end, held in kept]
 
     def read(self, place: Slice) -> set[Name | None]:
         """All names in a slice; None stands for bytes that hold nothing."""
         at, high = place.offset, place.offset + place.size
+        starts = self._starts.get(place.allocation, [])
+        parts = self._parts.get(place.allocation, [])
         found: set[Name | None] = set()
-        for start, end, name in self._parts.get(place.allocation, []):
-            if start < high and end > at:
-                if start > at:
-                    found.add(None)
-                found.add(name)
-                at = end
+        for number in range(self._first(starts, parts, at), bisect_left(starts, high)):
+            if starts[number] > at:
+                found.add(None)
+            at, name = parts[number]
+            found.add(name)
         if at < high:
             found.add(None)
         return found
 
-    def copy(self) -> _Memory:
-        """The same memory."""
+    @staticmethod
+    def _first(starts: list[int], parts: list[tuple[int, Name]], low: int) -> int:
+        """The number of the first range that reaches beyond a byte."""
+        number = bisect_left(starts, low)
+        return number - 1 if number and parts[number - 1][0] > low else number
+
+    def without(self, places: Iterable[Slice]) -> _Memory:
+        """The same memory, with nothing in some slices."""
         made = _Memory()
+        made._starts = {number: list(starts) for number, starts in self._starts.items()}
         made._parts = {number: list(parts) for number, parts in self._parts.items()}
+        for place in places:
+            made.write(place, None)
         return made
-
-    def forget(self, stale: Callable[[Name], bool]) -> None:
-        """Let bytes with certain names hold nothing."""
-        for number, parts in self._parts.items():
-            self._parts[number] = [part for part in parts if not stale(part[2])]
-
-    def keep_common(self, other: _Memory) -> None:
-        """Let bytes hold nothing where two memories differ."""
-        for number, parts in list(self._parts.items()):
-            edges = sorted(
-                {e for start, end, _ in (*parts, *other._parts.get(number, [])) for e in (start, end)}
-            )
-            for low, high in pairwise(edges):
-                part = Slice(number, low, high - low)
-                if self.read(part) != other.read(part):
-                    self.write(part, None)
 
 
 class _Check:
-    """The walk."""
+    """One run."""
 
     def __init__(self, module: HloModule, where: Where, allocations: Sequence[Allocation]) -> None:
         self.module = module
@@ -205,7 +222,7 @@ class _Check:
                 for place in thunk.writes:
                     self.memory.write(place, None)
             elif instruction is None:
-                self.problems.append(f"{thunk.line()}: no instruction of {computation.name} has this name")
+                self._report(thunk, f"no instruction of {computation.name} has this name")
             elif isinstance(thunk, WhileThunk):
                 self._while(instruction, thunk)
             elif isinstance(thunk, ConditionalThunk):
@@ -217,113 +234,119 @@ class _Check:
             else:
                 self._compute(instruction, thunk)
 
-    def _expect(self, what: str, place: Slice, name: Name) -> None:
-        found = self.memory.read(place) if place.size else {name}
+    def _report(self, thunk: Thunk | str, problem: str) -> None:
+        self.problems.append(f"{thunk if isinstance(thunk, str) else thunk.line()}: {problem}")
+
+    def _expect(self, thunk: Thunk | str, place: Slice, name: Name, when: str = "") -> None:
+        if not place.size:
+            return
+        found = self.memory.read(place)
         if found != {name}:
             names = ", ".join(sorted(_text(n) for n in found))
-            self.problems.append(f"{what}: {place} should hold {_text(name)}, and holds {names}")
+            self._report(thunk, f"{when}{place} should hold {_text(name)}, and holds {names}")
 
-    def _write(self, what: str, place: Slice, name: Name) -> None:
+    def _write(self, thunk: Thunk, place: Slice, name: Name) -> None:
+        allocation = self.allocations[place.allocation]
         if place.allocation in self.closed:
-            self.problems.append(f"{what} writes to {self.allocations[place.allocation]}")
-        if place.offset + place.size > self.allocations[place.allocation].size:
-            self.problems.append(f"{what} writes to {place}, beyond {self.allocations[place.allocation]}")
+            self._report(thunk, f"writes to {allocation}")
+        if place.offset + place.size > allocation.size:
+            self._report(thunk, f"writes to {place}, beyond {allocation}")
         self.memory.write(place, name)
 
     def _copy(self, thunk: CopyThunk) -> None:
+        if thunk.source.overlaps(thunk.target):
+            self._report(thunk, "the copy overlaps its own source")
         found = self.memory.read(thunk.source)
-        if len(found) != 1 or None in found:
+        name = next(iter(found))
+        if len(found) == 1 and name is not None:
+            self._write(thunk, thunk.target, name)
+        else:
             names = ", ".join(sorted(_text(n) for n in found))
-            self.problems.append(f"{thunk.line()}: the source holds {names}")
-            return
-        (name,) = found
-        assert name is not None
-        self._write(thunk.line(), thunk.target, name)
+            self._report(thunk, f"the source holds {names}")
 
     def _compute(self, instruction: HloInstruction, thunk: Thunk) -> None:
-        expected = [
-            (self.where(operand, index), origin(operand, index))
-            for operand in instruction.operands
-            for index, shape in operand.shape.leaves()
-            if shape.is_array
-        ]
         changed = {
             outer: origin(instruction.operands[o], inner) for o, inner, outer in in_place_pairs(instruction)
         }
         made = [(self.where(instruction, index), index) for index, _ in instruction.shape.leaves()]
-        expected += [(place, changed[index]) for place, index in made if index in changed]
-        for place in dict.fromkeys(thunk.reads):
-            names = list(dict.fromkeys(name for at, name in expected if at == place))
-            if not names:
-                self.problems.append(f"{thunk.line()}: reads {place}, where none of its operands lies")
-            for name in names:
-                self._expect(thunk.line(), place, name)
+        expected: dict[Slice, dict[Name, None]] = {}
+        for operand in instruction.operands:
+            for index, shape in operand.shape.leaves():
+                if shape.is_array:
+                    expected.setdefault(self.where(operand, index), {})[origin(operand, index)] = None
         for place, index in made:
             if index in changed:
-                self._expect(f"{thunk.line()}, before it", place, changed[index])
-        self.problems += [f"{thunk.line()}: {problem}" for problem in _overlaps(thunk)]
-        for place in thunk.writes:
-            self._write(thunk.line(), place, (instruction, (-1,)))
+                expected.setdefault(place, {})[changed[index]] = None
+        for place in dict.fromkeys(thunk.reads):
+            if place not in expected:
+                self._report(thunk, f"reads {place}, where none of its operands lies")
+            for name in expected.get(place, ()):
+                self._expect(thunk, place, name)
         for place, index in made:
-            if place.size and place not in thunk.writes:
-                self.problems.append(f"{thunk.line()}: does not write {place}, where {list(index)} lies")
-            self._write(thunk.line(), place, (instruction, index))
+            if index in changed:
+                self._expect(thunk, place, changed[index], "before it, ")
+        for problem in _overlaps(thunk):
+            self._report(thunk, problem)
+        writes = thunk.writes
+        for place in writes:
+            self._write(thunk, place, (instruction, (-1,)))
+        for place, index in made:
+            if place.size and place not in writes:
+                self._report(thunk, f"does not write {place}, where {list(index)} lies")
+            self._write(thunk, place, (instruction, index))
 
     def _start(self, start: HloInstruction, thunk: StartThunk) -> None:
-        """From here on the results are nobody's, and the operands are not this device's alone."""
+        """From here on other devices may write the results and read the operands."""
         for operand, place in zip(start.operands, thunk.reads, strict=True):
-            self._expect(thunk.line(), place, origin(operand))
-        self.problems += [f"{thunk.line()}: {problem}" for problem in _overlaps(thunk)]
+            self._expect(thunk, place, origin(operand))
+        for problem in _overlaps(thunk):
+            self._report(thunk, problem)
         for place in thunk.writes:
-            self._write(thunk.line(), place, (start, (-1,)))
+            self._write(thunk, place, (start, (-1,)))
 
     def _end(self, done: HloInstruction, start: HloInstruction, thunk: CollectiveThunk) -> None:
         """What was given away at the start must be as it was."""
+        writes = thunk.writes
         for operand, place in zip(start.operands, thunk.reads, strict=True):
-            self._expect(thunk.line(), place, (start, (-1,)) if place in thunk.writes else origin(operand))
-        for (index, _), place in zip(done.shape.leaves(), thunk.writes, strict=True):
-            self._expect(f"{thunk.line()}, before it", place, (start, (-1,)))
+            self._expect(thunk, place, (start, (-1,)) if place in writes else origin(operand))
+        for (index, _), place in zip(done.shape.leaves(), writes, strict=True):
+            self._expect(thunk, place, (start, (-1,)), "before it, ")
             if place != self.where(done, index):
-                self.problems.append(f"{thunk.line()}: does not write {list(index)} where it lies")
-        for (index, _), place in zip(done.shape.leaves(), thunk.writes, strict=True):
-            self._write(thunk.line(), place, (done, index))
+                self._report(thunk, f"does not write {list(index)} where it lies")
+        for (index, _), place in zip(done.shape.leaves(), writes, strict=True):
+            self._write(thunk, place, (done, index))
 
     def _while(self, loop: HloInstruction, thunk: WhileThunk) -> None:
-        leaves = [index for index, _ in loop.shape.leaves()]
-        inside = _inside(loop)
-
-        def stale(name: Name) -> bool:
-            return name[0].opcode != "constant" and name[0].parent in inside
-
-        before = [origin(loop.operands[0], index) for index in leaves]
-        for _ in range(3):
-            self._rename(loop, before)
-            self.memory.forget(stale)
-            self.follow(loop.while_condition, thunk.condition)
-            self._expect(f"{thunk.line()}, its flag", thunk.flag, origin(loop.while_condition.root))
-            after = self.memory.copy()
-            self.follow(loop.while_body, thunk.body)
-            before = [origin(loop.while_body.root, index) for index in leaves]
+        """An iteration: it begins with the state and nothing else where the loop writes, and ends so."""
+        state = [(index, self.where(loop, index)) for index, _ in loop.shape.leaves()]
+        for index, place in state:
+            self._expect(f"{loop.name} {list(index)}", place, origin(loop.operands[0], index))
+        self.memory = self.memory.without(dict.fromkeys(thunk.writes))
+        for index, place in state:
+            self.memory.write(place, origin(loop, index))
+        self.follow(loop.while_condition, thunk.condition)
+        self._expect(thunk, thunk.flag, origin(loop.while_condition.root), "its flag, ")
+        after = self.memory.without(())
+        self.follow(loop.while_body, thunk.body)
+        for index, place in state:
+            what = f"{loop.name} {list(index)}, after its body"
+            self._expect(what, place, origin(loop.while_body.root, index))
         self.memory = after
 
-    def _rename(self, instruction: HloInstruction, before: Sequence[Name]) -> None:
-        """What stands in the slices of a loop or branch is its own value from now on."""
-        for (index, _), name in zip(instruction.shape.leaves(), before):
-            self._expect(f"{instruction.name} {list(index)}", self.where(instruction, index), name)
-        for index, _ in instruction.shape.leaves():
-            self.memory.write(self.where(instruction, index), origin(instruction, index))
-
     def _conditional(self, conditional: HloInstruction, thunk: ConditionalThunk) -> None:
-        self._expect(f"{thunk.line()}, its selector", thunk.selector, origin(conditional.operands[0]))
-        first, ends = self.memory, []
+        """Afterwards nothing is where a branch writes, except the results."""
+        self._expect(thunk, thunk.selector, origin(conditional.operands[0]), "its selector, ")
+        results = [(index, self.where(conditional, index)) for index, _ in conditional.shape.leaves()]
+        before = self.memory
         for branch, inner in zip(conditional.called, thunk.branches, strict=True):
-            self.memory = first.copy()
+            self.memory = before.without(())
             self.follow(branch, inner)
-            self._rename(conditional, [origin(branch.root, i) for i, _ in conditional.shape.leaves()])
-            ends.append(self.memory)
-        self.memory = ends[0]
-        for other in ends[1:]:
-            self.memory.keep_common(other)
+            for index, place in results:
+                what = f"{conditional.name} {list(index)}, after {branch.name}"
+                self._expect(what, place, origin(branch.root, index))
+        self.memory = before.without(dict.fromkeys(thunk.writes))
+        for index, place in results:
+            self.memory.write(place, origin(conditional, index))
 
 
 def _overlaps(thunk: Thunk) -> list[str]:
@@ -363,15 +386,6 @@ def _overlaps(thunk: Thunk) -> list[str]:
             if place != operands[result] or not may_share(plan, source, result):
                 found.append(f"writes {operands[result]} over {place}, which it may still read")
     return found
-
-
-def _inside(loop: HloInstruction) -> set[HloComputation]:
-    """The computations of a loop, and all that they call."""
-    found = list(loop.called)
-    for computation in found:
-        for instruction in computation:
-            found += [c for c in instruction.called if c not in found]
-    return set(found)
 
 
 def _text(name: Name | None) -> str:

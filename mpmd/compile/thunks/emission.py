@@ -1,4 +1,9 @@
-"""From a scheduled module with memory to thunks: one walk over the schedule."""
+"""From a scheduled module with memory to thunks: one walk over the schedule.
+
+Several copies that belong to one instant (results of a branch, state of a loop, results of the program) may
+be emitted in any order: the assignment of memory keeps the targets of all of them apart from the sources of
+the others.
+"""
 
 from __future__ import annotations
 

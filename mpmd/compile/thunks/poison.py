@@ -31,12 +31,20 @@ class Poison:
     """
 
     def __init__(self, assignment: BufferAssignment) -> None:
-        self.assignment = assignment
         self.instants = assignment.occupancy.instants
+        self._ends: dict[int, list[Slice]] = {}
+        """Instant → what is free after it."""
+        self._uses: dict[int, list[tuple[int, int, Slice]]] = {}
+        """Allocation → (first instant, last instant, part of it that is in use)."""
         # parameters and constants that are read only, and what lies there, stay
-        self._open = {a.number for a in assignment.allocations if a.kind in ("arena", "result")}
-        self._values = [v for v, place in assignment.slices.items() if place.size]
-        self._spans = assignment.occupancy.spans
+        for allocation in assignment.allocations:
+            if allocation.kind in ("arena", "result"):
+                self._uses[allocation.number] = []
+        for value, place in assignment.slices.items():
+            if place.size and place.allocation in self._uses:
+                for span in assignment.occupancy.spans[value]:
+                    self._ends.setdefault(span.end, []).append(place)
+                    self._uses[place.allocation].append((span.start, span.end, place))
 
     def after(self, instruction: HloInstruction, since: int) -> list[KernelThunk]:
         """What is free when an instruction has run and was in use after an instant before it.
@@ -46,29 +54,22 @@ class Poison:
             since: the instant of what was poisoned after last.
         """
         now = self.instants[instruction]
-        ended = {
-            self.assignment.slices[v]: None
-            for v in self._values
-            if any(since < s.end <= now or s.start == s.end == now for s in self._spans[v])
-            and self.assignment.slices[v].allocation in self._open
+        ended = dict.fromkeys(place for t in range(since + 1, now + 1) for place in self._ends.get(t, ()))
+        alive = {
+            number: [place for start, end, place in self._uses[number] if start <= now < end]
+            for number in {place.allocation for place in ended}
         }
-        alive = [
-            self.assignment.slices[v]
-            for v in self._values
-            if any(s.start <= now < s.end for s in self._spans[v])
-        ]
-        pieces = [piece for place in ended for piece in _without(place, alive)]
+        pieces = [piece for place in ended for piece in _without(place, alive[place.allocation])]
         return [_fill(f"poison.{instruction.name}.{k}", piece) for k, piece in enumerate(pieces)]
 
 
 def _without(place: Slice, taken: list[Slice]) -> list[Slice]:
-    """The parts of a slice that lie in none of others."""
+    """The parts of a slice that lie in none of others in its allocation."""
     parts = [(place.offset, place.offset + place.size)]
     for other in taken:
-        if other.allocation == place.allocation:
-            low, high = other.offset, other.offset + other.size
-            cut = [((a, min(b, low)), (max(a, high), b)) for a, b in parts]
-            parts = [part for pair in cut for part in pair if part[0] < part[1]]
+        low, high = other.offset, other.offset + other.size
+        cut = [((a, min(b, low)), (max(a, high), b)) for a, b in parts]
+        parts = [part for pair in cut for part in pair if part[0] < part[1]]
     return [Slice(place.allocation, a, b - a) for a, b in parts]
 
 

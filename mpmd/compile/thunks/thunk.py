@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.attention import AttentionPlan
@@ -28,13 +29,13 @@ class KernelThunk:
     operands: tuple[Slice, ...]
     scratch: Slice | None = None
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
         scratch = (self.scratch,) if self.scratch is not None else ()
         return tuple(self.operands[k] for k in self.plan.results) + scratch
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Slice, ...]:
         """Slices that are read; what is changed in place is read, too."""
         combined = {s.operand for s in self.plan.stores if s.combine}
@@ -241,12 +242,12 @@ class WhileThunk:
     flag: Slice
     body: tuple[Thunk, ...]
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
         return tuple(s for t in (*self.condition, *self.body) for s in t.writes)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Slice, ...]:
         """Slices that are read."""
         return (self.flag, *(s for t in (*self.condition, *self.body) for s in t.reads))
@@ -270,12 +271,12 @@ class ConditionalThunk:
     selector: Slice
     branches: tuple[tuple[Thunk, ...], ...]
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
         return tuple(s for branch in self.branches for t in branch for s in t.writes)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Slice, ...]:
         """Slices that are read."""
         return (self.selector, *(s for branch in self.branches for t in branch for s in t.reads))

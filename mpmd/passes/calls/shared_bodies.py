@@ -106,6 +106,18 @@ def put_back(fragment: ir.Fragment, symbols: dict[str, ir.Func]) -> None:
         inline_call(call, symbols[call.callee.value])
 
 
+def put_back_bodies(module: ir.Module) -> None:
+    """Gives all fragments bodies of their own again."""
+    symbols = ir.symbol_table(module)
+    bodies = functions_of(module)
+    for f in symbols.values() if bodies else ():
+        if f.is_mpmd:
+            for fragment in ir.fragments(f):
+                put_back(fragment, symbols)
+    for body in bodies:
+        ir.erase(body)
+
+
 def _calls(fragment: ir.Fragment) -> list[ir.FuncCall]:
     calls = ir.ops(fragment.body, ir.FuncCall)
     return [call for call in calls if call.callee.value.startswith(_PREFIX)]

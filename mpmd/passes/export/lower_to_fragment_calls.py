@@ -10,6 +10,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
+from mpmd.passes.constants import attributes_of
 from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
@@ -35,7 +36,8 @@ class LowerToFragmentCalls(ModulePass):
         func @p0_f_calls0to1.main(%p: tensor<..>) -> tensor<..> attributes {mesh_shape = ..} { body }
 
     Fragments are one program if mesh, types, `arg_attrs`, `res_attrs` and bodies are equal; locations do
-    not count.  Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.
+    not count.  Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.  Where the
+    module has an sdy mesh called like the fragment's mesh, all shardings of the function name that one.
 
     Requires: shardings in types, donation marked.
     Ensures: no fragment is left; functions stand behind the others, numbered by their first call.
@@ -108,9 +110,11 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
         for fragment in group
         if "reserved_hbm_bytes" in fragment.attributes
     ]
-    argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs))
-    result_attributes = _with_shardings(first, "res_attrs", list(first.results))
-    _repoint_manual_computations(first)
+    own = _own_sdy_mesh(first)
+    argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs), own)
+    result_attributes = _with_shardings(first, "res_attrs", list(first.results), own)
+    if own is not None:
+        _repoint_shardings(first, own)
     made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
@@ -130,25 +134,33 @@ def _topology_of(fragment: ir.Fragment) -> ir.Topology:
 
 
 def _with_shardings(
-    fragment: ir.Fragment, attribute: str, values: Sequence[ir.Value]
+    fragment: ir.Fragment, attribute: str, values: Sequence[ir.Value], own: str | None
 ) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each operand or result, with the sharding that its type has."""
+    """The attributes of each operand or result, with the sharding of its type, on the sdy mesh `own`."""
     dicts = ir.attribute_dicts(fragment, attribute, len(values))
     for of_value, value in zip(dicts, values, strict=True):
         sharding = value.type.sharding if isinstance(value.type, ir.MeshTensor) else None
         if sharding is not None:
-            of_value["sdy.sharding"] = sharding
+            of_value["sdy.sharding"] = sharding if own is None else on_sdy_mesh(sharding, own)
     return dicts
 
 
-def _repoint_manual_computations(fragment: ir.Fragment) -> None:
-    """Lets manual computations name the sdy mesh called like the fragment's mesh, if the module has one."""
-    if fragment.mesh not in sdy_meshes(ir.module_of(fragment)):
-        return
-    for op in ir.walk(fragment):
-        if op.operation.name == "sdy.manual_computation":
-            for name in ("in_shardings", "out_shardings"):
-                ir.put(op, name, on_sdy_mesh(op.attributes[name], fragment.mesh))
+def _own_sdy_mesh(fragment: ir.Fragment) -> str | None:
+    """The sdy mesh called like the fragment's mesh, if the module has one."""
+    return fragment.mesh if fragment.mesh in sdy_meshes(ir.module_of(fragment)) else None
+
+
+def _repoint_shardings(fragment: ir.Fragment, own: str) -> None:
+    """Lets all shardings inside of a fragment name the sdy mesh `own`."""
+    for op in ir.walk(fragment)[1:]:
+        for name, attribute in attributes_of(op):
+            if not isinstance(attribute, str) and _is_sharding(attribute):
+                ir.put(op, name, on_sdy_mesh(attribute, own))
+
+
+def _is_sharding(attribute: ir.Attribute) -> bool:
+    one, several = ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr
+    return bool(one.isinstance(attribute) or several.isinstance(attribute))
 
 
 def _replace_by_call(fragment: ir.Fragment, name: str) -> None:

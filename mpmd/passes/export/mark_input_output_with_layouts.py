@@ -27,7 +27,8 @@ class MarkInputOutputWithLayouts(FunctionPass):
     custom.  All fragments that make or read a value must agree, hence `auto` only where one does.
 
     Requires: which fragment returns and reads what is final.
-    Ensures: a value has one layout everywhere, transfers included; default is no attribute.  Error: a value
+    Ensures: a value has one layout everywhere, transfers included; default is an empty dictionary, and
+        nothing is written where no layout is asked for at all.  Error: a value
         is returned twice, or is an argument and returned, with layouts that differ.  Warning: a custom
         layout is lost in a transfer.
     Cost: linear in uses.
@@ -94,7 +95,7 @@ class _Table:
     def __init__(self, f: ir.Func) -> None:
         self.f = f
         self.dicts: dict[tuple[ir.Op, str], list[Attributes]] = {}
-        self.changed: dict[tuple[ir.Op, str], None] = {}
+        self.chosen: dict[tuple[ir.Op, str], None] = {}
 
     def _at(self, op: ir.Op, name: str) -> list[Attributes]:
         key = (op, name)
@@ -116,19 +117,19 @@ class _Table:
         return str(self._at(op, name)[index].get(LAYOUT, "<<NULL ATTRIBUTE>>"))
 
     def write(self, op: ir.Op, name: str, index: int, layout: str) -> None:
-        """Sets the layout at one value; default is no attribute."""
+        """Sets the layout at one value; default is no attribute, in a dictionary that may then be empty."""
         of_value = self._at(op, name)[index]
         if layout == DEFAULT:
-            if of_value.pop(LAYOUT, None) is not None:
-                self.changed[(op, name)] = None
-        elif self.read(op, name, index) != layout:
+            of_value.pop(LAYOUT, None)
+        else:
             of_value[LAYOUT] = ir.StringAttr.get(layout)
-            self.changed[(op, name)] = None
+        self.chosen[(op, name)] = None
 
     def store(self) -> None:
-        """Writes all that changed into the program."""
-        for op, name in self.changed:
-            ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty=name in op.attributes)
+        """Writes all that was chosen into the program."""
+        for op, name in self.chosen:
+            even_if_empty = isinstance(op, ir.Fragment) or name in op.attributes
+            ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty)
 
 
 def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
@@ -190,8 +191,8 @@ def _for_transfers(value: ir.Value, layout: str, called: str) -> str:
         return layout
     if layout not in (AUTO, DEFAULT):
         diagnostics.warning(
-            f'{called} is used in a transfer op to a host mesh, but has the non-default layout: "{layout}". '
-            "Forcing the default layout.",
+            f'{called} is used in a transfer op, but with a non-default layout: "{layout}". '
+            "Forcing the layout to default. A host mesh knows no other layout.",
             value.location,
         )
     return DEFAULT

@@ -39,8 +39,9 @@ class ValidateNoBackwardDeps(FunctionPass):
         if transposed is not None:
             if self.fail_on_backward_deps:
                 diagnostics.error(
-                    "fail-on-backward-deps is for programs without a backward pass, but "
-                    f"{transposed} is transposed: its data must flow back. Leave the option out.",
+                    "Expected forward-only program but found non-forward fragments.\n"
+                    f"  {transposed} is transposed: data must flow back to earlier meshes.\n"
+                    "  Leave fail-on-backward-deps out for programs with a backward pass.",
                     f.location,
                 )
             return

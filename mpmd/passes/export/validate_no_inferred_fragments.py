@@ -50,8 +50,8 @@ class ValidateNoInferredFragments(FunctionPass):
             makers = fragment.inferred_by
             if not makers:
                 diagnostics.error(
-                    f'internal error: the inferred fragment on mesh "{fragment.mesh}" does not say which '
-                    "pass made it (no mpmd.inferred_by); please report this",
+                    "Internal error: inferred fragment missing 'mpmd.inferred_by' attribute. It is on mesh "
+                    f'"{fragment.mesh}" and does not say which pass made it. Please report this.',
                     fragment.location,
                 )
                 continue

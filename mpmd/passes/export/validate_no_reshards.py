@@ -23,11 +23,13 @@ class ValidateNoReshards(FunctionPass):
 
     Attributes:
         fail_on_reshard_only_fragments: report errors, not warnings.
+        ignore_copies: ignore programs whose results are sharded as their operands are.
     """
 
     name: ClassVar[str] = "mpmd-validate-no-reshards"
     runs_on = "distributed"
     fail_on_reshard_only_fragments: bool = False
+    ignore_copies: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Looks at each call."""
@@ -35,14 +37,17 @@ class ValidateNoReshards(FunctionPass):
         symbols = ir.symbol_table(ir.module_of(f)) if calls else {}
         report = diagnostics.error if self.fail_on_reshard_only_fragments else diagnostics.warning
         for call in calls:
-            if not _only_returns_arguments(symbols[call.callee_name]):
+            callee = symbols[call.callee_name]
+            if not _only_returns_arguments(callee):
                 continue
             if call.origins:
                 diagnostics.error(
-                    f"internal error: the program '{call.callee_name}' computes nothing, but has the origins "
-                    f"{', '.join(map(str, call.origins))}; please report this",
+                    f"Internal error: reshard-only fragment '{call.callee_name}' is not an inferred "
+                    f"fragment: it has the origins {', '.join(map(str, call.origins))}. Please report this.",
                     call.location,
                 )
+                continue
+            if self.ignore_copies and not _reshards(call, callee):
                 continue
             report(
                 f"Detected reshard-only fragment '{call.callee_name}'. This usually indicates an unexpected "
@@ -53,6 +58,12 @@ class ValidateNoReshards(FunctionPass):
 
 def _only_returns_arguments(f: ir.Func) -> bool:
     return not f.is_external and bool(f.returned) and all(ir.producer(v) is None for v in f.returned)
+
+
+def _reshards(call: ir.FragmentCall, callee: ir.Func) -> bool:
+    """Whether a result has another type than the operand that the callee returns for it."""
+    operands = dict(zip(callee.args, call.operands))
+    return any(operands[v].type != result.type for v, result in zip(callee.returned, call.results))
 
 
 def _described(values: Sequence[ir.Value], f: ir.Func | None = None) -> str:

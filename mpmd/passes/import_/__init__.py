@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd.passes.import_ import infer_mesh
 from mpmd.passes.import_.copy_topology_from_main import CopyTopologyFromMain
 from mpmd.passes.import_.enforce_input_output_equisharding import EnforceInputOutputEquisharding
+from mpmd.passes.import_.fold_constant_branches import FoldConstantBranches
 from mpmd.passes.import_.generate_sdy_meshes_from_topology import GenerateSdyMeshesFromTopology
 from mpmd.passes.import_.inline_nested_user_exposed_ops import InlineNestedUserExposedOps
 from mpmd.passes.import_.insert_nameless_clone_of_negligible_ops import InsertNamelessCloneOfNegligibleOps

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mpmd import ir
+from mpmd.passes import regions
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
 from mpmd.support import diagnostics
@@ -15,7 +16,7 @@ _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
 
 @dataclasses.dataclass(frozen=True)
 class InlineNestedUserExposedOps(FunctionPass):
-    """Inlines names that stand inside of named computations: only the outermost name is mapped to a mesh.
+    """Inlines names inside of named computations, however deep: only the outermost name is mapped to a mesh.
 
         comp "f" (a) { x = comp "g" (a) { y = neg a; ret y }; z = name x "t"; ret z }
         -->  comp "f" (a) { y = neg a; ret y }
@@ -35,10 +36,10 @@ class InlineNestedUserExposedOps(FunctionPass):
         """Inlines one name after the other, inner ones first."""
         places = self.assignment.places
         for op in _inner_first(f.body):
-            parent = op.operation.parent.opview
-            if not isinstance(parent, ir.NamedComputation) or not isinstance(
-                op, (ir.NamedComputation, *_UNARY)
-            ):
+            if not isinstance(op, (ir.NamedComputation, *_UNARY)):
+                continue
+            parent = next((p for p in regions.around(op) if isinstance(p, ir.NamedComputation)), None)
+            if parent is None:
                 continue
             if isinstance(op, (ir.NamedComputation, ir.NamedTensor)):
                 assigned = _assigned_around(op, places)
@@ -65,10 +66,8 @@ def _inner_first(block: ir.Block) -> list[ir.Op]:
 
 def _assigned_around(op: ir.Op, places: dict[str, Place]) -> ir.NamedComputation | None:
     """The nearest computation around an op that is assigned; None if all that there are have no place."""
-    around = op.operation.parent.opview
-    while isinstance(around, ir.NamedComputation) and around.named.name not in places:
-        around = around.operation.parent.opview
-    return around if isinstance(around, ir.NamedComputation) else None
+    names = (outer for outer in regions.around(op) if isinstance(outer, ir.NamedComputation))
+    return next((outer for outer in names if outer.named.name in places), None)
 
 
 def _report_unassigned(parent: ir.NamedComputation, places: dict[str, Place]) -> None:

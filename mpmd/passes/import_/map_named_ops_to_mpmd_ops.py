@@ -21,8 +21,9 @@ class MapNamedOpsToMpmdOps(FunctionPass):
           z = name x "t"                            -->  r = unassign q by f
           return z                                       s = assign r to m2 by t; w = unassign s by t
 
-    Requires: no names inside of names.  Ensures: no names.  Attributes of a computation are dropped.
-    Cost: linear.  Source: openxla/shardy MPMD, `map_named_ops_to_mpmd_ops`.
+    Requires: no names inside of names.  Ensures: no names, but for those in regions, which validation
+    reports.  Attributes of a computation are dropped.  Cost: linear.
+    Source: openxla/shardy MPMD, `map_named_ops_to_mpmd_ops`.
 
     Attributes:
         assignment: name to mesh: `"f@m1"`, `"f@m1/0"` with a stage, `"t@m1#pinned_host"` in host memory.
@@ -36,7 +37,7 @@ class MapNamedOpsToMpmdOps(FunctionPass):
         places = self.assignment.places
         meshes = list(f.topology) if f.is_mpmd else []
         for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
-            if isinstance(op.operation.parent.opview, ir.NamedComputation):
+            if not isinstance(op.operation.parent.opview, (ir.Func, ir.For)):
                 continue
             if isinstance(op, ir.NamedTensor):
                 self._map_tensor(op, places.get(ir.StringAttr(op.attributes["name"]).value), meshes)

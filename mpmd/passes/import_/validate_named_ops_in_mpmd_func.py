@@ -8,20 +8,15 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
-from mpmd.support.source import location_of
+from mpmd.support.source import frames_of
 
-_ADVICE = {
-    "stablehlo.while": (
-        "It stands inside of a loop (lax.scan, fori_loop or while_loop). Write the loop over microbatches "
-        "with mpmd's loop, or unroll it with a Python `for`, or name the whole loop."
-    ),
-    "stablehlo.case": (
-        "It stands inside of a branch (lax.cond or switch). Name the whole branch, or choose with jnp.where."
-    ),
-    "stablehlo.if": (
-        "It stands inside of a branch (lax.cond). Name the whole branch, or choose with jnp.where."
-    ),
+_PLACES = {
+    "stablehlo.while": ("a loop that is not unrolled", "loop"),
+    "stablehlo.case": ("a branch of a conditional", "conditional"),
+    "stablehlo.if": ("a branch of a conditional", "conditional"),
+    "sdy.manual_computation": ("a shard_map", "shard_map"),
 }
+"""What the user wrote, for ops with regions, and what to name instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +43,19 @@ class ValidateNamedOpsInMpmdFunc(FunctionPass):
 
 def _message(op: ir.Op, parent: ir.Op) -> str:
     if isinstance(op, ir.NamedComputation):
-        what, name = "Named computations", op.named.name
+        kind, name = "Named computation", op.named.name
     else:
-        what, name = "Named tensors", ir.StringAttr(op.attributes["name"]).value
-    text = f"{what} can only be nested in mpmd functions or mpmd ops.\n  '{name}'"
-    place = location_of(op)
-    if place is not None and place[0] != "-":
-        text += f", {place[0]}:{place[1]},"
+        kind, name = "Named tensor", ir.StringAttr(op.attributes["name"]).value
     if isinstance(parent, ir.Func):
-        advice = (
-            "A function that is called from inside of a loop or branch, or of a plain jax.jit, holds no "
-            "names: call it from the MPMD program itself."
-        )
-        return f"{text} is in function @{parent.symbol}, which belongs to no topology. {advice}"
-    advice = _ADVICE.get(parent.operation.name, "Name what is around it.")
-    return f"{text} is in a {parent.operation.name}. {advice}"
+        place = f"function @{parent.symbol}, which belongs to no topology"
+        advice = "call the function from the MPMD program itself"
+    else:
+        operation = parent.operation.name
+        place, whole = _PLACES.get(operation, (f"the function of a {operation}", "operation"))
+        advice = f"put the whole {whole} into one named computation"
+    frames = frames_of(op)
+    where = f", {frames[0]}" if frames else ""
+    return (
+        f"{kind.lower()} {name!r} is in {place}, where it cannot have a mesh{where}\n"
+        f"  {kind}s can only be nested in mpmd functions or mpmd ops.\n  {advice}"
+    )

@@ -10,7 +10,6 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.merging import merge
-from mpmd.support import diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +58,9 @@ class MergePass(FunctionPass):
     ) -> ir.Fragment | None:
         """What `producer` has become; None if nothing is left of it."""
         while True:
-            consumer = self.candidate(producer, reversed(followers))
-            if consumer is None or not _stages_agree(producer, consumer):
+            behind = (other for other in reversed(followers) if ir.stands_before(producer, other))
+            consumer = self.candidate(producer, behind)  # a merge may have moved the producer behind others
+            if consumer is None:
                 return producer
             part = self.part_for(producer, consumer)
             if not bring_together(part, consumer):
@@ -113,17 +113,6 @@ def merged_call_counter(a: ir.Fragment, b: ir.Fragment) -> int | None:
     if a.is_user != b.is_user:
         return a.call_counter if a.is_user else b.call_counter
     return None
-
-
-def _stages_agree(a: ir.Fragment, b: ir.Fragment) -> bool:
-    if a.stage == b.stage or None in (a.stage, b.stage):
-        return True
-    diagnostics.error(
-        f"cannot merge {named(a)} with {named(b)}: a program belongs to one stage.  "
-        "Give both one stage in the assignment, or leave out the option that merges them",
-        b.location,
-    )
-    return False
 
 
 def named(fragment: ir.Fragment) -> str:

@@ -20,7 +20,7 @@ class MergeForwardWithBackward(MergePass):
         b = m1["f", "f"(1)] cc=0 (a) { x = add a a; y = mul x x; ret y }
 
     After scheduling this happens on the last stage of orders like 1F1B: one program for both.  The merged
-    fragment has two transpose counts and is no scheduling unit any more.
+    fragment has two transpose counts and is no scheduling unit any more.  Fragments of two stages stay two.
 
     Requires: fragments stand in their final order; stages are verified.  Ensures: values are made before
     they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.
@@ -29,8 +29,9 @@ class MergeForwardWithBackward(MergePass):
     name: ClassVar[str] = "mpmd-merge-forward-with-backward"
 
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
-        """Forward, then backward."""
-        return producer.is_forward and consumer.is_backward
+        """Forward, then backward, of one stage where both have one."""
+        stages_agree = producer.stage == consumer.stage or None in (producer.stage, consumer.stage)
+        return producer.is_forward and consumer.is_backward and stages_agree
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
         """The closest user, if no other fragment of the mesh stands between."""

@@ -148,7 +148,8 @@ def _sort(f: ir.Func, applied: list[FragmentMergeRule]) -> None:
     listed = "; ".join(named(op) for op in cycle if isinstance(op, ir.Fragment))
     rules = "\n  ".join(map(str, applied)) or "none: the order that a schedule asks for makes it"
     diagnostics.error(
-        f"Cycle detected in @{f.symbol} after merging: each needs the next, the last needs the first: "
-        f"{listed}\nby the rules:\n  {rules}\nLeave out of a rule what must run before or behind the others",
+        "Cycle detected in the program, not all fragments could be properly merged.\n"
+        f"  each needs the next, the last needs the first, in @{f.symbol}: {listed}\n"
+        f"by the rules:\n  {rules}\nLeave out of a rule what must run before or behind the others",
         f.location,
     )

@@ -54,8 +54,8 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
             from_host, to_host = transfer.tensor.type.on_host, transfer.result.type.on_host
             if from_host and to_host:
                 diagnostics.late_error(
-                    "Resharding on host not supported: both ends of this transfer are in host memory, with "
-                    f"the shardings {_text(source)} and {_text(target)}. Give both the same sharding.",
+                    "Resharding on host not supported with an mpmd.transfer: both ends are in host memory, "
+                    f"with the shardings {_text(source)} and {_text(target)}. Give both the same sharding.",
                     transfer.location,
                 )
                 continue

@@ -8,10 +8,12 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.shared_bodies import functions_of, put_back_bodies
 from mpmd.passes.constants import attributes_of
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
+from mpmd.support.source import frames_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,8 @@ class FitShardingsToMeshes(ModulePass):
 
     Propagation knows one mesh, which has the axes of all.  An axis of one name means the same on every mesh,
     however long it is there; a mesh without it does not split.  What goes from fragment to fragment is split
-    evenly or not at all.  Nothing happens if all meshes have the axes of the one that shardings name.
+    evenly or not at all.  Nothing happens if all meshes have the axes of the one that shardings name, in its
+    order.
 
     Requires: shardings are attributes; the user's are enforced.
     Ensures: the shardings of each value and inside of each fragment name its own mesh.  Error: a manual
@@ -47,8 +50,10 @@ class FitShardingsToMeshes(ModulePass):
             for name, mesh in sdy_meshes(module.operation).items()
             if name not in own and axes_of(mesh)
         }
-        if all(axes == of_old for of_old in old.values() for axes in own.values()):
+        if all([*axes.items()] == [*of_old.items()] for of_old in old.values() for axes in own.values()):
             return
+        if any(_names_shardings(body) for body in functions_of(module)):
+            put_back_bodies(module)  # a body that fragments of several meshes share can name one mesh only
         fitting = _Fitting(own, old, _names(module, own))
         for f in functions:
             fitting.fit_function(f)
@@ -58,6 +63,16 @@ class FitShardingsToMeshes(ModulePass):
         for op in list(module.body.operations):
             if isinstance(op, ir.sdy.MeshOp) and str(op.sym_name.value) in old:
                 ir.erase(op)
+
+
+def _names_shardings(body: ir.Func) -> bool:
+    """Whether an op in the body of a function says how a value is sharded."""
+    kinds = (ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr)
+    return any(
+        not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds)
+        for op in ir.walk(body)
+        for _, attribute in attributes_of(op)
+    )
 
 
 def _names(module: ir.Module, meshes: Iterable[str]) -> dict[str, str]:
@@ -158,8 +173,10 @@ class _Fitting:
         if unlike:
             has = ", ".join(f"{name}={axes.get(name, 'none')}" for name in unlike)
             wants = ", ".join(f"{name}={traced.get(name, 'none')}" for name in unlike)
+            where = "".join(f" ({frame})" for frame in frames_of(op)[:1])
             diagnostics.error(
-                f"jax.shard_map runs on mesh {fragment.mesh!r} with {has}, but was traced with {wants}: "
-                "meshes may differ only in axes that no shard_map maps over",
+                f"jax.shard_map runs on mesh {fragment.mesh!r} with {has}, but was traced with {wants}{where}"
+                ": meshes may differ only in axes that no shard_map maps over\n"
+                "  give the axis another name on each mesh where it has another size, or do not map over it",
                 op.location,
             )

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass, ModulePass
-from mpmd.passes.calls.shared_bodies import functions_of, numbered, put_back, share_bodies
+from mpmd.passes.calls.shared_bodies import (
+    functions_of,
+    numbered,
+    put_back,
+    put_back_bodies,
+    share_bodies,
+)
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.propagation import shardings
@@ -20,6 +26,18 @@ from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support import diagnostics
 
 _PIPELINE = MlirPass("sdy-propagation-pipeline")
+_WITHOUT_RESHARDS = (  # what that pipeline is made of, without its steps towards partitioning
+    "sdy-import-pipeline",
+    "sdy-user-priority-propagate",
+    "func.func(sdy-sink-func-data-flow-edges)",
+    "sdy-unflatten-call-graph",
+    "symbol-dce",
+    "func.func(sdy-constant-or-scalar-merger,sdy-sink-data-flow-edges)",
+    "sdy-update-non-divisible-input-output-shardings",
+    "sdy-remove-sub-axes-in-input-output-shardings",
+    "sdy-close-shardings",
+    "func.func(sdy-drop-sharding-rules)",
+)
 _CSE = MlirPass("cse")
 _FOLD = SimplifyStablehlo()
 _NUMBER = "mpmd.propagation_number"
@@ -41,7 +59,8 @@ class PropagateShardings(ModulePass):
     and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
     take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
     it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.  With `share` too, copies then
+    constraints again, sdy constants ordinary ones, and what folds folds.  With `keep_groups` sharding groups
+    stay too, as Shardy then does nothing that is for partitioning.  With `share` too, copies then
     call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.  Where nobody
     says how anything is sharded there is nothing to propagate.
 
@@ -55,6 +74,7 @@ class PropagateShardings(ModulePass):
         once_per_kind: give Shardy two of each kind of fragment; else the whole program.
         tidy: clean up inside of fragments too.
         share: let copies call one function for their common body.
+        keep_groups: run Shardy's passes without those that prepare partitioning, which drop sharding groups.
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
@@ -62,13 +82,14 @@ class PropagateShardings(ModulePass):
     once_per_kind: bool = True
     tidy: bool = False
     share: bool = False
+    keep_groups: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Builds the program without copies, runs Shardy, and takes over what it found."""
         shared = functions_of(module)
         functions = [f for f in ir.funcs(module) if f not in shared]
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
-            _put_back_bodies(module)
+            put_back_bodies(module)
             self._propagate(module)
             return
         f = functions[0]
@@ -76,10 +97,10 @@ class PropagateShardings(ModulePass):
         representatives = _REPRESENTATIVES if not self.tidy or _mentions_shardings(small) else 1
         kinds = _without_copies(ir.funcs(small)[0], representatives)
         if len(set(kinds)) == len(kinds):
-            _put_back_bodies(module)
+            put_back_bodies(module)
             self._propagate(module)
             return
-        _put_back_bodies(small)
+        put_back_bodies(small)
         self._propagate(small)
         _take_meshes(module, small)
         f_small = ir.funcs(small)[0]
@@ -96,14 +117,15 @@ class PropagateShardings(ModulePass):
     def _propagate(self, module: Any) -> None:
         if not _has_main(module):
             return
+        pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.keep_groups else _PIPELINE
         if not self.tidy:
-            _PIPELINE.run(module)
+            pipeline.run(module)
             return
         if not _mentions_shardings(module):
             _CSE.run(module)
             _FOLD.run(module)
             return
-        _PIPELINE.run(module)
+        pipeline.run(module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
@@ -189,18 +211,6 @@ def _kind_of(
     if isinstance(op, ir.Fragment) and op.is_user:
         return (bodies[op], op.mesh, ir.result_index(value))
     return value.type
-
-
-def _put_back_bodies(module: ir.Module) -> None:
-    """Gives fragments bodies of their own again."""
-    symbols = ir.symbol_table(module)
-    bodies = functions_of(module)
-    for f in symbols.values() if bodies else ():
-        if f.is_mpmd:
-            for fragment in ir.fragments(f):
-                put_back(fragment, symbols)
-    for body in bodies:
-        ir.erase(body)
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from mpmd import ir
 from mpmd.errors import ConfigError
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
-from mpmd.passes.schedule.reordering import apply_edges, describe
+from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, describe
 from mpmd.passes.schedule.task_orders import TableTask, TaskOrders
 from mpmd.support import diagnostics
 
@@ -39,9 +39,10 @@ class OrderByTasks(FunctionPass):
 
     Requires: at most one task per mesh position; microbatches count from 0 as in the table.
     Ensures: the order of the table on every mesh.  Error: the table contradicts data flow; names the first
-        task that can never run, and why; unless `fail_on_impossible_order` a warning, and the order stays
-        as it is.  Notice: tasks without a fragment, and the reverse.
-    Cost: linear.
+        task that can never run, and why; unless `fail_on_impossible_order` a warning, and the tasks are in
+        the order of the table as far as the data flow lets them.  Notice: tasks without a fragment, and the
+        reverse.
+    Cost: linear; if the order is impossible, quadratic in fragments.
     Source: ours.
 
     Attributes:
@@ -67,16 +68,13 @@ class OrderByTasks(FunctionPass):
             if mesh not in topology:
                 raise ConfigError(f"the order is for mesh {mesh!r}; the topology has {', '.join(topology)}")
         rows = _fragments_by_task(f, self.orders)
-        edges = [
-            edge
-            for row in rows.values()
-            for group, following in itertools.pairwise(row.values())
-            for edge in itertools.product(group, following)
-        ]
+        edges = _edges(rows)
         cycle = Dependencies(f, edges).stable_order()[1]
         if cycle:
             self._report(cycle, rows)
-            return
+            if self.fail_on_impossible_order:
+                return
+            edges = _possible(f, edges)
         apply_edges(f, edges, self.remove_control_dependencies)
 
     def _report(self, cycle: list[ir.Op], rows: Rows) -> None:
@@ -100,7 +98,24 @@ class OrderByTasks(FunctionPass):
         if self.fail_on_impossible_order:
             diagnostics.error(f"{text}\nMove one of these tasks in the order.", first.location)
         else:
-            diagnostics.warning(f"{text}\nAll tasks run in the order of the data flow.", first.location)
+            diagnostics.warning(
+                f"{text}\nAll tasks run in that order as far as the data flow lets them.", first.location
+            )
+
+
+def _edges(rows: Rows) -> Edges:
+    """An edge between neighbours of each row, those at the beginning of the rows first."""
+    pairs = (itertools.pairwise(row.values()) for row in rows.values())
+    columns = itertools.zip_longest(*pairs, fillvalue=((), ()))
+    return [edge for column in columns for pair in column for edge in itertools.product(*pair)]
+
+
+def _possible(f: ir.Func, edges: Edges) -> Edges:
+    """The edges that contradict neither the data flow nor the edges before them."""
+    precedence = Precedence(f)
+    for before, after in edges:
+        precedence.add(before, after)
+    return precedence.edges
 
 
 # Mesh -> task -> the fragments that it stands for, in the order of the table.

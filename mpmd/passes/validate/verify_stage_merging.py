@@ -9,6 +9,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.support import diagnostics
+from mpmd.support.source import frames_of
 
 _SPLIT = {(True, False): "kKeepTransferred", (False, True): "kDropTransferred"}
 _Key = tuple[str, int, int | None, str, bool]
@@ -93,7 +94,8 @@ def _conflict(f: ir.Func, earlier: ir.Fragment, fragment: ir.Fragment) -> str:
         f"for current fragment with origin: [{origins}]"
     )
     other = ", ".join(map(str, earlier.origins))
-    text += f"\n  the earlier one has the origins {other} and is at {earlier.location}"
+    frames = frames_of(earlier)
+    text += f"\n  the earlier one has the origins {other}" + (f" and is at {frames[0]}" if frames else "")
     path = [op for op in Dependencies(f).path(earlier, fragment) if isinstance(op, ir.Transfer)]
     if path:
         meshes = " -> ".join([path[0].tensor.type.mesh, *(op.result.type.mesh for op in path)])

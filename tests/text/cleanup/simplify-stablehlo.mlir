@@ -101,16 +101,18 @@ func.func @identities(%a: tensor<2x3xf32>, %i: tensor<2x3xi32>) -> (tensor<2x3xf
   return %w, %j : tensor<2x3xf32>, tensor<2x3xi32>
 }
 
-// Adding +0 changes -0; adding -0 changes nothing.
-// CHECK-LABEL: func @only_exact
-func.func @only_exact(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
-  // CHECK: %[[SUM:.*]] = stablehlo.add %arg0
-  // CHECK: return %[[SUM]], %arg0
+// A sum with a zero of any sign is the other term, as XLA has it; subtracting -0 stays, as XLA has that too.
+// CHECK-LABEL: func @zeros
+func.func @zeros(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) {
+  // CHECK: %[[REST:.*]] = stablehlo.subtract %arg0
+  // CHECK: return %arg0, %arg0, %arg0, %[[REST]]
   %p = stablehlo.constant dense<0.0> : tensor<4xf32>
   %n = stablehlo.constant dense<-0.0> : tensor<4xf32>
   %s = stablehlo.add %a, %p : tensor<4xf32>
-  %t = stablehlo.add %a, %n : tensor<4xf32>
-  return %s, %t : tensor<4xf32>, tensor<4xf32>
+  %t = stablehlo.add %n, %a : tensor<4xf32>
+  %u = stablehlo.subtract %a, %p : tensor<4xf32>
+  %v = stablehlo.subtract %a, %n : tensor<4xf32>
+  return %s, %t, %u, %v : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
 }
 
 // Bodies of computations and loops are simplified too; what a loop carries is not known.

@@ -38,21 +38,23 @@ module @jit_step {
 
 // -----
 
-// A manual computation is re-pointed to the sdy mesh called like the mesh, where there is one.
+// All shardings of a function name the sdy mesh called like the fragment's mesh, where there is one.
 
 sdy.mesh @mesh = <["x"=2]>
 sdy.mesh @m1 = <["x"=2]>
 
 // CHECK-LABEL: func.func public @manual
-// CHECK:       sdy.manual_computation(%arg0) in_shardings=[<@m1, [{"x"}]>] out_shardings=[<@m1, [{"x"}]>]
-func.func public @manual(%a: !mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> !mpmd.mesh_tensor<"m1", tensor<4xf32>> attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+// CHECK:       func.func @p0_inferred.main(%arg0: tensor<4xf32> {sdy.sharding = #sdy.sharding<@m1, [{"x"}]>}) -> tensor<4xf32>
+// CHECK-NEXT:  sdy.manual_computation(%arg0) in_shardings=[<@m1, [{"x"}]>] out_shardings=[<@m1, [{"x"}]>]
+// CHECK:       sdy.sharding_constraint %{{.*}} <@m1, [{}]>
+func.func public @manual(%a: !mpmd.mesh_tensor<"m1", tensor<4xf32>, sharding=<@mesh, [{"x"}]>>) -> !mpmd.mesh_tensor<"m1", tensor<4xf32>> attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
   %0 = mpmd.fragment<mesh="m1", origin=[]> (%a) (%p: tensor<4xf32>) {
     %1 = sdy.manual_computation(%p) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%q: tensor<2xf32>) {
-      %2 = stablehlo.negate %q : tensor<2xf32>
-      sdy.return %2 : tensor<2xf32>
+      sdy.return %q : tensor<2xf32>
     } : (tensor<4xf32>) -> tensor<4xf32>
-    mpmd.return %1 : tensor<4xf32>
-  } : (!mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+    %2 = sdy.sharding_constraint %1 <@mesh, [{}]> : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (!mpmd.mesh_tensor<"m1", tensor<4xf32>, sharding=<@mesh, [{"x"}]>>) -> !mpmd.mesh_tensor<"m1", tensor<4xf32>>
   return %0 : !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 }
 

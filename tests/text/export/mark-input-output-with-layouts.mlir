@@ -13,7 +13,7 @@
 // CHECK:       origin=["f"]> {{.*}} {arg_attrs = [{mhlo.layout_mode = "{0, 1}"}, {mhlo.layout_mode = "auto"}, {}], res_attrs = [{mhlo.layout_mode = "{0, 1}"}, {mhlo.layout_mode = "auto"}]}
 // CHECK:       mpmd.transfer
 // CHECK:       origin=["g"]> {{.*}} {arg_attrs = [{mhlo.layout_mode = "{0, 1}"}, {}], res_attrs = [{mhlo.layout_mode = "auto"}]}
-// CHECK:       origin=["h"]> {{.*}} {arg_attrs = [{mhlo.layout_mode = "{0, 1}"}]}
+// CHECK:       origin=["h"]> {{.*}} {arg_attrs = [{mhlo.layout_mode = "{0, 1}"}], res_attrs = [{}]}
 func.func public @main(%a: !m1 {mhlo.layout_mode = "{0, 1}"}, %b: !m1 {mhlo.layout_mode = "auto"}, %c: !m1 {mhlo.layout_mode = "auto"})
     -> (!m1 {mhlo.layout_mode = "{0, 1}"}, !m2, !m1 {mhlo.layout_mode = "auto"}) attributes {topology = #topology} {
   %f:2 = mpmd.fragment<mesh="m1", origin=["f"]> (%a, %b, %c) (%p: tensor<4x8xf32>, %q: tensor<4x8xf32>, %r: tensor<4x8xf32>) {
@@ -34,7 +34,7 @@ func.func public @main(%a: !m1 {mhlo.layout_mode = "{0, 1}"}, %b: !m1 {mhlo.layo
 // CHECK-LABEL: func.func public @to_the_host
 // CHECK-NOT:   layout_mode
 func.func public @to_the_host(
-    // expected-warning@+1 {{Arg #0 is used in a transfer op to a host mesh, but has the non-default layout: "{0, 1}". Forcing}}
+    // expected-warning@+1 {{Arg #0 is used in a transfer op, but with a non-default layout: "{0, 1}". Forcing the layout to default.}}
     %a: !m1 {mhlo.layout_mode = "{0, 1}"}) -> !c1 attributes {topology = #topology} {
   %t = mpmd.transfer %a : (!m1) -> !c1
   return %t : !c1

@@ -2,7 +2,8 @@
 // RUN: not mpmd-opt %s -mpmd-validate-no-backward-deps='fail-on-backward-deps=true' -split-input-file 2>&1 | FileCheck %s
 
 // CHECK: error: Detected backward dependency
-// CHECK: error: fail-on-backward-deps is for programs without a backward pass, but "f"(1) is transposed
+// CHECK: error: Expected forward-only program but found non-forward fragments.
+// CHECK-NEXT: "f"(1) is transposed
 
 // m2 comes before m10: meshes count by their numbers.
 

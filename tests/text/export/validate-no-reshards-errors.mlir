@@ -7,7 +7,7 @@ func.func @moves(%p: tensor<4xf32>) -> tensor<4xf32> attributes {mesh_shape = #s
 }
 
 func.func public @main(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
-  // expected-error@+1 {{internal error: the program 'moves' computes nothing, but has the origins "f"(1)}}
+  // expected-error@+1 {{Internal error: reshard-only fragment 'moves' is not an inferred fragment: it has the origins "f"(1)}}
   %0 = mpmd.fragment_call<mesh="m1", origin=["f"(1)]> @moves(%a) : (!m1) -> !m1
   return %0 : !m1
 }

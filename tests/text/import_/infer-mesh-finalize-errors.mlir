@@ -29,7 +29,7 @@ func.func @no_transfer(%a: !m1) -> !m2 attributes {topology = #mpmd.topology<<"m
 // expected-error@+2 {{function input 0 is not a MeshTensorType}}
 // expected-error@+1 {{function output 0 is not a MeshTensorType}}
 func.func @meshless(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
-  // expected-error@+1 {{no more meshless ops are expected at this point}}
+  // expected-error@+1 {{no more meshless ops are expected at this point.}}
   %0 = stablehlo.negate %a : tensor<4xf32>
   return %0 : tensor<4xf32>
 }

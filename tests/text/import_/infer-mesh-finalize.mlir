@@ -71,3 +71,17 @@ func.func private @callee(%p: !m1 {mpmd.src_set = #mpmd.meshes_with_origins<"m1"
   } : (!m1) -> !m1
   return %x, %t : !m2, !m2
 }
+
+// What inference noted goes everywhere, inside of fragments too.
+// CHECK-LABEL: func @notes
+// CHECK-NOT:   mpmd.use_set
+// CHECK-NOT:   mpmd.src_set
+// CHECK:       return
+func.func @notes(%a: !m1 {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}) -> !m1 attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p {mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<4xf32>
+    %1 = stablehlo.abs %0 {mpmd.src_set = #mpmd.meshes_with_origins<"m1", "m2">} : tensor<4xf32>
+    mpmd.return %1 : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}

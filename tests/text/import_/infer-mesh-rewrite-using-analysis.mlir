@@ -3,6 +3,7 @@
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 !m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+!n1 = !mpmd.mesh_tensor<"m1", tensor<ui32>>
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
 
 // One fragment uses it: inlined, and what it reads with it; equal operands are read once.
@@ -101,6 +102,24 @@ func.func @growing_together(%a: tensor<4xf32>) -> !m1 attributes {topology = #to
     mpmd.return %2 : tensor<4xf32>
   } : (!m1, !m1) -> !m1
   return %g : !m1
+}
+
+// The index of a loop is on a mesh only if its body reads it.
+// CHECK-LABEL: func @loops
+func.func @loops(%a: tensor<ui32>) -> (!n1, !n1) attributes {topology = #topology} {
+  // CHECK: mpmd.for {{.*}} (%arg1: !mpmd.mesh_tensor<"m1", tensor<ui32>>, %index: !mpmd.mesh_tensor<"m1", tensor<ui32>>)
+  %0 = mpmd.for (%a) {arg_attrs = [{}, {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}], iterations = 2 : ui32, unroll_factor = 2 : ui32} (%p: tensor<ui32>, %index: tensor<ui32>) {
+    %2 = stablehlo.add %p, %index {mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<ui32>
+    mpmd.return %2 : tensor<ui32>
+  } : tensor<ui32>
+  // CHECK: mpmd.for {{.*}} (%arg1: !mpmd.mesh_tensor<"m1", tensor<ui32>>, %index: tensor<ui32>)
+  %1 = mpmd.for (%a) {arg_attrs = [{}, {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}], iterations = 2 : ui32, unroll_factor = 2 : ui32} (%p: tensor<ui32>, %index: tensor<ui32>) {
+    %2 = stablehlo.negate %p {mpmd.use_set = #mpmd.meshes_with_origins<"m1">} : tensor<ui32>
+    mpmd.return %2 : tensor<ui32>
+  } : tensor<ui32>
+  %x = mpmd.assign %0 : (tensor<ui32>) -> !n1
+  %y = mpmd.assign %1 : (tensor<ui32>) -> !n1
+  return %x, %y : !n1, !n1
 }
 
 // What is needed on two meshes is passed twice.

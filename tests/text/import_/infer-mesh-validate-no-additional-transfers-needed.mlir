@@ -39,16 +39,34 @@ func.func private @f(%p: tensor<4xf32> {mpmd.src_set = #mpmd.meshes_with_origins
 // -----
 
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
-func.func @caller(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
-  %0 = mpmd.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>
-  %1 = mpmd.call @f(%0) : (tensor<4xf32>) -> tensor<4xf32>
-  return %1 : tensor<4xf32>
+// Every value that goes from call to call is reported, however many calls there are.
+func.func @caller(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %0:2 = mpmd.call @f(%a, %b) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  %1:2 = mpmd.call @f(%0#0, %0#1) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  %2:2 = mpmd.call @f(%1#0, %1#1) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  return %2#0 : tensor<4xf32>
 }
 
-// expected-error@+1 {{Mesh assignment is not possible for mpmd.call "f"}}
-func.func private @f(%p: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">})
-    -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2">}) attributes {topology = #topology} {
-  return %p : tensor<4xf32>
+// expected-error@+2 {{Mesh assignment is not possible for mpmd.call "f" as it passes result 0 to arg 0 but they have mismatching mesh assignments: res: {m2[g]}, arg: {m1}.}}
+// expected-error@+1 {{Mesh assignment is not possible for mpmd.call "f" as it passes result 1 to arg 1 but they have mismatching mesh assignments: res: {}, arg: {m1}.}}
+func.func private @f(%p: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}, %q: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">})
+    -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2"["g"]>}, tensor<4xf32>) attributes {topology = #topology} {
+  return %p, %q : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// Places are named as the user knows them: by the location where a value has no name of its own.
+func.func public @places(%a: !m1) -> !m2 attributes {topology = #topology} {
+  %0 = mpmd.unassign {origin = "t", mpmd.src_set = #mpmd.meshes_with_origins<"m1"["t"]>} %a : (!m1) -> tensor<4xf32>
+  // expected-error-re@+1 {{can only be placed on {m1}{{.*}}named_tensor "t": m1[t]{{.*}}Output "loss": m2[user_out]}}
+  %1 = stablehlo.sqrt %0 {mpmd.src_set = #mpmd.meshes_with_origins<"m1"["t"]>, mpmd.use_set = #mpmd.meshes_with_origins<"m2"["user_out"]>} : tensor<4xf32>
+  %2 = mpmd.assign {origin = "user_out", mpmd.use_set = #mpmd.meshes_with_origins<"m2"["user_out"]>} %1 : (tensor<4xf32>) -> !m2 loc("loss")
+  return %2 : !m2
 }
 
 // -----

@@ -111,17 +111,18 @@ func.func public @main(%a: !m1) -> (!m1, !m1) attributes {topology = #topology} 
 
 // -----
 
-// A program belongs to one stage.
+// A program belongs to one stage: two stages are two fragments.
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>, <"m3" : <["x"=2]>>>
 
+// CHECK: mpmd.fragment<mesh="m1", origin=["f"], stage=0>
+// CHECK: mpmd.fragment<mesh="m1", origin=["f"(1)], stage=1>
 func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   %f = mpmd.fragment<mesh="m1", origin=["f"], stage=0> (%a) {call_counter = 0 : ui32} (%a_: tensor<4xf32>) {
     %x = stablehlo.add %a_, %a_ : tensor<4xf32>
     mpmd.return %x : tensor<4xf32>
   } : (!m1) -> !m1
-  // expected-error@+1 {{cannot merge "f" on mesh "m1", stage 0, microbatch 0 with "f"(1) on mesh "m1", stage 1, microbatch 0}}
   %b = mpmd.fragment<mesh="m1", origin=["f"(1)], stage=1> (%f) {call_counter = 0 : ui32} (%f_: tensor<4xf32>) {
     %y = stablehlo.multiply %f_, %f_ : tensor<4xf32>
     mpmd.return %y : tensor<4xf32>

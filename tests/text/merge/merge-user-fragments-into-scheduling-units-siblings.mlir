@@ -1,4 +1,4 @@
-// RUN: mpmd-opt %s -mpmd-merge-user-fragments-into-scheduling-units=merge-siblings=true | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-merge-user-fragments-into-scheduling-units=merge-siblings=true -split-input-file | FileCheck %s
 
 // Two named parts of a stage that do not use each other; unnamed work between them stays, and so does
 // another microbatch.
@@ -31,4 +31,38 @@ func.func public @main(%a: !m1, %b: !m1) -> (!m1, !m1, !m1, !m1) attributes {top
     mpmd.return %x : tensor<4xf32>
   } : (!m1) -> !m1
   return %f, %u, %g, %k : !m1, !m1, !m1, !m1
+}
+
+// -----
+
+// Merging moves "p" to "u", which needs "s": "s" is not behind "p" any more.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @comes_back
+// CHECK: mpmd.fragment<mesh="m1", origin=["s"], stage=0>
+// CHECK: mpmd.fragment<mesh="m2", origin=["g"], stage=1>
+// CHECK: mpmd.fragment<mesh="m1", origin=["p", "u"], stage=0>
+func.func public @comes_back(%a: !m1) -> !m1 attributes {topology = #topology} {
+  %p = mpmd.fragment<mesh="m1", origin=["p"], stage=0> (%a) (%a_: tensor<4xf32>) {
+    %x = stablehlo.negate %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %s = mpmd.fragment<mesh="m1", origin=["s"], stage=0> (%a) (%a_: tensor<4xf32>) {
+    %x = stablehlo.abs %a_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %t = mpmd.transfer %s : (!m1) -> !m2
+  %g = mpmd.fragment<mesh="m2", origin=["g"], stage=1> (%t) (%t_: tensor<4xf32>) {
+    %x = stablehlo.sine %t_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m2) -> !m2
+  %back = mpmd.transfer %g : (!m2) -> !m1
+  %u = mpmd.fragment<mesh="m1", origin=["u"], stage=0> (%p, %back) (%p_: tensor<4xf32>, %b_: tensor<4xf32>) {
+    %x = stablehlo.add %p_, %b_ : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %u : !m1
 }

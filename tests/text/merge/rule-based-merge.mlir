@@ -85,7 +85,7 @@ func.func public @main(%a: !m1, %b: !m2) -> (!m1, !m1, !m2) attributes {topology
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 #topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>, <"m3" : <["x"=2]>>>
 
-// expected-error@+1 {{Cycle detected in @main after merging}}
+// expected-error@+1 {{Cycle detected in the program, not all fragments could be properly merged.}}
 func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 1 : ui32} (%a_: tensor<4xf32>) {
     %x = stablehlo.add %a_, %a_ : tensor<4xf32>

@@ -78,7 +78,7 @@ sdy.mesh @mesh = <["x"=2]>
 
 // CHECK-LABEL: func.func @between_hosts
 func.func @between_hosts(%a: !h1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> !h2 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>} {
-  // expected-error@+1 {{Resharding on host not supported}}
+  // expected-error@+1 {{Resharding on host not supported with an mpmd.transfer}}
   %t = mpmd.transfer {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}]>]>} %a : (!h1) -> !h2
   return %t : !h2
 }

@@ -1,6 +1,7 @@
 // RUN: mpmd-opt %s -mpmd-propagate-shardings -split-input-file | FileCheck %s
 // RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' -split-input-file | FileCheck %s
 // RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true' -split-input-file | FileCheck %s --implicit-check-not='dot_general{{.*}}sdy.sharding'
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true keep-groups=true' -split-input-file | FileCheck %s --check-prefixes=CHECK,GROUPS
 // RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true share=true' -split-input-file | FileCheck %s --check-prefix=SHARED
 
 // Four microbatches on two meshes with an accumulator, whose fragments are alike: what Shardy finds for the
@@ -70,4 +71,21 @@ func.func public @main(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>
 func.func @nothing_is_sharded(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %0 = stablehlo.negate %a : tensor<8x8xf32>
   return %0 : tensor<8x8xf32>
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=2]>
+!m1 = !mpmd.mesh_tensor<"m1", tensor<8x8xf32>>
+
+// CHECK-LABEL: func.func public @grouped
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"], in_shardings=[<@mesh, [{"x"}, {}]>], out_shardings=[<@mesh, [{"x"}, {}]>]>
+// GROUPS:      sdy.sharding_group %arg1 group_id=0
+func.func public @grouped(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<8x8xf32>) {
+    sdy.sharding_group %p group_id=0 : tensor<8x8xf32>
+    %0 = stablehlo.negate %p : tensor<8x8xf32>
+    mpmd.return %0 : tensor<8x8xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
 }

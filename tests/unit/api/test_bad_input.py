@@ -237,3 +237,31 @@ def test_a_name_whose_computation_is_dead_is_used():
     assert "dead" not in lowered.as_text()
     again = mpmd.jit(step, config(first="m1", second="m0", dead="m1")).lower(X)  # JAX does not trace again
     assert "dead" not in again.as_text()
+
+
+def test_a_value_that_leaves_a_named_computation_through_an_object_is_named():
+    class Keys:
+        def __init__(self, key):
+            self.key = key
+
+        def next(self):
+            self.key, key = jax.random.split(self.key)
+            return key
+
+    def stage(name, keys):
+        return mpmd.named_computation(lambda x: x * jax.random.uniform(keys.next(), x.shape), name=name)
+
+    def loss(x, key):
+        keys = Keys(key)
+        return stage("upper", keys)(stage("lower", keys)(x)).sum()
+
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), {"lower": "m0", "upper": "m1"})
+
+    def accumulated(x, key):
+        return mpmd.accumulate_gradients(lambda p, x: loss(p + x, key), 2)(x[0], x)
+
+    for fn in (jax.value_and_grad(loss), accumulated):
+        with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+            mpmd.jit(fn, config)(jnp.ones((4, 2)), jax.random.key(0))
+        assert "named computation 'lower' computed key<fry>[] at " in str(caught.value)
+        assert "test_bad_input.py" in str(caught.value)

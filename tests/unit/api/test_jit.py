@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -282,3 +284,94 @@ def test_random_keys_are_arguments_and_results(impl):
         assert got_state["key"].dtype == state["key"].dtype
         assert jax.random.key_data(got_state["key"]).tolist() == wanted_key
         assert jnp.allclose(jax.device_get(got), wanted)
+
+
+def test_clear_cache_lets_calls_of_other_threads_finish():
+    step, errors, stop = mpmd.jit(two_stages, CONFIG), [], threading.Event()
+
+    def call():
+        while not stop.is_set():
+            try:
+                assert (np.asarray(step(X)) == 2 * X + 1).all()
+            except Exception as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    held = step.compiled(X)
+    for _ in range(5):
+        step.clear_cache()
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert (np.asarray(held(X)) == 2 * X + 1).all(), "what a caller holds still runs"
+
+
+def test_functions_that_trace_without_running_see_the_step_as_one_equation():
+    def fn(x, key, scale):
+        return {"y": two_stages(x) * scale, "key": key}
+
+    arguments = X, jax.random.key(0), 2.0
+    step = mpmd.jit(fn, CONFIG)
+    assert jax.eval_shape(step, *arguments) == jax.eval_shape(fn, *arguments)
+    (equation,) = jax.make_jaxpr(step)(*arguments).eqns
+    assert equation.primitive.name == "mpmd_step"
+    assert equation.params["jaxpr"].in_avals == jax.make_jaxpr(fn)(*arguments).in_avals
+    weights = jnp.ones(4)  # a value of the trace around the step, which the step closes over
+    closed = jax.eval_shape(lambda w, x: mpmd.jit(lambda x: two_stages(x) * w, CONFIG)(x), weights, X)
+    assert closed == jax.eval_shape(lambda w, x: two_stages(x) * w, weights, X)
+
+
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        (lambda step: jax.jit(step)(X), "jax.jit"),
+        (lambda step: jax.lax.fori_loop(0, 2, lambda _, x: step(x), X), "a loop of jax.lax"),
+        (lambda step: jax.jit(jax.grad(lambda x: step(x).sum()))(X), "jax.grad"),
+        (lambda step: jax.jit(jax.vmap(step))(X[None]), "jax.vmap"),
+        (lambda step: jax.eval_shape(jax.vmap(step), X[None]), "jax.vmap"),
+    ],
+)
+def test_a_step_does_not_run_as_a_part_of_another_program(call, what):
+    with pytest.raises(SignatureError, match=f"the step is called inside of .*{what}"):
+        call(mpmd.jit(two_stages, CONFIG))
+
+
+def test_analyses_have_one_form_whatever_the_number_of_meshes():
+    alone = mpmd.make_config(mpmd.make_topology({"m0": 1}), {"first": "m0", "second": "m0"})
+
+    def form(tree):
+        return {key: form(value) if isinstance(value, dict) else type(value) for key, value in tree.items()}
+
+    one, two = (mpmd.jit(two_stages, c).lower(X).compile() for c in (alone, CONFIG))
+    costs = [compiled.cost_analysis() for compiled in (one, two)]
+    fragments = [list(of_step.pop("fragments").values()) for of_step in costs]
+    calls = [of_step.pop("calls") for of_step in costs]
+    assert form(costs[0]) == form(costs[1])
+    assert form(fragments[0][0]) == form(fragments[1][0])
+    assert {type(n) for of_step in calls for n in of_step.values()} == {int}
+    meshes = [*one.memory_analysis().values(), *two.memory_analysis().values()]
+    assert len(meshes) == 3 and len({type(mesh) for mesh in meshes}) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_results_of_several_meshes_are_combined_on_one_device(devices):
+    topology = mpmd.make_topology({"m0": {"x": devices}, "m1": {"x": devices}})
+    rows = jax.sharding.PartitionSpec("x") if devices > 1 else None
+    config = mpmd.make_config(topology, {"first": "m0", "second": "m1"}, in_shardings=(rows,))
+
+    def both(x):
+        return {"in": mpmd.named_computation(jnp.sin, name="first")(x), "out": two_stages(x)}
+
+    results = mpmd.jit(both, config)(X)
+    with pytest.raises(ValueError, match="ncompatible devices"):
+        results["in"] + results["out"]
+    fetched = mpmd.fetch({**results, "note": "kept"})
+    assert fetched.pop("note") == "kept"
+    np.testing.assert_allclose(fetched["in"] + fetched["out"], np.sin(X) + 2 * X + 1, rtol=1e-6)
+    assert {array.device for array in fetched.values()} == {jax.devices()[0]}
+    assert mpmd.fetch(results["in"], jax.devices()[1]).device == jax.devices()[1]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 
 import jax
 import pytest
 
 import mpmd
-from benchmarks.sleeping import Durations, Stages
+from benchmarks.sleeping import BROKEN, Durations, Stages
 from mpmd.api.estimate import DeviceSpeed
+from mpmd.api.timeline import recorder_of, warn_of_unseen
+from mpmd.compile.backends.native_cpu.mesh_call import SLOT
+from mpmd.errors import FragmentError
 from mpmd.runtime.instructions import Run
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
@@ -145,3 +150,69 @@ def _overlap_s(timeline):
         for a in timeline.compute("m0")
         for b in timeline.compute("m1")
     )
+
+
+@pytest.fixture(scope="module")
+def native():
+    """A function of the devices of a mesh: a compiled step of native fragments, and its arguments."""
+
+    @functools.cache
+    def made(devices):
+        params, loss, batch = MODELS["uneven"].build(2)
+        init, update = sgd_momentum()
+        config = mpmd.make_config(
+            mpmd.make_topology({"m0": devices, "m1": devices}),
+            {"stage0": "m0", "stage1": "m1"},
+            schedule="1f1b",
+            backend="native",
+        )
+        arguments = init(params), *batch
+        return mpmd.jit(training_step(loss, 4, update), config).lower(*arguments).compile(), arguments
+
+    yield made
+    for devices in (1, 2):
+        made(devices)[0].close()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_native_fragments_take_their_own_time(native, devices):
+    """Every run is there, with its device's clock, and none is written down once the timeline is there."""
+    compiled, (state, *batch) = native(devices)
+    timers = [e.timer for e in compiled.executables.values() if e.backend == "native"]
+    assert timers
+    for _ in range(2):
+        begin = time.perf_counter()
+        (state, *_), timeline = compiled.timeline(state, *batch)
+        took = time.perf_counter() - begin
+        for stream in compiled.program.streams:
+            runs = [op.executable for op in stream.instructions if isinstance(op, Run)]
+            spans = timeline.compute(stream.mesh)
+            assert [span.name for span in spans] == runs
+            assert all(0 <= span.seconds <= took for span in spans)
+            assert sum(timeline.breakdown(stream.mesh).values()) == pytest.approx(timeline.makespan_s)
+        assert not any(timer.memory.reshape(-1)[SLOT["log"] // 8] for timer in timers)
+
+
+def test_a_timeline_of_a_step_that_fails_is_its_error():
+    stages = Stages((Durations(0.0, 0.0, 0.0), Durations(BROKEN, 0.0, 0.0)), 2, 2)
+    params, x = stages.arguments()
+    compiled = stages.jitted("1f1b").lower(params, x).compile()
+    with pytest.raises(FragmentError, match="the device is broken"):
+        compiled.timeline(params, x)
+    compiled.close()
+
+
+def test_fragments_that_another_step_runs_meanwhile_are_reported(native):
+    """Their entries cannot be told apart: the timeline goes without them, and says so."""
+    compiled, (state, *batch) = native(1)
+    names = [e.name for e in compiled.executables.values() if e.backend == "native"]
+    leaves = compiled._numbers(jax.tree.leaves((state, *batch)))
+    recorder = recorder_of(compiled._executor, compiled._devices)
+    with recorder:
+        compiled._executor.run(leaves, observers=[recorder])
+        compiled._executor.run(leaves)
+        compiled.synchronize()
+    assert sorted(recorder.unseen) == sorted(names)
+    assert not {span.name for span in recorder.spans} & set(names)
+    with pytest.warns(UserWarning, match="another step with the same fragments ran at the same time"):
+        warn_of_unseen(recorder)

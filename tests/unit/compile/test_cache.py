@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -84,6 +85,52 @@ def test_what_is_damaged_is_removed(folder, damage):
     assert cache.counts.damaged == 1 and not path.exists()
     cache.put(KEY, b"again")
     assert cache.get(KEY) == b"again"
+
+
+def replaced_by_link(path, monkeypatch):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def replaced_by_pipe(path, monkeypatch):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another_user(path, monkeypatch):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (replaced_by_link, "is a symbolic link"),
+        (replaced_by_pipe, "is not a regular file"),
+        (lambda path, _: path.chmod(0o620), r"others may write to .*\.kept"),
+        (lambda path, _: path.parent.chmod(0o770), "others may write to .*kept"),
+        (lambda path, _: path.parent.parent.chmod(0o777), "others may write to "),
+        (of_another_user, "belongs to another user"),
+    ],
+)
+def test_what_others_may_have_written_is_not_used(folder, change, told, monkeypatch, caplog):
+    """The content is whole, with its digest: only who may have written it differs."""
+    cache = DiskCache(folder)
+    cache.put(KEY, b"content")
+    change(cache.path_of(KEY), monkeypatch)
+    assert cache.get(KEY) is None and cache.get(KEY) is None
+    assert (cache.counts.refused, cache.counts.hits, cache.counts.damaged) == (2, 0, 0)
+    (record,) = caplog.records
+    assert re.search(told, record.getMessage())
+
+
+def test_what_was_refused_is_compiled_and_put_in_its_place(folder):
+    cache = DiskCache(folder)
+    cache.put(KEY, b"content")
+    replaced_by_link(cache.path_of(KEY), None)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"again")
+    assert cache.get(KEY) == b"again" and (folder / "elsewhere").read_bytes() != b"again"
 
 
 def test_the_limit_takes_what_was_not_read_for_longest(folder):

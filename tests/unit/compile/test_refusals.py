@@ -11,6 +11,7 @@ from mpmd.compile.backends.native_cpu.compiled_program import compile_program
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.compiler import compile_fragments, get_backend
+from mpmd.compile.fallbacks import fallback_warning
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 
@@ -19,9 +20,9 @@ X = np.linspace(0.1, 2, 64, dtype=np.float32).reshape(8, 8)
 
 def compiled(function, *arguments):
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    return compile_fragments({"fragment": fragment_of(function, *arguments)}, {"mesh": mesh}, "native")[
-        "fragment"
-    ]
+    made = compile_fragments({"fragment": fragment_of(function, *arguments)}, {"mesh": mesh}, "native")
+    fallback_warning(made).show()
+    return made["fragment"]
 
 
 @pytest.mark.parametrize(

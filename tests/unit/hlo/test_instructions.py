@@ -83,6 +83,47 @@ def test_control_edges_order_and_vanish(module):
     verify(module)
 
 
+def test_a_control_edge_never_closes_a_cycle(module):
+    s, c = named(module, "s"), named(module, "c")
+    with pytest.raises(HloError, match="s cannot run after c, which depends on it"):
+        s.add_control_predecessor(c)
+    with pytest.raises(HloError, match="s cannot run after s"):
+        s.add_control_predecessor(s)
+    assert not s.has_control_edges and not c.has_control_edges
+
+
+TWO_COPIES = """HloModule m
+ENTRY main {
+  a = u32[] parameter(0)
+  b = u32[] parameter(1)
+  n = u32[] not(a)
+  m = u32[] not(b)
+  c = u32[] copy(n), control-predecessors={m}
+  d = u32[] copy(m), control-predecessors={n}
+  ROOT t = (u32[], u32[]) tuple(d, c)
+}
+"""
+
+
+def test_replacing_by_an_operand_orders_what_remains():
+    module = parse_module(TWO_COPIES)
+    n, m, t = (named(module, name) for name in "nmt")
+    module.entry.replace(named(module, "c"), n)
+    assert t.control_predecessors == (m,) and not n.control_predecessors
+    module.entry.replace(named(module, "d"), m)
+    verify(module)
+
+
+def test_removal_keeps_the_order_of_its_neighbours(module):
+    d, c = named(module, "d"), named(module, "c")
+    between = HloBuilder(module.entry).add("negate", named(module, "s"))
+    between.add_control_predecessor(d)
+    c.add_control_predecessor(between)
+    module.entry.remove(between)
+    assert c.control_predecessors == (d,) and d.control_successors == (c,)
+    verify(module)
+
+
 def test_circles_are_found(module):
     s, d = named(module, "s"), named(module, "d")
     s.replace_operand(0, d)

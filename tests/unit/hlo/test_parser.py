@@ -273,8 +273,11 @@ ERRORS = [
     (entry('a = f32[] parameter(0), x="open'), "this string never ends"),
     (
         "HloModule m, replica_count=x\nENTRY e {\n a = f32[] parameter(0)\n}",
-        "expected a positive number, got 'x'",
+        "expected a positive number of 32 bits, got 'x'",
     ),
+    (entry("a = f32[9223372036854775807] parameter(0)"), "more bytes than 63 bits count"),
+    (entry("a = f32[2] parameter(0)", "b = f32[2] reverse(a), dimensions={18446744073709551616}"), "64 bits"),
+    (entry("a = f32[2] parameter(-1)"), "expected the parameter's number, got '-1'"),
     ("HloModule m\nf -> f32[] {\n}", "expected `{` and the computation's instructions"),
 ]
 

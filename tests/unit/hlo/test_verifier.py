@@ -34,6 +34,45 @@ WRONG = [
         [A, B, "r = f32[2,3]{1,0} add(a, b)"],
         r"operands of add must have equal shapes, got f32\[2,3\] and f32\[3,4\]",
     ),
+    (
+        [
+            "x = f32[8]{0} parameter(0)",
+            "o = f32[] constant(0)",
+            "r = f32[4]{0} reduce-window(x, o), window={size=2 stride=0}, to_apply=add",
+        ],
+        "stride of the window of reduce-window must be positive in dim 0, got 0",
+    ),
+    (
+        [A, "r = f32[2,3]{1,0} reduce-precision(a), exponent_bits=0, mantissa_bits=3"],
+        "exponent_bits of reduce-precision must be at least 1, got 0",
+    ),
+    (
+        ["x = c64[8]{0} parameter(0)", "r = c64[8]{0} fft(x), fft_type=FFT, fft_length={4}"],
+        r"FFT of lengths \(4,\) takes last dims \(4,\), got c64\[8\]",
+    ),
+    (
+        [
+            "x = f32[5,5]{1,0} parameter(0)",
+            'r = (f32[5,5]{1,0}, s32[]) custom-call(x), custom_call_target="lapack_spotrf_ffi", '
+            "backend_config={uplo = 2147483648 : ui8}",
+        ],
+        r"option uplo of lapack_spotrf_ffi must be one of 76 \(L\), 85 \(U\), got 2147483648",
+    ),
+    (
+        [
+            "x = f32[5,5]{1,0} parameter(0)",
+            'r = (f32[5,6]{1,0}, s32[]) custom-call(x), custom_call_target="lapack_spotrf_ffi", '
+            "backend_config={uplo = 76 : ui8}",
+        ],
+        r"result 0 of lapack_spotrf_ffi should be f32\[5,5\], but is f32\[5,6\]",
+    ),
+    (
+        [
+            "x = u64[2]{0} parameter(0)",
+            "r = (u64[3]{0}, u32[4]{0}) rng-bit-generator(x), algorithm=rng_default",
+        ],
+        r"rng-bit-generator must give the new state as u64\[2\]",
+    ),
     ([A, "r = f32[2,3]{1,0} and(a, a)"], r"and takes booleans or integers, got f32\[2,3\]"),
     ([I, "r = s32[2,1]{1,0} tanh(i)"], r"tanh takes floating-point or complex values, got s32\[2,1\]"),
     ([A, "r = f32[2,3]{1,0} shift-left(a, a)"], r"shift-left takes integers"),

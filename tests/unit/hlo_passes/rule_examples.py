@@ -318,6 +318,11 @@ EXAMPLES = {
         lambda b, x, u, v, i: b.dynamic_update_slice(b.dynamic_update_slice(x, u, [i]), v, [i]),
         "dynamic-update-slice(p0, p2, p3)",
     ),
+    dynamic.set_whole_size: (
+        F,
+        lambda b, x: b.add("set-dimension-size", x, b.constant(4, "s32"), shape=x.shape, dimensions=(0,)),
+        "ROOT p0",
+    ),
     dynamic.update_of_splat: (
         "f32[2]",
         lambda b, u: b.dynamic_update_slice(b.full(5, "f32", (6,)), u, at(b, 3)),
@@ -336,6 +341,11 @@ EXAMPLES = {
         F,
         lambda b, x: total(b, b.broadcast(x, (4, 6), (0,)), 1),
         "constant(6)",
+    ),
+    tuples.tuple_of_constants: (
+        (),
+        lambda b: b.element(b.literal((np.ones((), np.float32), np.arange(2, dtype=np.int32))), 1),
+        "get-tuple-element(tuple",
     ),
     tuples.element_of_tuple: (
         (F, F),

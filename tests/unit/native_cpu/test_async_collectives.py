@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
@@ -15,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Publish, Settle
-from mpmd.compile.backends.native_cpu.ffi import _REGISTERED, register
+from mpmd.compile.backends.native_cpu.ffi import register
+from mpmd.compile.backends.native_cpu.meeting import MESH_AT
+from mpmd.compile.backends.native_cpu.mesh_call import SLOT
 from mpmd.compile.backends.native_cpu.program import Run
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice
@@ -240,8 +243,9 @@ def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_n
     waiting = threading.Thread(target=alone)
     waiting.start()
     layout = made.native.made.code.mesh
-    memory = _REGISTERED[program.target_name][2][1][-1]
-    arrived = memory[layout.barrier(-1, 0) :].view(np.int64)
+    barrier = ctypes.c_void_p.from_address(program.memory.ctypes.data + SLOT["barrier"]).value
+    meeting = ctypes.c_void_p.from_address(barrier + MESH_AT).value
+    arrived = ctypes.cast(meeting + layout.barrier(-1, 0), ctypes.POINTER(ctypes.c_int64))
     while waiting.is_alive() and not arrived[0]:
         time.sleep(1e-3)
     made.check()

@@ -1,7 +1,10 @@
 """Native programs as custom calls of JAX: registered once, called by many, errors instead of crashes."""
 
+import functools
+import gc
 import re
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -9,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import ffi, ffi_frame, handler
+from mpmd.compile.backends.native_cpu import custom_call, ffi, ffi_frame, handler
 from mpmd.compile.backends.native_cpu.program import Address, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
@@ -36,7 +39,25 @@ def test_a_program_is_a_custom_call(threads):
         for got, expected in zip(call(*inputs), reference_mlp(*inputs), strict=True):
             np.testing.assert_allclose(got, expected, atol=2e-3)
     assert registered(threads, instance=f"threads{threads}") is target, "registered once"
-    assert registered(threads, instance="other").target_name != target.target_name
+    assert registered(threads, instance="other").index != target.index
+
+
+def test_a_program_is_unloaded_after_the_last_executable_that_calls_it():
+    target = registered(instance="unloaded")
+    inputs = [jnp.asarray(a) for a in arrays()]
+    call = jax.jit(functools.partial(target, results=RESULTS)).lower(*inputs).compile()
+    index, program, memory = target.index, weakref.ref(target), weakref.ref(target.memory)
+    del target
+    jax.clear_caches()  # JAX holds the traced function, and that the program
+    assert program() is None and memory() is not None and custom_call.is_called(index)
+    for got, expected in zip(call(*inputs), reference_mlp(*inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-3)
+    del call
+    gc.collect()
+    assert not custom_call.is_called(index)
+    again = registered(instance="in its place")
+    assert memory() is None
+    assert again.index == index, "indices are used again"
 
 
 def test_a_large_program_counts_as_work_and_leaves_xla_nothing_to_generate():
@@ -137,6 +158,11 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert frame["args"] + args["args"] == ffi_frame.FRAME["args"]
     assert frame["rets"] + rets["size"] == ffi_frame.FRAME["ret_count"]
     assert frame["rets"] + rets["rets"] == ffi_frame.FRAME["rets"]
+    assert frame["attrs"] + layout("XLA_FFI_Attrs")["attrs"] == ffi_frame.FRAME["attributes"]
+    assert layout("XLA_FFI_Scalar")["value"] == ffi_frame.SCALAR_VALUE
+    state = layout("XLA_FFI_State_Set_Args")
+    assert [state[name] for name in ("ctx", "stage", "type_id", "state")] == [16, 24, 32, 40]
+    assert state["__size__"] == ffi_frame._STATE_BYTES
     assert layout("XLA_FFI_Buffer")["data"] == ffi_frame.BUFFER_DATA
     base = re.search(r"struct XLA_FFI_Metadata_Extension \{\s*(\w+) ", text)[1]  # its name differs by version
     assert layout(base)["type"] == ffi_frame.EXTENSION["type"]
@@ -145,7 +171,9 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert metadata["api_version"] + version["major_version"] == ffi_frame.METADATA["major"]
     assert metadata["api_version"] + version["minor_version"] == ffi_frame.METADATA["minor"]
     assert metadata["traits"] == ffi_frame.METADATA["traits"]
-    api, offered = layout("XLA_FFI_Api"), ("Error_Create", "Stream_Get", "RunId_Get", "DeviceOrdinal_Get")
+    api, offered = layout("XLA_FFI_Api"), (
+        *("Error_Create", "Stream_Get", "State_Set", "RunId_Get", "DeviceOrdinal_Get"),
+    )
     assert [api[f"XLA_FFI_{name}"] for name in offered] == list(ffi_frame.API.values())
     assert frame["ctx"] == ffi_frame.FRAME["context"]
     assert layout("XLA_FFI_Stream_Get_Args")["stream"] == ffi_frame.ANSWER

@@ -1,93 +1,160 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
+from benchmarks.sleeping import sleep
+from mpmd.compile.backends.native_cpu.stamp import register_stamp
+from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Run
 from mpmd.runtime.linearize import linearize
-from mpmd.runtime.trace import MeasuredSpan, TraceRecorder, bubble_fraction, chrome_trace, spans_of
+from mpmd.runtime.trace import TraceRecorder, spans_of, stamped_types
+from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
+from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
 
 from .pipelines import GraphBuilder, compiled, devices, one_f_one_b, random_inputs, sequential
+
+
+def recorders(program, executables, place):
+    """Both ways to record a step: from inside, and from outside."""
+    stamps = Stamps(register_stamp()[0], place)
+    stamps.prepare(stamped_types(program, executables))
+    return TraceRecorder(program, executables, stamps), WatchingRecorder(program, place.token)
 
 
 @pytest.mark.parametrize("issue", ["one-thread", "thread-per-mesh"])
 def test_every_call_and_transfer_becomes_a_span(issue):
     graph = one_f_one_b(3, 4)
     program, place = linearize(graph), devices(3)
-    inputs = random_inputs(graph)
-    with Executor(program, compiled(program), place, RuntimeOptions(issue=issue)) as executor:
-        with TraceRecorder(program, place.token) as recorder:
-            for _ in range(2):
+    inputs, executables = random_inputs(graph), compiled(program)
+    want = sequential(graph, inputs)
+    with Executor(program, executables, place, RuntimeOptions(issue=issue)) as executor:
+        for recorder in recorders(program, executables, place):
+            begin = time.perf_counter()
+            with recorder:
                 got = executor.run(inputs, observers=[recorder])
-        for array, want in zip(got, sequential(graph, inputs), strict=True):
-            np.testing.assert_allclose(np.asarray(array), want, rtol=1e-5, atol=1e-6)
-    for step in (0, 1):
-        spans = [s for s in recorder.spans if s.step == step]
-        for stream in program.streams:
-            here = [s for s in spans if s.mesh == stream.mesh]
-            runs = [s for s in here if s.kind == "run"]
-            calls = [op for op in stream.instructions if isinstance(op, Run)]
-            assert [(s.name, s.stage, s.microbatch, s.phase) for s in runs] == [
-                (op.executable, op.stage, op.microbatch, op.phase) for op in calls
-            ]
-            assert sum(s.kind == "transfer" for s in here) == sum(
-                isinstance(o, Recv) for o in stream.instructions
-            )
-            assert all(s.issued_s <= s.end_s and s.start_s <= s.end_s for s in runs)
-            assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(runs))
-    assert 0 <= bubble_fraction([s for s in recorder.spans if s.step == 1]) < 1
+            end = time.perf_counter()
+            for array, expected in zip(got, want, strict=True):
+                np.testing.assert_allclose(np.asarray(array), expected, rtol=1e-5, atol=1e-6)
+            assert recorder.unseen == ()
+            assert all(begin <= s.start_s <= s.end_s <= end for s in recorder.spans)
+            for stream in program.streams:
+                check_stream(stream, [s for s in recorder.spans if s.mesh == stream.mesh])
     assert not [t for t in threading.enumerate() if t.name.startswith("mpmd-watch")]
 
 
+def check_stream(stream, spans):
+    """The spans of a mesh are its calls, in order and apart, and its messages, before what reads them."""
+    runs = sorted((s for s in spans if s.kind == "run"), key=lambda s: s.at)
+    calls = [op for op in stream.instructions if isinstance(op, Run)]
+    assert [(s.name, s.stage, s.microbatch, s.phase) for s in runs] == [
+        (op.executable, op.stage, op.microbatch, op.phase) for op in calls
+    ]
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(runs))
+    transfers = {s.at: s for s in spans if s.kind == "transfer"}
+    assert sorted(transfers) == [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv)]
+    for at, span in transfers.items():
+        buffer = stream.instructions[at].buffer
+        readers = [s.start_s for s in runs if buffer in stream.instructions[s.at].inputs]
+        assert span.start_s == span.end_s or span.end_s <= min(readers, default=span.end_s)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_stamps_wait_for_their_array_alone(count):
+    """Behind a fragment that sleeps: of its result after it, of its argument at once, in an order apart."""
+    place = MeshDevices({"m": jax.devices()[:count]})
+    sharding = place.sharding(BufferType((4,), "float32", "m"))
+    nap = 0.05
+    slow = jax.jit(
+        jax.shard_map(
+            lambda x: x + sleep(x[0], x),
+            mesh=place.meshes["m"],
+            in_specs=jax.P(),
+            out_specs=jax.P(),
+            check_vma=False,
+        )
+    )
+    x = jax.device_put(np.full(4, nap, np.float32), sharding)
+    log, stamps = ExecutionLog(8), Stamps(register_stamp()[0], place)
+    jax.block_until_ready([slow(x), *stamps.stamp(stamps.marks("m", ExecutionLog(2), [0])[0], slow(x))])
+    marks = stamps.marks("m", log, [7, 8])
+    begin = time.perf_counter()
+    made = slow(x)
+    pending = stamps.stamp_in_own_order(1, marks[8], x)
+    jax.block_until_ready([*pending, *stamps.stamp(marks[7], made)])
+    seen = {key: [e for e in log.entries() if e.key == key] for key in (7, 8)}
+    assert [len(entries) for entries in seen.values()] == [count, count]
+    assert len({e.device for e in seen[7]}) == count
+    assert all(e.begin_s == e.end_s >= begin + nap for e in seen[7])
+    assert max(e.end_s for e in seen[8]) < min(e.end_s for e in seen[7])
+
+
+def test_a_full_log_only_counts():
+    place = devices(1)
+    x = jax.device_put(np.zeros(4, np.float32), jax.devices()[0])
+    log, stamps = ExecutionLog(2), Stamps(register_stamp()[0], place)
+    guard = log._words[(ENTRIES_AT + 2 * ENTRY_BYTES) // 8 :]
+    assert guard.size == 0  # it ends there
+    mark = stamps.marks(next(iter(place.meshes)), log, [3])[3]
+    for _ in range(4):
+        jax.block_until_ready(stamps.stamp(mark, x))
+    assert (log.written, len(log.entries())) == (4, 2)
+
+
 def two_meshes():
-    """m0: f, g; m1: h of what f made."""
+    """m0: f, g; m1: h of what f made; and where they stand."""
     b = GraphBuilder()
     (y,) = b.call("f", "m0", [b.input("m0")], microbatch=0, phase="F", stage=0)
     b.output(*b.call("g", "m0", [y], microbatch=0, phase="B", stage=0))
     b.output(*b.call("h", "m1", [b.transfer(y, "m1")], microbatch=0, phase="F", stage=1))
     program = linearize(b.graph())
     at = {
-        type(op).__name__ + getattr(op, "executable", ""): k
-        for s in program.streams
-        for k, op in enumerate(s.instructions)
+        type(op).__name__ + getattr(op, "executable", ""): (s, k)
+        for s, stream in enumerate(program.streams)
+        for k, op in enumerate(stream.instructions)
     }
-    stamps = {
-        "m0": [(0, at["Runf"], 0.0, 2.0), (0, at["Rung"], 0.1, 5.0)],
-        "m1": [(0, at["Recv"], 0.2, 3.0), (0, at["Runh"], 0.3, 4.5)],
-    }
-    return spans_of(program, stamps)
+    return program, at
 
 
-def test_begins_are_computed_from_what_a_call_waits_for():
-    assert [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in two_meshes()] == [
+def spans_in_short(program, runs, arrivals):
+    return [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in spans_of(program, runs, arrivals)]
+
+
+def test_begins_are_computed_from_what_watchers_saw():
+    program, at = two_meshes()
+    sightings = {
+        "m0": [Sighting(at["Runf"][1], 0.0, None, 2.0), Sighting(at["Rung"][1], 0.1, None, 5.0)],
+        "m1": [Sighting(at["Recv"][1], 0.2, None, 3.0), Sighting(at["Runh"][1], 0.3, None, 4.5)],
+    }
+    assert spans_in_short(program, *times_of(program, sightings)) == [
         ("m0", "f", "run", 0.0, 2.0),
         ("m0", "g", "run", 2.0, 5.0),
         ("m1", "m0", "transfer", 2.0, 3.0),
         ("m1", "h", "run", 3.0, 4.5),
     ]
-    assert bubble_fraction(two_meshes()) == pytest.approx(1 - (2 + 3 + 1.5) / 10)
 
 
-def test_the_trace_file_has_a_process_per_mesh():
-    trace = json.loads(chrome_trace(two_meshes()))
-    events = trace["traceEvents"]
-    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {"mesh m0", "mesh m1", "fragments", "transfers"}
-    spans = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert (0, 0, "f 0", 0, 2e6) in spans and (1, 1, "from m0 0", 2e6, 1e6) in spans
-    assert chrome_trace(()) == chrome_trace([])
-
-
-def test_nothing_ran_is_no_bubble():
-    assert bubble_fraction([]) == 0
-    transfer = MeasuredSpan("m", "a", "transfer", None, None, "", 0, 0, 1, 0)
-    assert bubble_fraction([transfer]) == 0
+def test_a_message_is_there_before_what_reads_it_and_runs_are_apart():
+    program, at = two_meshes()
+    runs = {at["Runf"]: (1.0, 2.0), at["Rung"]: (1.9, 3.0), at["Runh"]: (2.5, 4.0)}
+    assert spans_in_short(program, runs, {at["Recv"]: 3.5}) == [
+        ("m0", "f", "run", 1.0, 2.0),
+        ("m0", "g", "run", 2.0, 3.0),
+        ("m1", "m0", "transfer", 2.0, 2.5),
+        ("m1", "h", "run", 2.5, 4.0),
+    ]
+    without = spans_in_short(program, runs, {})  # where stamps have no order of their own
+    assert ("m1", "m0", "transfer", 2.0, 2.5) in without
+    del runs[at["Runf"]]
+    assert [kind for _, _, kind, _, _ in spans_in_short(program, runs, {})] == ["run", "run"]
 
 
 def test_a_token_is_ready_when_its_array_is():

@@ -68,6 +68,43 @@ def test_forms_of_printing(run) -> None:
     assert "elided" in run(constant, "-mlir-elide-elementsattrs-if-larger=2")[1]
     assert "elided" not in run(constant, "-mlir-elide-elementsattrs-if-larger=3")[1]
     assert run(constant, "-mlir-elide-elementsattrs-if-larger=few")[0] == 1
+    assert 'loc("' in run(PLAIN, "-mlir-print-debuginfo")[1]
+    assert "loc(" not in run(PLAIN, "-mlir-pretty-debuginfo")[1]
+    assert "negate" not in run(PLAIN, "-mlir-print-skip-regions")[1]
+    named = PLAIN.replace("negate %a : tensor<4xf32>", 'negate %a : tensor<4xf32> loc("minus")')
+    assert "%minus = " in run(named, "-mlir-use-nameloc-as-prefix")[1]
+
+
+WARNS = """!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+func.func @main(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 1 : ui32} (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f : !m1
+}
+"""
+
+
+def test_what_is_reported(run) -> None:
+    verifier = "-mpmd-scheduling-units-verifier"
+    assert "warning: Number of backward scheduling units" in run(WARNS, verifier)[2]
+    assert run(WARNS, verifier, "-mlir-diagnostic-verbosity-level=errors")[1:] == (run(WARNS)[1], "")
+    assert "warning" in run(WARNS, verifier, "-mlir-diagnostic-verbosity-level=warnings")[2]
+    code, _, err = run(WRONG, "-mlir-diagnostic-verbosity-level=errors", "-mlir-disable-diagnostic-notes")
+    assert code == 1 and "error: type of return operand 0" in err
+    code, _, err = run(PLAIN, "-mlir-diagnostic-verbosity-level=some")
+    assert code == 1 and "'some' is not one of errors, warnings, remarks" in err
+
+
+def test_flags_of_mlir_that_are_not_known_here(run) -> None:
+    flags = ("-mlir-print-unique-ssa-ids", "--mlir-disable-threading", "-mlir-output-format=json")
+    code, out, err = run(PLAIN, *flags)
+    assert code == 0 and out == run(PLAIN)[1]
+    assert err.splitlines() == [
+        "mpmd-opt: warning: -mlir-print-unique-ssa-ids has no effect here",
+        "mpmd-opt: warning: -mlir-output-format has no effect here",
+    ]
+    assert "did you mean 'mlir-print-ir-after-all'?" in run(PLAIN, "-mlir-print-ir-after-al")[2]
 
 
 def test_dumps_of_some_passes(run) -> None:
@@ -181,7 +218,32 @@ def test_places_of_expectations() -> None:
     ]
 
 
-def test_each_expectation_admits_one_finding() -> None:
+@pytest.mark.parametrize(
+    ("words", "message", "fits"),
+    [
+        ("a{{.*}}c", "a\nb\nc", True),
+        ("a{{x|y}}c", "an ayc", True),
+        ("a{{x|y}}c", "ax", False),
+        ("f(x)", "of f(x) here", True),
+        ("a.c", "abc", False),
+    ],
+)
+def test_expected_regular_expressions(words: str, message: str, fits: bool) -> None:
+    expected = expectations(f"// expected-error-re {{{{{words}}}}}")
+    assert [e.words for e in expected] == [words]
+    assert fits == (not list(mismatches(expected, [Finding("error", message, 1, 1)])))
+
+
+def test_an_expectation_may_admit_several_findings() -> None:
+    twice = [Finding("error", "a second one", 5, 1)] * 2
+    (second,) = [e for e in expectations(TEXT) if e.words == "second"]
+    assert not list(mismatches([second], twice))
+    assert not list(mismatches([second, second], twice))
+    (left,) = mismatches([second, second], twice[:1])
+    assert left.message == 'expected error "second" was not produced'
+
+
+def test_findings_without_expectations_and_expectations_without_findings() -> None:
     findings = [Finding("error", words, 5, 1) for words in ("a second one", "words", "w")]
     left = [f.message for f in mismatches(expectations(TEXT), findings)]
     assert left == [

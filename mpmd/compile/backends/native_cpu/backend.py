@@ -38,16 +38,23 @@ class NativeExecutable(DirectCall, CompiledFragment):
 
     Attributes:
         made: what was made of it.
+        program: its machine code, with the memory of its mesh.
         kept: whether it was taken from the cache.
     """
 
     made: Artefact
+    program: RegisteredProgram
     kept: bool = False
     backend: str = "native"
 
     def __post_init__(self) -> None:
         order = ArgumentOrder.of(self.made.aliases, self.fragment)
         self.__call__ = order.around(direct_call(self.compiled))
+
+    @property
+    def timer(self) -> RegisteredProgram:
+        """What writes when it runs."""
+        return self.program
 
     def as_text(self, what: str = "hlo") -> str:
         """One of its texts.
@@ -126,7 +133,7 @@ class NativeCpuBackend:
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
         function = jax_function(fragment, mesh, program, made.aliases, large)
-        return NativeExecutable(fragment, function, made, kept)
+        return NativeExecutable(fragment, function, made, program, kept)
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.

@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.fitting import fit
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
+from mpmd.compile.backends.native_cpu.miscompiled import check_program
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -184,10 +185,12 @@ def prepare_fragment(
 
     Raises:
         CompileError: something in it has no native code.
+        MiscompiledError: its memory is wrong; every program is checked.
     """
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     module = module or lowered(fragment, axes)
+    module.is_scheduled = False  # an order was given: one of those that may be
     clock("lowering")
     timing = Timing()
     tuning = tuning_for(target, options)
@@ -217,6 +220,8 @@ def prepare_fragment(
     clock("buffers")
     thunks = Emitter(assignment, plans, poison=poison).program()
     clock("thunks")
+    check_program(fragment, module, thunks, assignment)
+    clock("check")
     native = native_program(f"f{fragment.fingerprint[:16]}", thunks, assignment, code)
     clock("steps")
     notices = tuple(d.message for d in found)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,15 @@ import jax
 import numpy as np
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
+from mpmd.compile.backends.native_cpu.custom_call import (
+    ATTRIBUTE,
+    TARGET_NAME,
+    add_program,
+    is_called,
+    remove_program,
+)
 from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.ffi_frame import API_MAJOR, API_MINOR
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
     DEVICES,
@@ -35,6 +42,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
+from mpmd.support.execution_log import ExecutionLog
 
 
 @lru_cache(maxsize=1)
@@ -60,14 +68,26 @@ class RegisteredProgram:
     """A program that XLA knows as a custom call target.
 
     Attributes:
-        target_name: the custom call's target.
+        index: which of the loaded programs it is.
         compiled: the program.
         slots: how many calls can run at the same time.
+        memory: the slots.
     """
 
-    target_name: str
+    index: int
     compiled: CompiledProgram
     slots: int
+    memory: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def key(self) -> int:
+        """By what a log knows it."""
+        return int(self.memory.ctypes.data)
+
+    def write_to(self, log: ExecutionLog | None) -> None:
+        """Writes to a log, from the next call on, when it runs; to none if it is None."""
+        for slot in range(self.slots):
+            self.memory[(slot * SLOT_BYTES + SLOT["log"]) // 8] = 0 if log is None else log.address
 
     def __call__(
         self,
@@ -87,9 +107,9 @@ class RegisteredProgram:
         if large:
             arguments = (*arguments, _ballast())
         call = jax.ffi.ffi_call(
-            self.target_name, list(results), input_output_aliases=dict(aliases or {}), has_side_effect=False
+            TARGET_NAME, list(results), input_output_aliases=dict(aliases or {}), has_side_effect=False
         )
-        return call(*arguments)
+        return call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
 
 
 # XLA on CPU counts the operations of a program, those of custom calls as none, and runs one with fewer than a
@@ -109,9 +129,33 @@ def _ballast() -> Any:
     return jax.lax.dot(hidden, numbers.reshape(columns, rows))
 
 
-# Target names are global and final: code, memory and threads of each live as long as the process.
-_REGISTERED: dict[str, tuple[RegisteredProgram, LoadedCode, list[Any]]] = {}
 _LOCK = threading.Lock()
+
+_REGISTERED: weakref.WeakValueDictionary[str, RegisteredProgram] = weakref.WeakValueDictionary()
+"""Programs that are referred to, by their content and whose memory and threads they have."""
+
+_RETIRED: list[tuple[int, Any]] = []
+"""Programs that are not: the index, and the code and memory of each.  XLA may still call some."""
+
+
+def _retire(index: int, owned: Any) -> None:
+    """Called when the last reference to a program goes, at any point of any thread: it waits for no lock."""
+    _RETIRED.append((index, owned))
+    if _LOCK.acquire(blocking=False):
+        try:
+            _unload_retired()
+        finally:
+            _LOCK.release()
+
+
+def _unload_retired() -> None:
+    """Unloads the programs that nothing refers to and no executable calls; under the lock."""
+    for _ in range(len(_RETIRED)):
+        index, owned = _RETIRED.pop(0)
+        if is_called(index):
+            _RETIRED.append((index, owned))
+        else:
+            remove_program(index)
 
 
 def register(
@@ -156,8 +200,10 @@ def register(
         name += f".{'_'.join(map(str, devices))}"
         slots = len(devices)
     with _LOCK:
-        if name in _REGISTERED:
-            return _REGISTERED[name][0]
+        _unload_retired()
+        found = _REGISTERED.get(name)
+        if found is not None:
+            return found
         code = compiled.load(target, cache)
         try:
             memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
@@ -171,9 +217,9 @@ def register(
             kept.append(_join(compiled, memory, kept, devices, patience))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
-        program = RegisteredProgram(name, compiled, slots)
-        _REGISTERED[name] = (program, code, [memory, kept])
-        jax.ffi.register_ffi_target(name, _capsule(code.address(f"{compiled.name}_handler")), platform="cpu")
+        index = add_program(code.address(f"{compiled.name}_handler"))
+        program = _REGISTERED[name] = RegisteredProgram(index, compiled, slots, memory)
+        weakref.finalize(program, _retire, index, (code, memory, kept)).atexit = False
         return program
 
 
@@ -218,9 +264,3 @@ def _join(
         barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data
         barrier[DEVICE_AT : DEVICE_AT + 8].view(np.int64)[0] = number
     return mesh
-
-
-def _capsule(address: int) -> Any:
-    create = ctypes.pythonapi.PyCapsule_New
-    create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return create(address, None, None)

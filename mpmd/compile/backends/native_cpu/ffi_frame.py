@@ -21,18 +21,23 @@ API_MAJOR, API_MINOR = 0, 3
 # offsets in bytes
 FRAME = {
     "extension": 8, "api": 16, "context": 24, "stage": 32,
-    "arg_count": 56, "args": 72, "ret_count": 96, "rets": 112,
+    "arg_count": 56, "args": 72, "ret_count": 96, "rets": 112, "attributes": 160,
 }  # fmt: skip
 BUFFER_DATA = 24
 EXTENSION = {"type": 8, "metadata": 24}
 METADATA = {"major": 24, "minor": 28, "traits": 32}
 ANSWER = 24  # where every question about a call is answered: behind size, extension and context
-API = {"error_create": 48, "stream_get": 80, "run_id": 176, "device_ordinal": 184}
+API = {"error_create": 48, "stream_get": 80, "state_set": 104, "run_id": 176, "device_ordinal": 184}
+SCALAR_VALUE = 8  # where an attribute that is a number has the address of its value
 
-METADATA_EXTENSION, EXECUTE_STAGE = 1, 3
-"""Values of enums: an extension that asks for the version; the stage in which a call does its work."""
+METADATA_EXTENSION = 1
+"""Of an enum of extensions: the one that asks for the version."""
+
+INSTANTIATE_STAGE, EXECUTE_STAGE = 0, 3
+"""Of an enum of stages: an executable is loaded; a call does its work."""
 
 _FAILED_PRECONDITION = 9
+_STATE_BYTES = 48  # of the struct that sets a state
 _ERROR_BYTES = 28  # of the struct that asks for an error, up to its last field
 _NULL = Value("null", "ptr")
 
@@ -50,15 +55,16 @@ class FfiFrame:
         self.f = f
         self.address = f.arguments["frame"]
 
-    def begin(self, traits: int = 0) -> None:
-        """Answer what XLA asks when it registers a handler; do nothing in stages before execution.
+    def begin(self, only_stage: int = EXECUTE_STAGE, traits: int = 0) -> None:
+        """Answer what XLA asks when it registers a handler; do nothing in other stages.
 
         Args:
+            only_stage: the stage that the handler is for.
             traits: bits of `XLA_FFI_Handler_TraitsBits` that the handler says of itself.
         """
         self._answer_metadata(traits)
         stage = self.f.load(self._at("stage"), "i32")
-        self.return_if(self.f.compare("ne", stage, constant(EXECUTE_STAGE, "i32")), _NULL)
+        self.return_if(self.f.compare("ne", stage, constant(only_stage, "i32")), _NULL)
 
     def count(self, field: str) -> Value:
         """`arg_count` or `ret_count`, an `i64`."""
@@ -70,6 +76,33 @@ class FfiFrame:
         for number in range(count):
             buffer = self.f.load(buffers, "ptr", number)
             yield self.f.load(self.f.offset(buffer, BUFFER_DATA), "ptr")
+
+    def attribute(self, number: int) -> Value:
+        """The address of the value of an attribute that is a number; attributes are in the order of names."""
+        scalar = self.f.load(self.f.load(self._at("attributes"), "ptr"), "ptr", number)
+        return self.f.load(self.f.offset(scalar, SCALAR_VALUE), "ptr")
+
+    def set_state(self, type_number: int, state: Value) -> None:
+        """Attach a state to the call, for as long as its executable lives; only where it is instantiated.
+
+        Args:
+            type_number: the address of its `XLA_FFI_TypeId`, registered with what deletes such states.
+            state: a pointer.
+        """
+        f = self.f
+        request = f.stack("i64", _STATE_BYTES // 8)
+        fields: list[Value] = [
+            constant(_STATE_BYTES, "i64"),
+            _NULL,
+            f.load(self._at("context"), "ptr"),
+            constant(INSTANTIATE_STAGE, "i64"),
+            f.op(f"inttoptr i64 {type_number} to ptr", "ptr"),
+            state,
+        ]
+        for number, value in enumerate(fields):
+            f.store(value, request, number)
+        error = f.op(f"call ptr {self._service('state_set')}(ptr {request})", "ptr")
+        self.return_if(f.op(f"icmp ne ptr {error}, null", "i1"), error)
 
     def ask(self, service: str, size: int, kind: str = "i64") -> Value:
         """What XLA knows about this call; the handler ends with XLA's error if it does not know.

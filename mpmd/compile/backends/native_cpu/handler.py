@@ -3,8 +3,9 @@
     XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame)
 
 reads the data pointers of all arguments and results, takes a free slot (arena, workspaces, threads), runs the
-program, and frees the slot.  On a mesh of several devices XLA calls it once per device, each on a thread of
-its own; every device has a slot, and devices that exchange data meet before they begin.
+program, and frees the slot.  If the slot has a log it writes there when the program began and ended.  On a
+mesh of several devices XLA calls it once per device, each on a thread of its own; every device has a slot,
+and devices that exchange data meet before they begin.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mpmd.compile.backends.native_cpu.overrides import Override
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import PoolRun
+from mpmd.compile.backends.native_cpu.timing import emit_entry, emit_now
 from mpmd.errors import CompileError
 
 
@@ -117,6 +119,20 @@ class _Handler:
         return f.offset(slots, f.imul(f.load(at, "i64"), SLOT_BYTES))
 
     def _run(self, slot: Value) -> None:
+        """Run the program, and write when it ran if the slot has a log."""
+        f = self.f
+        log = f.load(f.offset(slot, SLOT["log"]), "ptr")
+        is_timed = f.op(f"icmp ne ptr {log}, null", "i1")
+        with f.branch_value(is_timed, constant(0, "i64")) as begin:
+            begin.value = emit_now(f)
+        self._run_program(slot)
+        with f.when(is_timed):
+            key = f.load(Value(f"@{self.program.name}_slots", "ptr"), "i64")
+            at = f.op(f"sub i64 {f.op(f'ptrtoint ptr {slot} to i64', 'i64')}, {key}", "i64")
+            device = f.op(f"udiv i64 {at}, {SLOT_BYTES}", "i64")
+            emit_entry(f, log, key=key, device=device, begin=begin.result(), end=emit_now(f))
+
+    def _run_program(self, slot: Value) -> None:
         """Fill the table and run the program on the slot's threads."""
         f, table, entries = self.f, self.f.stack("ptr", self.program.pointers + 2), 0
         for field, count in (("args", self.arguments), ("rets", self.results)):

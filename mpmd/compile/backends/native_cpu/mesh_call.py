@@ -23,8 +23,10 @@ from mpmd.compile.backends.native_cpu.meeting import (
 )
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 
-SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32}
-"""A slot: its own busy flag, then pointers.  Behind the slots of devices stand their numbers in XLA."""
+SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32, "log": 40}
+"""A slot: its own busy flag, then pointers; that of the log is null while no call is timed.
+
+Behind the slots of devices stand their numbers in XLA."""
 
 SLOT_BYTES = 64
 

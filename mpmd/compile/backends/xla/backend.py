@@ -29,12 +29,10 @@ class XlaExecutable(CompiledFragment):
     Attributes:
         devices: where it runs.
         reasons: why native code, if that was asked for, cannot be made of it.
-        quiet: whether all fragments of its mesh are such, which is no news.
     """
 
     devices: tuple[Any, ...]
     reasons: tuple[str, ...] = ()
-    quiet: bool = False
     backend: str = "xla"
 
     @functools.cached_property

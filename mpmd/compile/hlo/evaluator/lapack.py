@@ -1,11 +1,7 @@
-"""What the LAPACK calls mean that JAX writes into programs for CPUs.
-
-Their options stand in the backend configuration, as character codes: `uplo = 76` is `L`.
-"""
+"""What the calls of LAPACK mean that JAX writes into programs for CPUs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,16 +9,10 @@ import numpy as np
 
 from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, exact, narrow
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.lapack_calls import options_of
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Engine
-
-_OPTION = re.compile(r"(\w+) = (-?\d+)")
-
-
-def options_of(instruction: HloInstruction) -> dict[str, str]:
-    """The options of a call, as characters."""
-    return {name: chr(int(code)) for name, code in _OPTION.findall(instruction.backend_config)}
 
 
 def _transposed(matrix: Array) -> Array:

@@ -43,6 +43,10 @@ def all_reduce(query: Query) -> Shape:
 def _scaled(query: Query, shape: Shape, claim: Shape, grow: bool) -> Shape:
     """`shape` with its gathered (or scattered) dim times (or over) the group's size."""
     dim, size = _dim(query, shape), _group_size(query)
+    check(size != 0, f"groups of {query.opcode} must have devices")
+    check(
+        claim.is_array and claim.rank == shape.rank, f"{query.opcode} of {shape} must keep its rank: {claim}"
+    )
     if size is None:
         large, small = (claim.dims[dim], shape.dims[dim]) if grow else (shape.dims[dim], claim.dims[dim])
         size = large // small if small else 1
@@ -79,7 +83,7 @@ def all_to_all(query: Query) -> Shape:
     if query.attribute("dimensions"):
         dim, size = _dim(query, query.array(0)), _group_size(query)
         check(
-            size is None or query.operands[0].dims[dim] % size == 0,
+            size is None or (size > 0 and query.operands[0].dims[dim] % size == 0),
             f"dim {dim} of {query.operands[0]} does not split over {size} devices",
         )
         return _one_or_tuple(query.operands)

@@ -98,6 +98,18 @@ def stated(query: Query) -> Shape:
     return query.claim()
 
 
+def random_bits(query: Query) -> Shape:
+    """The stated bits, beside the state if both are given."""
+    claim, state = query.claim(), query.array(0)
+    bits = claim.elements[1] if claim.is_tuple and len(claim.elements) == 2 else claim
+    check(bits.is_array, f"rng-bit-generator gives bits, or the state and bits, got {claim}")
+    check(
+        bits is claim or claim.elements[0] is state,
+        f"rng-bit-generator must give the new state as {state}, got {claim}",
+    )
+    return claim
+
+
 def async_start(query: Query) -> Shape:
     """A tuple that begins with (operands), result of the computation."""
     (callee,) = query.called
@@ -133,7 +145,7 @@ RULES: dict[str, Rule] = {
     "tuple": pack,
     "get-tuple-element": element,
     "rng": stated,
-    "rng-bit-generator": stated,
+    "rng-bit-generator": random_bits,
     "rng-get-and-update-state": stated,
     "custom-call": stated,
     "infeed": stated,

@@ -69,6 +69,14 @@ def binary(query: Query) -> Shape:
     return a
 
 
+def reduce_precision(query: Query) -> Shape:
+    """The operand's shape."""
+    for name, least in (("exponent_bits", 1), ("mantissa_bits", 0)):
+        bits = query.attribute(name)
+        check(least <= bits < 1 << 31, f"{name} of reduce-precision must be at least {least}, got {bits}")
+    return unary(query)
+
+
 def compare(query: Query) -> Shape:
     """Booleans of the operands' dims."""
     a, b = query.array(0), query.array(1)
@@ -188,6 +196,7 @@ RULES: dict[str, Rule] = {
     "is-finite": is_finite,
     "map": mapped,
     "real": complex_part,
+    "reduce-precision": reduce_precision,
     "select": select,
     "stochastic-convert": stochastic_convert,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.attributes import GatherDims, ScatterDims
+from mpmd.compile.hlo.attributes import GatherDims, Ints, ScatterDims
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, check_reducer, logical
 
@@ -28,6 +28,7 @@ def gather(query: Query) -> Shape:
     )
     for name in ("collapsed_slice_dims", "start_index_map", "operand_batching_dims"):
         check_dims(query, name, getattr(dims, name), source.rank)
+    _check_batching(query, source, indices, dims.operand_batching_dims, dims.start_indices_batching_dims)
     for d, size in enumerate(sizes):
         check(0 <= size <= source.dims[d], f"slice size {size} does not fit dim {d} of {source}")
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
@@ -49,6 +50,15 @@ def gather(query: Query) -> Shape:
     return logical(source.dtype, out)
 
 
+def _check_batching(query: Query, source: Shape, indices: Shape, mine: Ints, theirs: Ints) -> None:
+    """Batching dims of the array and of the indices come in pairs of one size."""
+    check_dims(query, "batching dims of the indices", theirs, indices.rank)
+    check(
+        [source.dims[d] for d in mine] == [indices.dims[d] for d in theirs],
+        f"batching dims {mine} of {source} and {theirs} of {indices} must have equal sizes",
+    )
+
+
 def scatter(query: Query) -> Shape:
     """The operands' shapes: one array, or a tuple."""
     count = len(query.operands) // 2
@@ -65,6 +75,9 @@ def scatter(query: Query) -> Shape:
         f"scatter_dims_to_operand_dims {dims.scatter_dims_to_operand_dims} must name one dim for each of "
         f"the {length} indices",
     )
+    for name in ("inserted_window_dims", "scatter_dims_to_operand_dims", "input_batching_dims"):
+        check_dims(query, name, getattr(dims, name), sources[0].rank)
+    _check_batching(query, sources[0], indices, dims.input_batching_dims, dims.scatter_indices_batching_dims)
     for source, update in zip(sources, updates):
         _check_update(query, dims, source, update, batch)
     check_reducer(query, query.called[0], sources)

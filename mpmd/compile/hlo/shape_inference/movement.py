@@ -28,8 +28,8 @@ def counter(query: Query) -> Shape:
 
 def broadcast(query: Query) -> Shape:
     """The stated shape; operand dim i is result dim `dimensions[i]`."""
-    source, claim = query.array(0), query.claim()
-    dims = query.attribute("dimensions")
+    source, dims = query.array(0), query.attribute("dimensions")
+    claim = source if query.stated is None and source.is_scalar and not dims else query.claim()
     check_dims(query, "dimensions", dims, claim.rank)
     check(
         len(dims) == source.rank,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.attributes import ConvDims, DotDims, Ints, Window
+from mpmd.compile.hlo.attributes import ConvDims, DotDims, Ints
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, logical
+from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, check_window, logical
 
 
 def _result_type(query: Query, a: Shape, b: Shape) -> str:
@@ -55,15 +55,18 @@ def convolution(query: Query) -> Shape:
     """Batch, features and the positions of the window, in the order of the labels."""
     image, kernel = query.array(0), query.array(1)
     dims: ConvDims = query.attribute("conv_dims")
-    window: Window = query.attribute("window") or Window()
     spatial = len(dims.lhs_spatial)
     check(
-        image.rank == kernel.rank == spatial + 2 and len(window.dims) == spatial,
-        f"convolution with {spatial} spatial dims takes arrays of rank {spatial + 2} and a window of "
-        f"{spatial} dims, "
-        f"got {image}, {kernel} and {len(window.dims)}",
+        image.rank == kernel.rank == spatial + 2,
+        f"convolution with {spatial} spatial dims takes arrays of rank {spatial + 2}, "
+        f"got {image} and {kernel}",
     )
+    window = check_window(query, spatial, f"{spatial} spatial dims")
     features, batches = query.attribute("feature_group_count", 1), query.attribute("batch_group_count", 1)
+    check(
+        features > 0 and batches > 0,
+        f"feature_group_count and batch_group_count must be positive, got {features} and {batches}",
+    )
     for side, size in zip(window.dims, [kernel.dims[d] for d in dims.rhs_spatial]):
         check(
             side.size == size,
@@ -121,6 +124,11 @@ def fft(query: Query) -> Shape:
         0 < len(length) <= min(3, source.rank), f"fft_length must name 1 to 3 dims of {source}, got {length}"
     )
     lead, last = source.dims[: source.rank - len(length)], length[-1]
+    expected = (*length[:-1], last // 2 + 1 if last else 0) if kind == "IRFFT" else length
+    check(
+        source.dims[source.rank - len(length) :] == expected,
+        f"{kind} of lengths {length} takes last dims {expected}, got {source}",
+    )
     if kind in ("FFT", "IFFT"):
         check(source.info.kind == "complex", f"{kind} takes complex values, got {source}")
         return source

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.hlo.attributes import Window
 from mpmd.compile.hlo.shape import Shape, tuple_of
-from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, check_reducer, logical, same
+from mpmd.compile.hlo.shape_inference.rule import (
+    Query,
+    Rule,
+    check,
+    check_dims,
+    check_reducer,
+    check_window,
+    logical,
+    same,
+)
 
 
 def _one_or_tuple(shapes: Sequence[Shape]) -> Shape:
@@ -46,12 +54,7 @@ def reduce(query: Query) -> Shape:
 def reduce_window(query: Query) -> Shape:
     """The positions of the window."""
     values = _values(query)
-    window: Window = query.attribute("window") or Window()
-    rank = values[0].rank
-    check(
-        len(window.dims) == rank,
-        f"the window of reduce-window must have {rank} dims for {values[0]}, got {len(window.dims)}",
-    )
+    window = check_window(query, values[0].rank, values[0])
     check_reducer(query, query.called[0], values)
     dims = [side.positions(size) for side, size in zip(window.dims, values[0].dims)]
     return _one_or_tuple([logical(value.dtype, dims) for value in values])
@@ -60,11 +63,7 @@ def reduce_window(query: Query) -> Shape:
 def select_and_scatter(query: Query) -> Shape:
     """The operand's shape."""
     value, source, init = (query.array(i) for i in range(3))
-    window: Window = query.attribute("window") or Window()
-    check(
-        len(window.dims) == value.rank,
-        f"the window must have {value.rank} dims for {value}, got {len(window.dims)}",
-    )
+    window = check_window(query, value.rank, value)
     dims = tuple(side.positions(size) for side, size in zip(window.dims, value.dims))
     check(source.dims == dims, f"the source of select-and-scatter must have dims {dims}, got {source}")
     check(init.is_scalar, f"the initial value of select-and-scatter must be a scalar, got {init}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpmd.compile.hlo.attributes import Attribute, Ints
+from mpmd.compile.hlo.attributes import Attribute, Ints, Window
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
@@ -85,6 +85,27 @@ def check_starts(query: Query, first: int) -> None:
             shape.is_scalar and shape.info.is_integral,
             f"start {index} of {query.opcode} must be an integer scalar, got {shape}",
         )
+
+
+def check_window(query: Query, rank: int, of: object) -> Window:
+    """The window, whose sizes, strides and dilations must be positive; one dim for each of `rank`."""
+    window: Window = query.attribute("window") or Window()
+    check(
+        len(window.dims) == rank,
+        f"the window of {query.opcode} must have {rank} dims for {of}, got {len(window.dims)}",
+    )
+    for d, side in enumerate(window.dims):
+        named = {
+            "size": side.size,
+            "stride": side.stride,
+            "lhs_dilate": side.lhs_dilation,
+            "rhs_dilate": side.rhs_dilation,
+        }
+        for name, value in named.items():
+            check(
+                value > 0, f"{name} of the window of {query.opcode} must be positive in dim {d}, got {value}"
+            )
+    return window
 
 
 def same(query: Query, a: Shape, b: Shape, what: str) -> None:

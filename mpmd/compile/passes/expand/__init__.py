@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
+from mpmd.compile.passes.expand.async_expander import AsyncExpander
 from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
 from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
 from mpmd.compile.passes.expand.cholesky_expander import CholeskyExpander

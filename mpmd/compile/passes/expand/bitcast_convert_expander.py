@@ -6,6 +6,7 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
 
@@ -16,7 +17,9 @@ class BitcastConvertExpander(ComputationPass):
 
     bitcast-convert(x: u32[4,2]) to u64[4]  ->  convert(x[:,0]) | convert(x[:,1]) << 32
 
-    Requires: no schedule.
+    A bitcast to another type becomes a bitcast-convert of the elements in their order.
+
+    Requires: no schedule; arrays are row-major.
     Ensures: each bitcast-convert keeps the width of its elements.
     Cost: linear.
     Source: the least significant part comes first, as XLA has it.
@@ -26,7 +29,23 @@ class BitcastConvertExpander(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"bitcast-convert": (_expand,)}, lambda i: not i.shape.dynamic)
+        rules = {"bitcast-convert": (_expand,), "bitcast": (_convert_elements,)}
+        return Rewriter(computation).run(rules, lambda i: not i.shape.dynamic)
+
+
+def _convert_elements(site: Site) -> HloInstruction | None:
+    """bitcast(x: f32[4]) to u16[2,4] → reshape(bitcast-convert(x) to u16[4,2])."""
+    (x,), shape, build = site.operands, site.shape, site.build
+    if not (x.shape.is_array and shape.is_array) or x.shape.dtype == shape.dtype:
+        return None
+    old, new = x.shape.info.bits, shape.info.bits
+    if "pred" in (x.shape.dtype, shape.dtype) and old != new:
+        return None
+    dims = x.shape.dims if new == old else (*x.shape.dims, old // new)
+    if new > old:
+        x, dims = build.reshape(x, (shape.size, new // old)), (shape.size,)
+    made = build.add("bitcast-convert", x, shape=array(shape.dtype, dims))
+    return made if dims == shape.dims else build.reshape(made, shape.dims)
 
 
 def _expand(site: Site) -> HloInstruction | None:

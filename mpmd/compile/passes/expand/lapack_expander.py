@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator.lapack import options_of
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.lapack_calls import options_of
 from mpmd.compile.passes.expand.matrices import (
     Values,
     column_at,

@@ -233,6 +233,9 @@ class Search:
 
     def refusal(self, attention: Attention, before: Sequence[Attention]) -> str:
         """Why a group is not one kernel; empty if it is."""
+        ordered = next((m for m in attention.members if m.has_control_edges), None)
+        if ordered is not None:
+            return f"control edges order {ordered.name} by itself"
         if self._would_circle(attention, before):
             return "what it needs is made of what it gives"
         try:

@@ -11,6 +11,7 @@ from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_members
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, array_beneath
+from mpmd.compile.passes.values import is_trivial
 
 FUSIBLE = frozenset(RULES) | UPDATES
 
@@ -80,7 +81,7 @@ class Grouping:
         self._ranks = GroupOrder(self)
         needed = self._arrays()
         for instruction in self.order:
-            if instruction.opcode not in FUSIBLE or not instruction.shape.is_array:
+            if not is_fusible(instruction) or not instruction.shape.is_array:
                 continue
             if instruction.opcode not in MOVEMENT or instruction in needed:
                 self.group_of[instruction] = Group(instruction)
@@ -89,7 +90,7 @@ class Grouping:
         """Movement whose result must stand in memory."""
         needed: set[HloInstruction] = set()
         for instruction in self.order:
-            if instruction.opcode not in FUSIBLE:
+            if not is_fusible(instruction):
                 needed.update(instruction.operands)
             elif instruction.opcode in UPDATES:
                 needed.add(instruction.operands[0])
@@ -102,7 +103,7 @@ class Grouping:
             if instruction in needed and instruction.opcode == "bitcast":
                 needed.discard(instruction)
                 needed.add(instruction.operands[0])
-        return {i for i in needed if i.opcode in MOVEMENT}
+        return {i for i in needed if is_movement(i)}
 
     def groups(self) -> list[Group]:
         """All groups, in program order of their first member."""
@@ -115,7 +116,7 @@ class Grouping:
         waiting = list(found)
         while waiting:
             for operand in waiting.pop().operands:
-                repeats = operand.opcode in MOVEMENT and operand not in self.group_of
+                repeats = is_movement(operand) and operand not in self.group_of
                 repeats = repeats or operand in self.repeated
                 scalar = operand.opcode == "constant" and operand.shape.size == 1 and operand.shape.is_array
                 if (repeats or scalar) and operand not in found:
@@ -146,7 +147,7 @@ class Grouping:
             found[value] = None
         while waiting:
             user = waiting.pop()
-            if user in self.group_of or user.opcode not in MOVEMENT:
+            if user in self.group_of or not is_movement(user):
                 found[user] = None
                 if user in self.repeated:
                     waiting += user.users
@@ -181,6 +182,8 @@ class Grouping:
         members = list(members)
         try:
             results = self.results(members)
+            if not results:
+                return f"nothing reads {members[-1].name}"
             planned = plan_members("kernel", needed_of(self.closure(members), results), results)
         except NoPlan as reason:
             return str(reason)
@@ -286,6 +289,20 @@ class GroupOrder:
                     waiting.append((node, True))
                     waiting += [(group_of.get(f, f), False) for f in self.grouping.followers(node)]
         return out[::-1]
+
+
+def is_fusible(instruction: HloInstruction) -> bool:
+    """Whether a kernel may compute an instruction together with others; kernels have no empty arrays."""
+    if instruction.opcode not in FUSIBLE or instruction.has_control_edges:
+        return False
+    return not any(is_trivial(value) for value in (instruction, *instruction.operands))
+
+
+def is_movement(instruction: HloInstruction) -> bool:
+    """Whether whatever reads a value may as well read what it is made of."""
+    return (
+        instruction.opcode in MOVEMENT and not instruction.has_control_edges and not is_trivial(instruction)
+    )
 
 
 def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:

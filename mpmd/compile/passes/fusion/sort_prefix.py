@@ -66,6 +66,8 @@ def _taken(sort: HloInstruction) -> int:
     users = [u for e in elements for u in e.users]
     if not users or any(u.opcode != "slice" for u in users):
         return 0
+    if any(i.has_control_edges for i in (sort, *elements, *users)):
+        return 0
     taken = max(u.slice_dims.limits[along] for u in users)
     return taken if taken < sort.operands[0].shape.dims[along] else 0
 

@@ -86,12 +86,15 @@ def _row_major(shape: Shape) -> Shape:
 def _without_order(bitcast: HloInstruction, source: Shape, target: Shape) -> None:
     """Let a bitcast from one shape to another say what it does to elements, wherever they lie."""
     (x,), computation = bitcast.operands, bitcast.parent
-    if not (_is_strange(source) or _is_strange(target)) or source.dtype != target.dtype:
+    if not (_is_strange(source) or _is_strange(target)):
         return
     build = HloBuilder(computation)
     build.metadata = bitcast.metadata
     lying = build.transpose(x, order_of(source))
-    lying = build.reshape(lying, physical(target).dims)
+    if source.dtype == target.dtype:
+        lying = build.reshape(lying, physical(target).dims)
+    else:  # rows of another type
+        lying = build.add("bitcast", lying, shape=physical(target))
     computation.replace(bitcast, build.transpose(lying, inverse(order_of(target))))
 
 

@@ -92,8 +92,20 @@ def _base(value: HloInstruction) -> HloInstruction:
             if inner.opcode != "tuple":
                 return value
             value = inner.operands[value.tuple_index]
+        elif value.opcode == "get-tuple-element" and _is_unchanged(source, value.tuple_index):
+            value = source.operands[0].operands[value.tuple_index]
         else:
             return value
+
+
+def _is_unchanged(loop: HloInstruction, number: int) -> bool:
+    """Whether an element of a loop's state is after the loop what it was before."""
+    if loop.opcode != "while" or loop.operands[0].opcode != "tuple":
+        return False
+    body = loop.while_body
+    returned = body.root.operands[number] if body.root.opcode == "tuple" else body.root
+    same = returned.opcode == "get-tuple-element" and returned.tuple_index == number
+    return same and returned.operands[0] is body.parameters[0]
 
 
 def _source(value: HloInstruction) -> HloInstruction | None:

@@ -15,11 +15,12 @@ class TupleSimplifier(ComputationPass):
     """Removes tuples that are only taken apart, and those that only rebuild a tuple.
 
     get-tuple-element(tuple(x, y)), index=1 -> y;  tuple(t[0], t[1]) -> t
+    constant((1, 2)) -> tuple(constant(1), constant(2))
 
     Requires: no schedule.
-    Ensures: no get-tuple-element reads a tuple instruction.
+    Ensures: no get-tuple-element reads a tuple instruction, and no constant is a tuple.
     Cost: linear.
-    Source: the two tuple rules of the algebraic simplifier, for use where nothing else may change.
+    Source: the tuple rules of the algebraic simplifier, for use where nothing else may change.
     """
 
     name = "hlo-tuple-simplifier"

@@ -55,8 +55,9 @@ class SimplifyStablehlo(FunctionPass):
         -->  s = y
 
     What unrolled loops leave behind goes: arithmetic on scalar integers, slices at constant indices, buffers
-    written piece by piece and read piece by piece.  Floating point is only changed where that is exact, and
-    nothing is folded that makes the text larger: an iota stays.  `sdy.sharding` on an op keeps it.
+    written piece by piece and read piece by piece.  Floating point is only changed where that is exact, but
+    for `x + 0`, which is `x` as in XLA: a zero keeps its sign.  Nothing is folded that makes the text larger:
+    an iota stays.  `sdy.sharding` on an op keeps it.
 
     Requires: nothing.  Ensures: same values; pure unused ops are gone.  Cost: linear in ops and rewrites.
     Source: the effect of StableHLO's target-independent optimization on such programs.

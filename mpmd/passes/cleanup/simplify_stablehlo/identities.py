@@ -55,12 +55,11 @@ def broadcast(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def add_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`x + 0` -> `x`: for integers; for floating point only -0, as +0 turns -0 into +0."""
-    is_integer = integer_kind(op.results[0].type) is not None
+    """`x + 0` -> `x`; as in XLA, which keeps the sign of a zero `x` so too."""
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
         text = facts.splat(other)
-        if text is not None and (text in ("0", "false") if is_integer else _number(text) == (0.0, -1.0)):
+        if text is not None and (text in ("0", "false") or _number(text) in ((0.0, 1.0), (0.0, -1.0))):
             return value
     return None
 

@@ -36,7 +36,7 @@ class Explainer:
         return self._calls.get(f.symbol, [])
 
     def origins(self, values: Iterable[ir.Value]) -> list[str]:
-        """One line per argument of the program, or assigned value, that values are computed from."""
+        """One line per argument of the program, or assigned value, behind some values; last first."""
         return self._lines(values, self._above)
 
     def uses(self, values: Iterable[ir.Value]) -> list[str]:
@@ -48,7 +48,7 @@ class Explainer:
     ) -> list[str]:
         lines: dict[str, None] = {}
         seen: set[ir.Value] = set()
-        todo = list(values)[::-1]
+        todo = list(values)
         while todo:
             value = todo.pop()
             if value in seen:
@@ -56,7 +56,7 @@ class Explainer:
             seen.add(value)
             found, more = step(value)
             lines.update(dict.fromkeys(found))
-            todo += more[::-1]
+            todo += more
         shown = list(lines)
         if len(shown) > _MAX_LINES:
             shown[_MAX_LINES:] = [f"… and {len(shown) - _MAX_LINES} more"]
@@ -115,19 +115,22 @@ def _input_line(f: ir.Func, index: int) -> str:
     return f'Input "{name}": {"any mesh" if found is None else found}'
 
 
-def _output_line(f: ir.Func, index: int, mesh: str = "") -> str:
+def _output_line(f: ir.Func, index: int, by: ir.Assign | None = None, mesh: str = "any mesh") -> str:
     location = assigning.result_location(f, index)
-    name = ir.name_of(location) if location is not None else f"#{index}"
-    return f'Output "{name}": {mesh or "any mesh"}'
+    if location is None and by is not None:
+        location = by.location
+    name = (location and ir.name_of(location)) or f"#{index}"
+    return f'Output "{name}": {mesh}'
 
 
 def _unassign_line(op: ir.Unassign) -> str:
     reason, mesh = op.reason or "", op.tensor.type.mesh
     found = MeshSet.of(mesh, *([reason] if reason else [])) | (sets.src_set(op) or MeshSet())
     source = ir.producer(op.tensor)
-    if source is None:
+    if source is None and reason in ("", assigning.USER_IN):
         f = op.tensor.owner.owner.opview
-        name = ir.name_of(f.args[ir.arg_index(op.tensor)].location) or f"#{ir.arg_index(op.tensor)}"
+        index = ir.arg_index(op.tensor)
+        name = ir.name_of(f.args[index].location) or ir.name_of(op.location) or f"#{index}"
         return f'Input "{name}": {found}'
     return f"{_named(reason, source)}: {found}{_place(op.location)}"
 
@@ -137,7 +140,7 @@ def _assign_line(op: ir.Assign) -> str:
     found = MeshSet.of(mesh, *([reason] if reason else []))
     for use in op.result.uses:
         if use.owner.operation.name == "func.return":
-            return _output_line(use.owner.operation.parent.opview, use.operand_number, str(found))
+            return _output_line(use.owner.operation.parent.opview, use.operand_number, op, str(found))
     user = next(iter(ir.users(op)), None)
     return f"{_named(reason, user)}: {found}{_place(op.location)}"
 

@@ -212,9 +212,10 @@ def _check_and_clear(f: ir.Func) -> None:
                 diagnostics.error(
                     f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location
                 )
+    for op in ir.walk(f):
+        sets.clear(op, sets.USE_SET, sets.SRC_SET)
     for body in [f, *ir.ops(f, ir.For)]:
         for op in ir.ops(body):
-            sets.clear(op, sets.USE_SET, sets.SRC_SET)
             if isinstance(op, ir.For):
                 sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
             elif isinstance(op, _LEFT):
@@ -226,7 +227,7 @@ def _check_and_clear(f: ir.Func) -> None:
                 )
             elif flow.is_meshless(op):
                 diagnostics.error(
-                    f"no more meshless ops are expected at this point, but there is a {op.operation.name}.\n"
+                    f"no more meshless ops are expected at this point.\n  There is a {op.operation.name}.\n"
                     "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is "
                     "around them.",
                     op.location,

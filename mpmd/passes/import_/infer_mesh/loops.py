@@ -12,7 +12,7 @@ from mpmd.support import diagnostics
 class Loop:
     """A loop whose arguments, results and returned values are given meshes.
 
-    A value that is needed on several meshes is an error.
+    A value that is needed on several meshes is an error.  An index that the body does not read stays plain.
     """
 
     def __init__(self, op: ir.For, symbols: dict[str, ir.Func]) -> None:
@@ -51,6 +51,8 @@ class Loop:
             if assigning.is_mesh_tensor(arg.type):
                 continue
             users = ir.users(arg)
+            if not users and i >= len(op.operands):
+                continue
             meshes = {user.result.type.mesh: None for user in users} or {self._meshes[i]: None}
             mesh = self._one_of(i, MeshSet(tuple((m, ()) for m in meshes)))
             ir.set_type(arg, ir.MeshTensor.get(mesh, arg.type))

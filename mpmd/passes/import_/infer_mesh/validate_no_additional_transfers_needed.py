@@ -47,6 +47,7 @@ class _Check:
         self._errors = errors
         self._explain = Explainer(functions, symbols)
         self._failed: set[sets.Key] = set()
+        self._links: set[tuple[ir.Func, int, int]] = set()
         self._args: dict[ir.Func, list[tuple[MeshSet | None, MeshSet]]] = {}
 
     def function(self, f: ir.Func) -> None:
@@ -114,35 +115,31 @@ class _Check:
         return self._args[f]
 
     def _chain(self, call: ir.Call) -> None:
-        """Results that a call hands to the next call of the same function must be needed where they go."""
+        """Results that a call passes to the next call of the same function must be needed where they go."""
         callee = self._symbols[call.callee_name]
-        differing: dict[tuple[int, int], tuple[MeshSet, MeshSet]] = {}
         for k, result in enumerate(call.results):
             for use in result.uses:
                 user, i = use.owner, use.operand_number
                 if isinstance(user, ir.Call) and user.callee_name == call.callee_name:
-                    returned, taken = sets.result_use_set(callee, k), self._sets_of_args(callee)[i][1]
-                    if set(returned.names) != set(taken.names):
-                        differing[k, i] = returned, taken
-        if differing and (callee, "chain", 0) not in self._failed:
-            self._failed.add((callee, "chain", 0))
-            self._report_chain(callee, differing)
+                    self._link(callee, k, i)
 
-    def _report_chain(self, f: ir.Func, differing: dict[tuple[int, int], tuple[MeshSet, MeshSet]]) -> None:
-        result, arg = next(iter(differing))
+    def _link(self, f: ir.Func, result: int, arg: int) -> None:
+        """Reports that a result and the argument it is passed to are needed on different meshes; once."""
+        returned, taken = sets.result_use_set(f, result), self._sets_of_args(f)[arg][1]
+        link = (f, result, arg)
+        if set(returned.names) == set(taken.names) or link in self._links:
+            return
+        self._links.add(link)
         first = (
-            f"Mesh assignment is not possible for {explain.callee(f)} as it passes result {result} to "
-            f"arg{arg} of its next call, but the two are needed on different meshes."
+            f"Mesh assignment is not possible for {explain.callee(f)} as it passes result {result} to arg "
+            f"{arg} but they have mismatching mesh assignments: res: {{{returned}}}, arg: {{{taken}}}."
         )
-        lines = [
-            f"result {k} is needed on {returned if returned else 'no mesh'}; "
-            f"arg{i} on {taken if taken else 'no mesh'}"
-            for (k, i), (returned, taken) in differing.items()
+        results = [call.results[result] for call in self._explain.calls(f)]
+        blocks = [
+            (f"Result {result} is needed by", self._explain.uses(results)),
+            (f"Argument {arg} is needed by", self._explain.uses([f.args[arg]])),
         ]
-        self._errors.report(
-            explain.page(first, [("Values that go from call to call:", lines)], f.location, explain.TRANSFER),
-            f.location,
-        )
+        self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
 
 
 def _reason(possible: MeshSet, needed: MeshSet) -> str:

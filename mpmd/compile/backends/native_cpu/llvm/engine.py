@@ -80,7 +80,8 @@ def assembly_of(text: str, target: CpuTarget) -> str:
 
 
 @lru_cache(maxsize=1)
-def _jit() -> Any:
+def jit_compiler() -> Any:
+    """LLVM's JIT compiler of this process, which holds the code that is loaded."""
     _initialize(binding.get_process_triple())
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(
@@ -145,7 +146,7 @@ def load_object(
     for name, code in imports.items():
         builder.import_symbol(name, code.address(name))
     try:
-        tracker = builder.link(_jit(), f"mpmd.{next(_LIBRARY_NUMBERS)}")
+        tracker = builder.link(jit_compiler(), f"mpmd.{next(_LIBRARY_NUMBERS)}")
     except RuntimeError as error:
         raise CompileError(
             f"cannot load compiled code: {str(error).strip()}\n"

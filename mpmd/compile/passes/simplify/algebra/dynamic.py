@@ -100,7 +100,16 @@ def update_of_splat(site: Site) -> HloInstruction | None:
     return site.build.pad(update, x.operands[0], padding)
 
 
+def set_whole_size(site: Site) -> HloInstruction | None:
+    """set-dimension-size(x, n) → x, if x has n elements along the dim."""
+    x, size = site.operands
+    (dim,) = site.at.dimensions
+    whole = integer(size) == x.shape.dims[dim]
+    return x if whole and x.shape.logical is site.shape.logical else None
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "dynamic-slice": (slice_at_constant, slice_of_broadcast, slice_of_update),
+    "set-dimension-size": (set_whole_size,),
     "dynamic-update-slice": (update_everything, update_with_itself, update_again, update_of_splat),
 }

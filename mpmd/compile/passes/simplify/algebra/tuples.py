@@ -26,7 +26,16 @@ def tuple_of_elements(site: Site) -> HloInstruction | None:
     return source
 
 
+def tuple_of_constants(site: Site) -> HloInstruction | None:
+    """constant((1, 2)) → tuple(constant(1), constant(2))."""
+    literal = site.at.literal
+    if not isinstance(literal, tuple):
+        return None
+    return site.build.tuple([site.build.literal(part) for part in literal])
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
+    "constant": (tuple_of_constants,),
     "get-tuple-element": (element_of_tuple,),
     "tuple": (tuple_of_elements,),
 }

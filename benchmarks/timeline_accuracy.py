@@ -1,0 +1,145 @@
+"""Do measured timelines give every fragment the time that it took, and every mesh all of its time?
+
+    python benchmarks/timeline_accuracy.py [--steps 20] [--stages N] [--backends native,xla]
+
+The train step of the example is recorded again and again, on one mesh per core unless `--stages` says
+otherwise: meshes that share cores make each other's fragments longer, which is no error of the timeline.  A
+fragment is compared with the median of its program over all steps, and with what `Compiled.costs` measures
+of it alone.  Fragments that only make zeros take no time and are left out.  For each backend a line: its
+figures, how long a recorded step takes compared with others, and the worst fragments.  The last line is one
+JSON object: `within_25_percent` is the part of all runs within a quarter of their median, `below_half` how
+many took less than half of what they take alone, `unattributed` by how much of a step busy, transfer and idle
+time of a mesh are off, at most.  Each is that of the worse backend; `backends` has those of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import script
+
+
+class Case:
+    """The example's step by one backend."""
+
+    def __init__(self, backend: str, stages: int) -> None:
+        from examples.pipelined_transformer.config import TrainConfig
+        from examples.pipelined_transformer.train_step import make_state, make_train_step
+
+        config = TrainConfig(num_stages=stages, backend=backend)
+        self.backend = backend
+        self.state = jax.device_get(make_state(config))
+        random = np.random.default_rng(0)
+        shape = config.batch_size, config.seq_len + 1
+        self.batch = random.integers(0, config.vocab_size, shape).astype(np.int32)
+        self.compiled = make_train_step(config).lower(self.state, self.batch).compile()
+        self.zeros = {name for name, e in self.compiled.executables.items() if e.backend == "zeros"}
+        self.durations: dict[str, list[float]] = defaultdict(list)
+        self.alone: dict[str, list[float]] = defaultdict(list)
+        self.plain_s: list[float] = []
+        self.recorded_s: list[float] = []
+        self.unattributed = 0.0
+        for _ in range(3):
+            self.plain()
+        self.recorded()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was measured while everything ran for the first time."""
+        for found in (self.durations, self.alone):
+            found.clear()
+        self.plain_s, self.recorded_s, self.unattributed = [], [], 0.0
+
+    def plain(self) -> None:
+        """A step that is not recorded."""
+        start = time.perf_counter()
+        self.state, _ = jax.block_until_ready(self.compiled(self.state, self.batch))
+        self.plain_s.append(time.perf_counter() - start)
+
+    def recorded(self) -> None:
+        """A step that is recorded, and one whose fragments run one by one."""
+        (self.state, _), timeline = self.compiled.timeline(self.state, self.batch)
+        jax.block_until_ready(self.state)
+        self.recorded_s.append(timeline.makespan_s)
+        for mesh in timeline.meshes:
+            lanes = (timeline.compute(mesh), timeline.idle(mesh))
+            for span in lanes[0]:
+                if span.name not in self.zeros:
+                    self.durations[span.name].append(span.seconds)
+            known = sum(span.seconds for lane in lanes for span in lane)
+            off = abs(known / timeline.makespan_s - 1)
+            self.unattributed = max(self.unattributed, off)
+        (self.state, _), costs = self.compiled.costs(self.state, self.batch)
+        jax.block_until_ready(self.state)
+        for name, seconds in costs.fragments.items():
+            self.alone[name].append(seconds)
+
+    def figures(self) -> dict[str, Any]:
+        """What was found."""
+        medians = {name: statistics.median(found) for name, found in self.durations.items()}
+        runs = [(name, seconds) for name, found in self.durations.items() for seconds in found]
+        near = [abs(seconds - medians[name]) <= 0.25 * medians[name] for name, seconds in runs]
+        least = {name: min(found) for name, found in self.alone.items()}
+        return {
+            "within_25_percent": round(sum(near) / len(near), 4),
+            "below_half": sum(seconds < 0.5 * least[name] for name, seconds in runs),
+            "unattributed": round(self.unattributed, 6),
+            "runs": len(runs),
+            "recorded_step": round(statistics.median(self.recorded_s) / statistics.median(self.plain_s), 3),
+        }
+
+    def worst(self) -> str:
+        """The programs whose runs differ most, with their median."""
+        rows = []
+        for name, found in self.durations.items():
+            median = statistics.median(found)
+            near = sum(abs(s - median) <= 0.25 * median for s in found) / len(found)
+            alone = statistics.median(self.alone[name])
+            rows.append((near, f"{name} {1e3 * median:.2f} ms, alone {1e3 * alone:.2f} ms: {near:.0%}"))
+        return "; ".join(text for _, text in sorted(rows)[:3])
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--stages", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
+    parser.add_argument("--backends", default="native,xla")
+    args = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", args.stages)
+    found = {}
+    for backend in args.backends.split(","):
+        case = Case(backend, args.stages)
+        for _ in range(args.steps):
+            case.plain()
+            case.recorded()
+        found[backend] = case.figures()
+        print(f"{backend}: {json.dumps(found[backend])}; least alike: {case.worst()}", flush=True)
+        case.compiled.close()
+    print(
+        json.dumps(
+            {
+                "within_25_percent": min(f["within_25_percent"] for f in found.values()),
+                "below_half": max(f["below_half"] for f in found.values()),
+                "unattributed": max(f["unattributed"] for f in found.values()),
+                "backends": found,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    script.run(main)

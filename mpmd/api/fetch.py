@@ -1,0 +1,26 @@
+"""Results of several meshes on one device, where they can be combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def fetch(tree: Any, device: jax.Device | None = None) -> Any:
+    """The arrays of a pytree on one device, so that they can be combined op by op.
+
+        grads_norm = optax.tree.norm(mpmd.fetch(grads))
+
+    The results of a step are on the meshes that computed them, and JAX combines arrays of the same devices
+    only.  On CPU, an array that is on one device shares its memory with the result.
+
+    Args:
+        tree: arrays on any meshes, sharded or not; other leaves are left as they are.
+        device: where to; by default the first of `jax.devices()`.
+
+    Returns:
+        The same pytree, with arrays on `device`; they may still be computed.
+    """
+    to = jax.devices()[0] if device is None else device
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf, tree)

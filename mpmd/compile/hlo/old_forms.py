@@ -1,0 +1,67 @@
+"""Older forms of HLO text, read as the present ones.
+
+dynamic-slice(x, starts)          starts in one vector -> one scalar per dim
+map(x), to_apply=f                -> dimensions={0,1,...}
+broadcast(scalar)                 -> dimensions={}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from mpmd.compile.hlo.attributes import Attribute, SliceDims
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
+
+STARTS = {"dynamic-slice": 1, "dynamic-update-slice": 2}
+"""Opcode → its first operand that is a start."""
+
+
+def complete(instruction: HloInstruction) -> None:
+    """Set the attributes that may be left out; the text's own replace them."""
+    source = instruction.operands[0].shape if instruction.operands else None
+    if instruction.opcode == "map" and source is not None:
+        instruction.attributes["dimensions"] = tuple(range(source.rank))
+    elif instruction.opcode == "broadcast" and source is not None and source.is_scalar:
+        instruction.attributes["dimensions"] = ()
+
+
+def vector_of_starts(instruction: HloInstruction) -> bool:
+    """Whether a slice at a computed place has its starts in one vector of the right length."""
+    first = STARTS[instruction.opcode]
+    if len(instruction.operands) != first + 1:
+        return False
+    source, starts = instruction.operands[0].shape, instruction.operands[first].shape
+    return starts.is_array and source.is_array and starts.dims == (source.rank,)
+
+
+def scalar_starts(instruction: HloInstruction, names: Container[str]) -> list[HloInstruction]:
+    """Let a slice take each start by itself.
+
+    Args:
+        instruction: a slice with a vector of starts; changed in place.
+        names: names that are taken.
+
+    Returns:
+        The instructions that take the vector apart, operands first; they are in no computation yet.
+    """
+    first = STARTS[instruction.opcode]
+    vector = instruction.operands[first]
+    made, scalars = [], []
+    for d in range(vector.shape.dims[0]):
+        part = Shape(vector.shape.dtype, (1,)).with_default_layout()
+        bounds: dict[str, Attribute] = {"slice": SliceDims((d,), (d + 1,), (1,))}
+        taken = HloInstruction("slice", part, [vector], bounds, name=_free(instruction, f"slice_{d}", names))
+        name = _free(instruction, f"start_{d}", names)
+        scalar = HloInstruction("reshape", vector.shape.scalar(), [taken], name=name)
+        made += [taken, scalar]
+        scalars.append(scalar)
+    instruction.replace_operands([*instruction.operands[:first], *scalars])
+    return made
+
+
+def _free(instruction: HloInstruction, ending: str, names: Container[str]) -> str:
+    name = f"{instruction.given_name}.{ending}"
+    while name in names:
+        name += "_"
+    return name

@@ -1,0 +1,113 @@
+"""mpmd-fold-constant-branches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mpmd import ir
+from mpmd.passes import regions
+from mpmd.passes.bases import ModulePass
+from mpmd.passes.constant_evaluation import ConstantEvaluator
+from mpmd.support import diagnostics
+from mpmd.support.source import frames_of
+
+
+@dataclasses.dataclass(frozen=True)
+class FoldConstantBranches(ModulePass):
+    """Replaces conditionals whose index is known by the branch that it chooses.
+
+        i = const 1
+        y = case i { ret a } { x = comp "f" (a) {..}; ret x }  -->  y = comp "f" (a) {..}
+
+    The index of a branch is often the counter of an unrolled loop, or an entry of a table at it.  Meshes are
+    assigned before the program runs; so names in a branch that may be taken or not have none.
+
+    Requires: loops over names are unrolled.  Ensures: no conditional has a constant index; no name is in a
+    branch, but for branches within named computations.
+    Error: a name is in a branch whose index is not known.
+    Cost: linear in conditionals and in the ops that compute their indices.
+    Source: ours; StableHLO's canonicalization folds no `case`.
+    """
+
+    name: ClassVar[str] = "mpmd-fold-constant-branches"
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Folds outer conditionals before those in their branches, until no other can be folded."""
+        while found := _foldable(module):
+            for op, index in found:
+                _fold(op, index)
+        reported: set[tuple[str, str]] = set()
+        for f in ir.funcs(module):
+            for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
+                _report_if_in_branch(op, reported)
+
+
+def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
+    """Conditionals with the number of the branch they take, none of them within another one of these."""
+    evaluator = ConstantEvaluator(module)
+    found: dict[ir.Op, int] = {}
+    for f in ir.funcs(module):
+        for op in filter(regions.is_conditional, ir.walk(f)):
+            index = evaluator.integer(op.operands[0])
+            if index is not None and not any(outer in found for outer in regions.around(op)):
+                found[op] = _branch(op, index)
+    return list(found.items())
+
+
+def _branch(op: ir.Op, index: int) -> int:
+    """The region that runs: the last one for an index out of range; of `if` the first one if it is true."""
+    count = len(op.operation.regions)
+    if op.operation.name == "stablehlo.if":
+        return 0 if index else 1
+    return index if 0 <= index < count else count - 1
+
+
+def _fold(op: ir.Op, index: int) -> None:
+    """Puts the ops of one branch before the conditional, and its results in the place of those."""
+    _, results = ir.clone_body(op.operation.regions[index].blocks[0], {}, ir.before(op))
+    ir.replace(op, results)
+
+
+def _report_if_in_branch(op: ir.Op, reported: set[tuple[str, str]]) -> None:
+    """Reports a name whose innermost conditional, outside of named computations, was not folded.
+
+    Forward and backward pass have a conditional each: a name is reported once for a line.
+    """
+    around = regions.around(op)
+    conditional = next(filter(regions.is_conditional, around), None)
+    if conditional is None or any(isinstance(outer, ir.NamedComputation) for outer in around):
+        return
+    inside = around[around.index(conditional) - 1] if conditional is not around[0] else op
+    is_computation = isinstance(op, ir.NamedComputation)
+    name = op.named.name if is_computation else ir.StringAttr(op.attributes["name"]).value
+    where = "".join(f", {frame}" for frame in frames_of(op)[:1])
+    if (name, where) not in reported:
+        reported.add((name, where))
+        what = f"named {'computation' if is_computation else 'tensor'} {name!r}"
+        diagnostics.error(_message(what, where, *_described(conditional, inside)), op.location)
+
+
+def _message(what: str, where: str, kind: str, branch: str) -> str:
+    return (
+        f"{what} is in {branch} of a {kind} whose {'condition' if kind == 'lax.cond' else 'index'} is not a "
+        f"constant{where}\n"
+        "  meshes are assigned before the step runs, so what runs on a mesh cannot depend on values\n"
+        "  put the whole conditional into one named computation; or compute both values and choose one with "
+        "jnp.where;\n"
+        "  or let Python or integer constants choose: a Python if, a static argument, the counter of a scan"
+    )
+
+
+def _described(conditional: ir.Op, inside: ir.Op) -> tuple[str, str]:
+    """What the user called a conditional, and which branch of it an op is in."""
+    regions = conditional.operation.regions
+    number = next(i for i, region in enumerate(regions) if inside.operation.block.region == region)
+    if conditional.operation.name == "stablehlo.if":
+        return "lax.cond", f"the {'false' if number else 'true'} branch"
+    source = ir.producer(conditional.operands[0])
+    is_converted = source is not None and source.operation.name == "stablehlo.convert"
+    given = source.operands[0] if source is not None and is_converted else None
+    if given is not None and str(given.type.element_type) == "i1" and len(regions) == 2:
+        return "lax.cond", f"the {'true' if number else 'false'} branch"
+    return "lax.switch", f"branch {number} of {len(regions)} (counted from 0)"

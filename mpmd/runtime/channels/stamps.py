@@ -1,0 +1,89 @@
+"""Stamps of arrays: a tiny program per array that writes to a log when the array is there.
+
+The program is a custom call that reads nothing of the array; it waits for the array because that is one of
+its arguments.  It runs on the array's own device, in the order of everything that its thread starts there,
+or, as `stamp_in_own_order`, in an order of its own.  An array over several devices has a stamp for each:
+XLA runs the programs of several devices one after the other, and one that waits would hold up the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from mpmd.jax_compat import default_memory_kind, execution_order
+from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.graph import BufferType
+from mpmd.support.execution_log import ExecutionLog
+
+Mark = Mapping[Any, jax.Array]
+"""What the stamps of an array take beside it, by the device of the mesh: `u64[2]`, the log and the key."""
+
+
+class Stamps:
+    """Makes stamps for the arrays of some meshes of CPU devices.
+
+    Args:
+        target: a custom call that writes the time to a log: `(u64[2]: address of the log, key) -> s8[]`.
+        devices: where the arrays live.
+    """
+
+    def __init__(self, target: str, devices: MeshDevices) -> None:
+        self._target, self._devices = target, devices
+        self._programs: dict[Any, Callable[..., jax.Array]] = {}
+
+    def devices_of(self, mesh: str) -> int:
+        """How many devices a mesh has."""
+        return int(self._devices.meshes[mesh].size)
+
+    def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Mark]:
+        """The marks with which stamps of a mesh write these keys."""
+        words = [np.array([log.address, key], np.uint64) for key in keys]
+        devices = list(self._devices.meshes[mesh].devices.flat)
+        with jax.enable_x64(True):
+            placed = jax.block_until_ready([jax.device_put(words, device) for device in devices])
+        return {key: dict(zip(devices, of, strict=True)) for key, of in zip(keys, zip(*placed), strict=True)}
+
+    def prepare(self, types: Iterable[BufferType]) -> None:
+        """Compiles what stamps of such buffers need, so that it takes no time later."""
+        for kind in dict.fromkeys(types):
+            sharding = self._devices.sharding(kind)
+            part = sharding.shard_shape(kind.shape), np.dtype(kind.dtype)
+            for device in self._devices.meshes[kind.mesh].devices.flat:
+                self._program(*part, SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
+
+    def stamp(self, mark: Mark, array: jax.Array) -> list[jax.Array]:
+        """Starts the stamps of an array that is there or on its way; their results, of one element each."""
+        if len(mark) == 1:
+            (only,) = mark.values()
+            return [self._program(array.shape, array.dtype, array.sharding)(only, array)]
+        parts = [(shard.device, shard.data) for shard in array.addressable_shards]
+        return [self._program(p.shape, p.dtype, p.sharding)(mark[device], p) for device, p in parts]
+
+    def stamp_in_own_order(self, number: int, mark: Mark, array: jax.Array) -> list[jax.Array]:
+        """Stamps that wait for nothing but the array and stamps of the same number, counted from 1.
+
+        There are none where this jaxlib has one order only.
+        """
+        with execution_order(number) as is_apart:
+            return self.stamp(mark, array) if is_apart else []
+
+    def _program(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[..., jax.Array]:
+        """The stamp of arrays of one device."""
+        (device,) = sharding.device_set
+        memory = sharding.memory_kind or default_memory_kind(sharding)
+        key = shape, dtype, device, memory
+        if key not in self._programs:
+            write = jax.ffi.ffi_call(self._target, jax.ShapeDtypeStruct((), np.int8))
+            here = SingleDeviceSharding(device)
+            jitted = jax.jit(lambda mark, array: write(mark), keep_unused=True, out_shardings=here)
+            with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
+                mark = jax.ShapeDtypeStruct((2,), np.uint64, sharding=here)
+                there = SingleDeviceSharding(device, memory_kind=memory)
+                array = jax.ShapeDtypeStruct(shape, dtype, sharding=there)
+                self._programs[key] = jitted.lower(mark, array).compile()
+        return self._programs[key]

@@ -1,0 +1,137 @@
+"""When things really ran, seen from outside: for devices that leave the cores of the host to Python.
+
+A watcher thread per mesh waits for the results of the mesh's calls and receives in the order of issue and
+notes when they arrive.  The end of a call is that instant, late by about 0.1 ms.  Its begin is computed:
+the latest of the end of the call before on the mesh, the arrival of what it reads from other meshes, and
+its issue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
+from mpmd.runtime.order import Node
+from mpmd.runtime.program import Program, Stream
+from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
+
+
+@dataclasses.dataclass(slots=True)
+class Sighting:
+    """An instruction of a mesh: when it was issued, what is waited for, and when that was there."""
+
+    at: int
+    issued: float
+    handle: Any = None
+    end: float = 0.0
+
+
+class _Watcher:
+    """Waits for handles in order and notes when they arrive."""
+
+    def __init__(self, mesh: str) -> None:
+        self.sightings: list[Sighting] = []
+        self._queue: queue.SimpleQueue[Sighting | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name=f"mpmd-watch-{mesh}", daemon=True)
+        self._thread.start()
+
+    def add(self, sighting: Sighting) -> None:
+        self._queue.put(sighting)
+
+    def wait(self) -> None:
+        """Returns when everything added so far has arrived."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while (sighting := self._queue.get()) is not None:
+            if isinstance(sighting, threading.Event):
+                sighting.set()
+                continue
+            failure_of(sighting.handle)  # a failure is told by the executor; here it is only an end
+            sighting.end, sighting.handle = time.perf_counter(), None
+            self.sightings.append(sighting)
+
+
+def _consumed_receives(stream: Stream) -> list[int]:
+    """Positions of receives whose buffer a later run consumes: such an array cannot be waited for."""
+    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
+    return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
+
+
+class WatchingRecorder:
+    """Observes one step with a thread per mesh; a `Recorder`."""
+
+    def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
+        """Takes the program, and a function that makes a tiny array which is ready when its argument is."""
+        self.program = program
+        self.spans: tuple[MeasuredSpan, ...] = ()
+        self.unseen: tuple[str, ...] = ()
+        self._token = token
+        self._watchers: dict[str, _Watcher] = {}
+        self._consumed_receives = {
+            (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
+        }
+
+    def calling(self, call: BoundCall, frame: Frame) -> None:
+        """A call is watched once it was made."""
+
+    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+        """Watches a call."""
+        if call.handle is not None:
+            self._add(call, issued, call.lane.unfinished[-1].handle)
+        elif call.outputs:  # they will be consumed, and cannot be waited for
+            self._add(call, issued, self._token(frame.slots[call.outputs[0]]))
+
+    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+        """Watches a receive."""
+        if isinstance(instruction, BoundRecv):
+            array = frame.slots[instruction.buffer]
+            consumed = (instruction.mesh, instruction.at) in self._consumed_receives
+            self._add(instruction, time.perf_counter(), self._token(array) if consumed else array)
+
+    def _add(self, instruction: BoundInstruction, issued: float, handle: Any) -> None:
+        self._watchers[instruction.mesh].add(Sighting(instruction.at, issued, handle))
+
+    def __enter__(self) -> WatchingRecorder:
+        self._watchers = {stream.mesh: _Watcher(stream.mesh) for stream in self.program.streams}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        for watcher in self._watchers.values():
+            watcher.wait()
+            watcher.close()
+        sightings = {mesh: watcher.sightings for mesh, watcher in self._watchers.items()}
+        self.spans = spans_of(self.program, *times_of(self.program, sightings))
+
+
+def times_of(
+    program: Program, sightings: Mapping[str, Sequence[Sighting]]
+) -> tuple[dict[Node, Interval], dict[Node, float]]:
+    """When runs began and ended, and when messages were there, from what the watcher of each mesh saw."""
+    runs: dict[Node, Interval] = {}
+    arrivals: dict[Node, float] = {}
+    for s, stream in enumerate(program.streams):
+        previous = 0.0
+        received: dict[int, float] = {}
+        for sighting in sightings.get(stream.mesh, ()):
+            at, end = sighting.at, sighting.end
+            op = stream.instructions[at]
+            if isinstance(op, Recv):
+                received[op.buffer] = arrivals[s, at] = end
+            elif isinstance(op, Run):
+                inputs = [received[b] for b in reads(op) if b in received]
+                runs[s, at] = min(max([previous, sighting.issued, *inputs]), end), end
+                previous = end
+    return runs, arrivals

@@ -1,0 +1,68 @@
+"""Warnings that reach the user once, whatever the filters were when their cause arose.
+
+`warnings.warn` loses a warning for good where a filter ignores it at that moment, and where the same text was
+given before at the same line of this package.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from types import FrameType
+
+
+class PendingWarning:
+    """A `UserWarning` that is given once: at the first `show` at which no filter ignores it.
+
+    Args:
+        text: what it says; "" for no warning.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.waits = bool(text)
+        self._lock = threading.Lock()
+
+    def show(self) -> None:
+        """Give the warning, at the line outside of this package that calls it, unless it was given.
+
+        Raises:
+            UserWarning: a filter turns warnings into errors.
+        """
+        if not self.waits:
+            return
+        file, line, module = _caller()
+        with self._lock:
+            if not self.waits or _ignored(self.text, module, line):
+                return
+            self.waits = False
+        # a registry of its own: other programs that say the same do not silence this one
+        warnings.warn_explicit(self.text, UserWarning, file, line, module, registry={})
+
+
+def _caller() -> tuple[str, int, str]:
+    """File, line and module of the innermost call from outside of this package."""
+    package = __name__.partition(".")[0]
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != package and not name.startswith(f"{package}."):
+            break
+        frame = frame.f_back
+    assert frame is not None
+    return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
+
+
+def _ignored(text: str, module: str, line: int) -> bool:
+    """Whether the first filter that fits such a warning ignores it."""
+    for action, message, category, where, at in warnings.filters:
+        fits = (message is None or _matches(message, text)) and issubclass(UserWarning, category)
+        if fits and (where is None or _matches(where, module)) and at in (0, line):
+            return action == "ignore"
+    return False
+
+
+def _matches(pattern: object, text: str) -> bool:
+    """Whether a filter's pattern, a compiled one or a text, fits."""
+    return pattern == text if isinstance(pattern, str) else pattern.match(text) is not None  # type: ignore[attr-defined]
