@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test test-slow lint docs clean
+.PHONY: help setup train test fast-tests test-slow lint docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -19,11 +19,14 @@ $(READY): pyproject.toml
 train: $(READY) ## train the pipelined transformer on real text: two to three minutes
 	$(BIN)/python -m examples.pipelined_transformer.main $(ARGS)
 
-test: lint ## what to run before each commit
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+test: $(READY) ## what to run before each commit: lint, and beside it the tests that are not slow
+	@$(MAKE) --no-print-directory -j 2 lint fast-tests
+
+fast-tests: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(READY) ## the long property tests too
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(READY) ## style, types, layers
 	$(BIN)/ruff check .

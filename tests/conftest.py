@@ -1,4 +1,4 @@
-"""For every test: eight virtual CPU devices, asked for before JAX is used; Ctrl-C interrupts; poison."""
+"""For every test: eight virtual CPU devices, a Ctrl-C that interrupts, poison, short compiles."""
 
 import inspect
 import signal
@@ -7,8 +7,11 @@ import jax
 import pytest
 
 from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.llvm import engine
+from tests.support.fast_cases import mark_slow_cases
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_disable_most_optimizations", True)
 
 # A shell ignores Ctrl-C for what it runs in the background, and Python then leaves it ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,6 +27,22 @@ def unpoisoned():
     _DEFAULTS["poison"] = False
     yield
     _DEFAULTS["poison"] = True
+
+
+_USERS_EFFORT = engine._EFFORT
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    mark_slow_cases(items, whole=not any("::" in argument for argument in config.args))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """XLA and LLVM optimize little, in half of the time; tests `slow` or `optimized` compile as users do."""
+    optimized = bool(item.get_closest_marker("slow") or item.get_closest_marker("optimized"))
+    engine._EFFORT = _USERS_EFFORT if optimized else 0
+    jax.config.update("jax_disable_most_optimizations", not optimized)
 
 
 @pytest.fixture

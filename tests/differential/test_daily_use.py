@@ -55,6 +55,7 @@ def test_narrow_floats_as_arguments(backend, dtype, all_bytes):
     assert sizes == {dtype: all_bytes, "float32": 24}
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("each", (1, 2))
 @pytest.mark.parametrize("everywhere", (False, True))
 def test_a_guard_against_transfers_that_nobody_asked_for(each, everywhere):

@@ -58,6 +58,7 @@ def data(tree):
     )
 
 
+@pytest.mark.fast_cases("native-1")
 @pytest.mark.parametrize(("backend", "each"), [("native", 1), ("native", 2), ("xla", 2)])
 def test_an_optimizer_that_adds_noise(backend, each):
     """Its random numbers count in 64 bits, and the counts go from fragment to fragment."""
@@ -93,6 +94,7 @@ def test_values_of_64_bits_between_meshes_of_different_sizes(backend):
     assert (np.asarray(mpmd.jit(step, config)(key, x)) == np.asarray(jax.jit(step)(key, x))).all()
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("each", [1, 2])
 def test_complex_numbers(backend, each):
@@ -122,6 +124,7 @@ def test_complex_numbers(backend, each):
     assert relative_difference(*parts) <= 1e-5
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("argnums", "pick"),
     [(-1, lambda g: g), ([2], lambda g: g[0]), ((-1,), lambda g: g[0]), (np.int64(2), lambda g: g)],

@@ -15,7 +15,7 @@ from tests.support.models import MODELS
 from tests.support.native_fragments import check_memory, compiled, run
 
 ALL = MODELS | FLAX_MODELS
-QUICK = ("transformer", "scanned_layers")
+QUICK = ("scanned_layers",)
 
 
 def fragments_of(name: str, stages: int = 2):

@@ -68,6 +68,7 @@ CASES = {
 FAST = {"two for data", "two and two, constraint", "two for tensors"}
 
 
+@pytest.mark.fast_cases("two for tensors")
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in CASES]
 )
@@ -89,6 +90,7 @@ def lowered(case, microbatches=2):
     return step.lower(init(params), *batch)
 
 
+@pytest.mark.fast_cases("one device, two axes", "two and two, constraint", "two for tensors")
 @pytest.mark.parametrize("case", CASES)
 def test_shardings_need_no_more_programs_and_messages(case):
     program = lowered(case).program

@@ -28,6 +28,9 @@ THREE_STAGES = {"mlp", "skip", "shapes_change", "stacked"}
 SLOW = {"tied", "custom_gradient", "scanned_layers"}  # the fast tests have others like them
 
 
+@pytest.mark.fast_cases(
+    "mlp-3", "skip-3", "half_precision-2", "checkpointed_whole-2", "shared_by_all-2", "linen_modules-2"
+)
 @pytest.mark.parametrize(
     ("name", "stages"),
     [
@@ -60,7 +63,7 @@ def adamw_with_clipping():
     return init, update
 
 
-@pytest.mark.parametrize("name", [n if n == "tied" else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
+@pytest.mark.parametrize("name", [n if n == "mlp" else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_the_loss_curve_of_adamw_with_clipping_is_that_of_jit(name):
     """The norm of all gradients is reduced across meshes without being asked for."""
     model = ALL[name]

@@ -24,7 +24,7 @@ from tests.support.sharded_models import SHARDED_MODELS, STAGES
 pytestmark = pytest.mark.usefixtures("plain_xla", "poison")
 
 ALL = MODELS | FLAX_MODELS
-QUICK = ("uneven", "mixture", "scanned_layers", "half_precision")
+QUICK = ("uneven", "scanned_layers", "half_precision")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
@@ -114,7 +114,7 @@ def test_the_rest_of_a_fragment_stays_native():
 
 
 SEVERAL = [(name, mesh) for name in SHARDED_MODELS for mesh in MESHES if mesh != "one device"]
-QUICK_SEVERAL = {("mlp", "two and two"), ("mixture", "four for tensors"), ("transformer", "two for data")}
+QUICK_SEVERAL = {("mlp", "two and two"), ("mixture", "four for tensors")}
 
 
 def check_native(jitted, step, state, batch):

@@ -89,6 +89,7 @@ def test_defect_2_an_order_that_no_schedule_has_is_obeyed():
     assert relative_difference(mine(*arguments), jax.jit(step)(*arguments)) <= 1e-5
 
 
+@pytest.mark.fast_cases(7)
 @pytest.mark.parametrize(
     ("option", "others"),
     [

@@ -50,6 +50,7 @@ def check_size(name, stages, microbatches, schedule):
     assert max(per_mesh.values()) <= model.programs, program.executables
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 1), (4, 8)])
 def test_an_mlp_sends_an_activation_and_a_gradient_per_boundary_and_microbatch(
@@ -58,6 +59,7 @@ def test_an_mlp_sends_an_activation_and_a_gradient_per_boundary_and_microbatch(
     check_size("mlp", stages, microbatches, schedule)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("name", ["skip", "tied", "shared_by_all", "batch_everywhere", "frozen_first"])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_model_sends_what_its_dataflow_needs(name, stages):

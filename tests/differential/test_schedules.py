@@ -65,6 +65,7 @@ CASES = [("mlp", s) for s in TRAINING]
 CASES += [(n, s) for n in ("uneven", "tied", "skip") for s in ("zb_h1", "interleaved_zb", "zb_v", "circular")]
 
 
+@pytest.mark.fast_cases("mlp-zb_h1", "mlp-zb_v")
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in CASES],
@@ -174,7 +175,7 @@ def test_evaluation_under_a_forward_only_schedule():
 
 def test_dualpipe_keeps_two_copies_of_every_stage():
     """The first half of the microbatches goes up the meshes, the second comes down."""
-    program = check("tied", "dualpipe", [0, 1, 2, 3], 4)
+    program = check("mlp", "dualpipe", [0, 1, 2, 3], 4)
     for stream, order in zip(program.streams, orders(program)):
         mesh = int(stream.mesh[1:])
         stages = {int(task[-1]): int(task[0]) for task in order}

@@ -37,6 +37,7 @@ def test_a_switch_that_tracing_reads_makes_another_program():
     assert len(ours._compiled) == 2
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("backend", ("native", "xla"))
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
 def test_a_mesh_that_the_user_has_set(backend, kind):

@@ -141,6 +141,7 @@ def test_any_two_settings_meet_in_some_row():
         assert {(row[a], row[b]) for row in rows()} == wanted, (a, b)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("row", FAST)
 def test_a_model_with_a_skip_connection_gives_the_numbers_of_jit(row):
     check_model("skip", rows()[row])

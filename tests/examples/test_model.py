@@ -23,6 +23,7 @@ def batch_of(config):
     return rng.integers(0, config.vocab_size, (3, config.seq_len + 1)).astype(np.int32)
 
 
+@pytest.mark.fast_cases("2")
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_stages_in_a_row_give_the_loss_of_the_model(tiny, num_stages):
     config = tiny(layers=4, num_stages=num_stages)

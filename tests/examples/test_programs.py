@@ -8,6 +8,7 @@ from examples.pipelined_transformer.train_step import make_state, make_train_ste
 from mpmd.compile.compiler import programs
 
 
+@pytest.mark.fast_cases("2")
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_four_programs_a_stage_are_enough(tiny, num_stages):
     """With the norm of all gradients, which crosses every mesh, and tied embeddings."""

@@ -33,14 +33,17 @@ def ctrl_c_after():
 
 
 def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
-    outcome = train(tiny(steps=12, check=True, check_steps=3, learning_rate=1e-2, output_dir=str(tmp_path)))
-    assert outcome.native_step_ms is None and outcome.fallbacks == 0
+    wanted = {"check": True, "check_steps": 3, "compare_steps": 1}
+    outcome = train(tiny(steps=12, learning_rate=1e-2, output_dir=str(tmp_path), **wanted))
+    assert outcome.backend == "native" and outcome.fallbacks == 0
     assert outcome.steps == 12 and outcome.check_steps == 3
     assert outcome.loss_last < outcome.loss_first
     assert 0 <= outcome.max_rel_diff < 1e-3
     assert 0 < outcome.bubble_measured < 1
     assert set(outcome.peak_bytes) == {"m0", "m1"} and min(outcome.peak_bytes.values()) > 0
     lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("one step: native ") for line in lines)
+    assert outcome.native_step_ms > 0 and outcome.xla_step_ms > 0
     last = json.loads(lines[-1])
     assert last["steps"] == 12 and last["loss_last"] == pytest.approx(outcome.loss_last, rel=1e-5)
     assert any(line.startswith("step  1/12   loss ") for line in lines)
@@ -50,6 +53,7 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["", "native", "xla"])
 def test_both_backends_are_timed_at_the_end(tiny, backend, capsys):
     outcome = train(tiny(steps=2, backend=backend, compare_steps=1 if backend else 0))
@@ -99,6 +103,7 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
         Run(tiny(output_dir=str(tmp_path / "file" / "inside")))
 
 
+@pytest.mark.slow
 def test_a_batch_is_split_over_the_devices_of_a_mesh(tiny):
     run = Run(tiny(steps=2, devices_per_mesh=2, check=True, check_steps=2))
     assert run.train() is not None

@@ -153,13 +153,13 @@ shapes = st.recursive(
 
 
 @given(shapes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_shapes_read_back(shape):
     assert parse_shape(str(shape)) is shape
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_literals_keep_every_bit(data):
     name = data.draw(st.sampled_from(sorted(set(DTYPES) - {"pred", "f8e8m0fnu"})))
     sizes = tuple(data.draw(st.lists(st.integers(0, 3), max_size=3)))
@@ -181,7 +181,7 @@ def test_literals_keep_every_bit(data):
 
 
 @given(st.floats(width=64), st.sampled_from(["bf16", "f16", "f8e4m3fn", "f8e5m2"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_narrowing_rounds_to_the_nearest(value, name):
     from mpmd.compile.hlo.evaluator.values import narrow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -22,6 +23,8 @@ from tests.support.random_hlo.rewritable import rewritable
 STEPS = 14
 FAST = 42
 """Programs in every test run: enough for every pass to find something to do."""
+CHANGED = 3
+"""So many programs that a pass changed are enough in every test run."""
 SLOW = 200
 
 ELSEWHERE = {
@@ -82,8 +85,9 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_keeps_the_numbers(name):
-    changed = [keeps_values(seed, [PASSES[name]()]) for seed in range(FAST)]
-    assert any(changed), f"the random programs have nothing for {name}"
+    tried = (keeps_values(seed, [PASSES[name]()]) for seed in range(FAST))
+    changed = list(itertools.islice(filter(None, tried), CHANGED))
+    assert changed, f"the random programs have nothing for {name}"
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -37,6 +37,7 @@ def test_some_random_programs_need_less_when_values_are_computed_again():
     assert won >= 2
 
 
+@pytest.mark.fast_cases(10)
 @pytest.mark.parametrize(
     "seed", [s if s < FAST else pytest.param(s, marks=pytest.mark.slow) for s in range(SLOW)]
 )

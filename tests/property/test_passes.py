@@ -171,11 +171,11 @@ def arguments(module: ir.Module) -> Iterator[np.ndarray]:
         yield np.arange(1, 1 + int(np.prod(shape)), dtype=np.int32).reshape(shape) * (i + 2) - 5
 
 
-def check(name: str, seeds: range, wanted: int | None = None) -> None:
-    """Runs a pass on one module per seed, until it has run on `wanted` modules without refusing them."""
+def check(name: str, seeds: range, wanted: int) -> None:
+    """Runs a pass on one module per seed, until it has run on `wanted` modules and changed one if it can."""
     ran = changed = 0
     for seed in seeds:
-        if ran == wanted:
+        if ran >= wanted and (changed or name not in EXERCISED):
             break
         found = prepared(name, seed)
         if found is None:
@@ -193,14 +193,13 @@ def check(name: str, seeds: range, wanted: int | None = None) -> None:
         assert len(before) == len(after), f"seed {seed}, {passes[0]}"
         for i, (a, b) in enumerate(zip(before, after)):
             np.testing.assert_array_equal(a, b, f"seed {seed}, {passes[0]}, result {i} of\n{text}")
-    enough = len(seeds) // 6 if wanted is None else wanted
-    assert ran >= enough, f"{name} ran on {ran} of {len(seeds)} modules only"
+    assert ran >= wanted, f"{name} ran on {ran} of {len(seeds)} modules only"
     assert changed or name not in EXERCISED, f"{name} changed none of {ran} modules"
 
 
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_keeps_the_numbers(name: str) -> None:
-    check(name, range(FAST))
+    check(name, range(FAST), wanted=FAST // 6)
 
 
 @pytest.mark.slow
@@ -216,7 +215,7 @@ def steps_of(seed: int, module: ir.Module) -> list[Pass]:
     return [step.pass_ for make in makers for step in make(chosen)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_pipelines_keep_the_numbers(seed: int) -> None:
     module = ir.parse(random_mpmd.traced(seed))
     given = list(arguments(module))

@@ -52,6 +52,7 @@ def problems(draw: st.DrawFn, name: str) -> tuple[int, int, int]:
     return draw(st.integers(least, least + 7)), meshes, draw(st.integers(1, 13))
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

@@ -79,14 +79,14 @@ def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random)
     return values
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs, engines, st.sampled_from(["one-thread", "thread-per-mesh"]), st.randoms(use_true_random=False))
 def test_an_accepted_program_means_what_its_graph_means(graph, properties, issue, rng):
     program = linearize(graph, properties)
     assert results(program, graph, issue, rng) == expected(graph)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs, st.randoms(use_true_random=False))
 def test_a_damaged_program_is_rejected_or_still_right(graph, rng):
     """Instructions left out, doubled, moved or taken from elsewhere."""
@@ -117,7 +117,7 @@ def damaged(program: Program, rng: random.Random) -> Program:
     return dataclasses.replace(program, streams=tuple(streams))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(graphs, st.integers(1, 3), st.randoms(use_true_random=False))
 def test_deadlock_and_occupancy_agree_with_random_execution(graph, capacity, rng):
     """Receives moved at random; a channel holds `capacity` messages."""
@@ -177,7 +177,7 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
         at[s] += 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs, st.integers(1, 4))
 def test_early_receives_keep_a_program_valid(graph, distance):
     program = linearize(graph)
@@ -187,7 +187,7 @@ def test_early_receives_keep_a_program_valid(graph, distance):
         assert sorted(map(repr, before.instructions)) == sorted(map(repr, after.instructions))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs)
 def test_the_issue_order_is_legal_and_whole(graph):
     program = linearize(graph)
@@ -201,7 +201,7 @@ def test_the_issue_order_is_legal_and_whole(graph):
     assert all(rank[earlier] < rank[node] for node, before in order.before.items() for earlier in before)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs, engines)
 def test_building_is_deterministic_and_frees_are_exact(graph, properties):
     program = linearize(graph, properties)

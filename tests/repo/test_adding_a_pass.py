@@ -34,7 +34,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
     unwanted = shutil.ignore_patterns("__pycache__", "*.mlir")
     shutil.copytree(ROOT / "mpmd", root / "mpmd", ignore=unwanted)
-    for folder in ("text", "repo"):
+    for folder in ("repo", "support", "text"):
         shutil.copytree(ROOT / "tests" / folder, root / "tests" / folder, ignore=unwanted)
     shutil.copy(ROOT / "pyproject.toml", root)
     shutil.copy(ROOT / "tests" / "conftest.py", root / "tests")
@@ -87,6 +87,7 @@ def test_it_passes_the_tests_that_every_pass_has_to_pass(scratch: Path) -> None:
     assert "4 passed" in out
 
 
+@pytest.mark.slow
 def test_without_a_text_test_something_fails(scratch: Path) -> None:
     path = scratch / "tests" / "text" / "cleanup" / "forget-stages.mlir"
     path.rename(path.with_suffix(".gone"))

@@ -19,6 +19,8 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path))]
+GUIDES = "docs/guides"
+QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "choose-a-schedule", "when-it-fails")))
 
 
 def snippets(page) -> str:
@@ -29,10 +31,12 @@ def test_readme_shows_code():
     assert "README.md" in map(str, PAGES)
 
 
+@pytest.mark.fast_cases(*QUICK)
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_snippets_run(page, tmp_path):
     program = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n" + snippets(page)
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "", "HOME": str(tmp_path)}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the time they take
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ import numpy as np
 import mpmd
 from mpmd.runtime.instructions import Send
 
-STEPS = 20
+STEPS = 6
 
 
 def pipelined(step, stages: int, schedule: str = "1f1b", mesh: Any = 1, options=None, **jit_options):

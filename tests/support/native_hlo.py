@@ -50,11 +50,9 @@ def quick_code() -> Iterator[None]:
 
     For programs whose memory is in question rather than their kernels.
     """
-    engine._machine.cache_clear()
     with (
         mock.patch.object(engine, "_EFFORT", 0),
         mock.patch.object(packing, "_MOST_TRIES", 20),
         mock.patch.object(exchange, "_MOST_TRIES", 10),
     ):
         yield
-    engine._machine.cache_clear()

@@ -21,7 +21,7 @@ from tests.support.models import MODELS
 from tests.support.xla_hlo import ROOT, XlaWorker
 
 EVERY = {**MODELS, **FLAX_MODELS}
-QUICK = ("transformer", "custom_gradient")
+QUICK = ("skip", "custom_gradient")
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in EVERY]
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
 

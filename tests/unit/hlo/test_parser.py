@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
-from mpmd.compile.hlo.attributes import DotDims, InputOutputAlias, PadDim, WindowDim
+from mpmd.compile.hlo.attributes import (
+    DotDims,
+    GatherDims,
+    InputOutputAlias,
+    PadDim,
+    ScatterDims,
+    WindowDim,
+)
+from mpmd.compile.hlo.dimension_codecs import DOT, GATHER, SCATTER
 from mpmd.errors import HloError
 
 
@@ -115,6 +123,22 @@ def test_typed_attributes():
     )
     assert conv.window.dims[0] == WindowDim(3, 1, 1, 1, 1, 1, True)
     assert str(conv.conv_dims) == "b01f_01io->b01f"
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (DOT, DotDims((1,), (2,), (3,), (4, 5))),
+        (GATHER, GatherDims((1,), (2,), (3,), 4, (5,), (6, 7))),
+        (SCATTER, ScatterDims((1,), (2,), (3,), 4, (5,), (6, 7))),
+        (GATHER, GatherDims((1,), (2,), (3,), 4)),
+        (SCATTER, ScatterDims((1,), (2,), (3,), 4)),
+    ],
+)
+def test_dimension_numbers_are_read_as_they_were_written(codec, value):
+    written = dict(codec.write(value))
+    assert codec.read(tuple(written.pop(key, None) for key in codec.keys)) == value
+    assert not written, "keys that are not read"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def round_trips(text: str, xla: XlaWorker, name: str = "") -> None:
     )
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.skipif(not DUMPS, reason="the conformance files are not here")
 @pytest.mark.parametrize("path", DUMPS, ids=lambda p: p.name)
 def test_public_training_steps(path: Path, xla):

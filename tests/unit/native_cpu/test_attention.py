@@ -69,6 +69,7 @@ def inputs(b, t, d, dtype=np.float32):
     return [floats(b, t, d, dtype=dtype), (floats(d, 3 * d) * d**-0.5).astype(dtype)]
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", [np.float32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("mask", ["causal", "none"])
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_numbers(b, t, heads, width, mask, dtype):
     check(function, inputs(b, t, heads * width, dtype), count=1)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", [np.float32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("mask", ["causal", "none"])
 @pytest.mark.parametrize(("b", "t", "heads", "width"), [(1, 131, 2, 33), (2, 64, 2, 32)])

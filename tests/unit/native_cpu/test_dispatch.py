@@ -80,6 +80,7 @@ def pool(request):
     made.close()
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_numbers_do_not_depend_on_threads(name, pool):
     function, arguments = CASES[name]

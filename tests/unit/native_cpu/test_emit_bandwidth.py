@@ -119,6 +119,7 @@ def test_which_sums_are_of_bf16_products():
 # -- blocks of rows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
 def test_passes_over_blocks_of_rows(rows, dtype):
@@ -185,6 +186,7 @@ def test_a_square_is_transposed(element, size):
     assert columns == [[(r, c) for r in range(size)] for c in range(size)]
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["pred", "s8", "bf16", "s16", "f32", "f64"])
 @pytest.mark.parametrize("rows,width", [(16, 16), (32, 64), (33, 20), (48, 31), (64, 96), (5, 3), (128, 130)])
 def test_arrays_are_transposed(dtype, rows, width):

@@ -78,6 +78,7 @@ def columns(shape, dtype, op="add", *, batch=0):
     return b.finish(), size
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["pred", "s8", "u16", "s32", "s64", "bf16", "f16", "f32", "f64"])
 @pytest.mark.parametrize("op", ["add", "maximum", "minimum"])
 def test_every_type_and_reduction(dtype, op):
@@ -88,6 +89,7 @@ def test_every_type_and_reduction(dtype, op):
     check(plan, [whole_numbers(shape[0] * shape[1], dtype), np.zeros(size, NUMPY_DTYPE[dtype])])
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("rows", [2, 3, 5, 8, 31, 64, 67, 300])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_any_number_of_rows(rows, dtype):
@@ -96,6 +98,7 @@ def test_any_number_of_rows(rows, dtype):
     check(plan, [x, np.zeros(size, NUMPY_DTYPE[dtype])])
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("width", [257, 288, 303, 320, 2049, 9000])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("shift", [0, 3])
@@ -105,6 +108,7 @@ def test_any_number_of_columns(width, dtype, shift):
     check(plan, [whole_numbers(37 * width, dtype), np.zeros(size, NUMPY_DTYPE[dtype])], shift=shift)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("width", [2, 15, 16, 33, 48, 65, 256])
 def test_rows_as_narrow_as_registers(width, dtype):
@@ -141,6 +145,7 @@ def norm_gradients(rows, width, dtype, stores=""):
     return b.finish()
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("stores", ["", "element", "row", "element row"])
 @pytest.mark.parametrize("rows,width", [(70, 290), (9, 4500)])

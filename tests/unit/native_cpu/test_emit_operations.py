@@ -69,6 +69,7 @@ def test_every_operation_has_code():
     assert set(REDUCTIONS) <= set(EMITTERS)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("dtype", sorted(NUMPY_DTYPE))
 def test_elementwise(dtype, target):

@@ -56,6 +56,7 @@ def numbers(size, dtype):
     return rng.integers(-100, 100, size).astype(kind)
 
 
+@pytest.mark.fast_cases
 # whole blocks, a part of one, ends inside of pieces and registers, more panels than one
 @pytest.mark.parametrize("rows,width", [(128, 64), (300, 64), (131, 100), (77, 130), (64, 1100), (513, 107)])
 @pytest.mark.parametrize("dtype", ["pred", "s8", "bf16", "f16", "f32", "s64"])
@@ -144,6 +145,7 @@ def fused(rows, width, of, to, steps):
     return b.finish()
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize(
     "of,to", [(("f32", "f32"), "f32"), (("bf16", "f32"), "bf16"), (("s8", "bf16"), "f32")]

@@ -128,6 +128,7 @@ def test_long_chains_of_any_length(length, dtype, size):
     )
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["pred", "s8", "bf16", "s16", "f32", "f64"])
 @pytest.mark.parametrize("width", [1, 31, 64, 100, 300])
 def test_rows_are_moved_in_whole_registers(dtype, width):
@@ -195,6 +196,7 @@ def test_which_results_go_past_the_caches():
     assert streamed_operands(b.finish(), target) == frozenset()
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("dtype", ["f32", "s32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("kind", ["rows", "loop"])

@@ -60,6 +60,7 @@ def square_sum(shape, dtype, *, batch=0, row_dims=1):
     return b.finish(), [whole_numbers(size, dtype), np.zeros(results, NUMPY_DTYPE[kind])]
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "s32", "u16", "s64"])
 @pytest.mark.parametrize("shape", [(1, 64), (3, 77), (4, 300), (70, 33), (131, 130), (2, 5000)])
 def test_every_shape_and_type(dtype, shape):

@@ -75,6 +75,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize(
     "dtype,out", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f64", "f64")]
@@ -304,6 +305,7 @@ def test_what_cannot_be_multiplied_is_refused():
         Gemm(4, 4, 4, Matrix("f64", 4, 1), dense, dense)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("adjacent", ["rows", "steps"])
 def test_micro_kernels_keep_their_sums_in_registers(adjacent):
     for name, rows, vectors in (("avx512", 12, 2), ("avx2", 6, 2), ("neon", 8, 3)):

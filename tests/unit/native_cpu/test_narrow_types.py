@@ -79,6 +79,7 @@ def wrong(source, target, values, got):
     return np.flatnonzero(differ)
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_value_converts_as_the_evaluator_says(dtype):
     targets = [t for t in (*PLAIN, *NARROW) if t != dtype]
@@ -88,6 +89,7 @@ def test_every_value_converts_as_the_evaluator_says(dtype):
     assert not any(p.size for p in problems.values()), {t: values[p] for t, p in problems.items() if p.size}
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("source", PLAIN)
 def test_wide_values_are_rounded_once(source):
     values = sources(source)
@@ -192,6 +194,7 @@ def native(function, *arguments, donated=()):
     return made
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_arrays_of_jax_enter_and_leave(dtype):
     """XLA packs what is less than a byte; native code does not.  (XLA:CPU spoils memory with int2 itself.)"""

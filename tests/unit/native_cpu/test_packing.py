@@ -33,6 +33,7 @@ def packed(pack, source, lane_stride, step_stride, depth, valid, size, target):
     return destination[:size]
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("dtype,step", [("f32", "f32"), ("f64", "f64"), ("bf16", "f32"), ("bf16", "bf16x2")])
 @pytest.mark.parametrize("width", [6, 8, 12])

@@ -27,7 +27,7 @@ def positions(index, extents):
     return [at(index, point) for point in np.ndindex(*extents)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_quotients_and_remainders_keep_their_value(data):
     extents = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))

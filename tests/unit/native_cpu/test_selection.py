@@ -66,6 +66,7 @@ def check(module, x):
         np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize(
     "dims,along,taken",
     [
@@ -84,6 +85,7 @@ def test_the_beginning_of_a_sort(dims, along, taken, order):
     check(module_of(dims, along, taken, order=order), values(dims, "f32"))
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("how", ["random", "special", "rising", "falling"])
 @pytest.mark.parametrize("taken", [1, 8, 9, 64, 100])
 def test_every_order_of_what_comes(how, taken):

@@ -46,6 +46,7 @@ def transposed(rows, width, of, to):
     return b.finish()
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("make", [element_by_element, over_rows, over_columns, transposed])
 @pytest.mark.parametrize("of,to", DTYPES)
 @pytest.mark.parametrize("rows,width", [(1, 17), (3, 18), (3, 33), (33, 33), (17, 49)])

@@ -124,6 +124,7 @@ def test_a_product_takes_its_fastest_tiling(monkeypatch):
     assert tiling_of(CompileOptions(kernel_costs="measured")) == usual
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("transpose_a,transpose_b", [(False, False), (True, False), (False, True)])
 def test_every_tiling_gives_the_product(dtype, transpose_a, transpose_b):

@@ -49,7 +49,7 @@ graphs = st.integers(1, 9).flatmap(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs)
 def test_order_is_that_of_the_definition(graph: tuple[list[set[int]], set[tuple[int, int]]]) -> None:
     drawn, extra = graph

@@ -36,7 +36,7 @@ def closure(
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(units, st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(0, 3))
 def test_neighbours_are_enough(found: list[SchedulingUnit], name: str, count: int, position: int) -> None:
     for relation in find_schedule(name)(Mesh("m2", count, min(position, count - 1))):

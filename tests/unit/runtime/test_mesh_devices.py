@@ -46,6 +46,7 @@ def test_part_of_an_axis_is_refused():
 SPECS = {"a": ["[{}, {}]", '[{"x"}, {}]', '[{}, {"x"}]'], "b": ["[{}, {}]", '[{"x"}, {}]', '[{}, {"x"}]']}
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("pair", list(itertools.product(SPECS["a"], SPECS["b"])))
 def test_any_sharding_moves_to_any_other(first, second, pair):

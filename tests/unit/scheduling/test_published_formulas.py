@@ -74,6 +74,7 @@ def test_every_schedule_is_in_the_table() -> None:
     assert set(PUBLISHED) == set(SCHEDULES)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_idle_time_and_memory_are_as_published(name: str, p: int) -> None:

@@ -64,6 +64,7 @@ def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step
     return extend([0] * len(chains), 0, [])
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize(
     ("placement", "microbatches", "splits", "limit"),
     [
@@ -161,6 +162,7 @@ def test_improvement_shortens_a_bad_order_and_holds_the_limit() -> None:
     assert better == improve(workload, slow, [3] * 3, 200_000)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("limit", [None, 8, 4])
 @pytest.mark.parametrize("even", [True, False])
 def test_never_worse_than_a_named_schedule_that_fits(limit: int | None, even: bool) -> None:

@@ -147,6 +147,7 @@ func.func public @main(%a: !m1, %b: !m1) -> (!m2, !m2) attributes {{topology = #
 M1, M2 = (f'!mpmd.mesh_tensor<"{mesh}", tensor<4xf32>>' for mesh in ("m1", "m2"))
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_names_that_last_leave_the_program_as_it_is(seed):
     """After every pass the text with lasting names is the module, and the page holds it."""

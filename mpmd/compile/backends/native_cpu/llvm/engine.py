@@ -34,10 +34,10 @@ def _initialize(triple: str) -> None:
 
 
 @lru_cache(maxsize=16)
-def _machine(target: CpuTarget) -> Any:
+def _machine(target: CpuTarget, effort: int) -> Any:
     _initialize(target.triple)
     return binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=_EFFORT, reloc="pic", codemodel="small", jit=True
+        cpu=target.cpu, features=target.features, opt=effort, reloc="pic", codemodel="small", jit=True
     )
 
 
@@ -66,7 +66,7 @@ def object_of(text: str, target: CpuTarget) -> bytes:
     Raises:
         CompileError: LLVM does not accept the text.
     """
-    return bytes(_machine(target).emit_object(_parse(text, target)))
+    return bytes(_machine(target, _EFFORT).emit_object(_parse(text, target)))
 
 
 def emit_assembly(module: Module) -> str:
@@ -76,7 +76,7 @@ def emit_assembly(module: Module) -> str:
 
 def assembly_of(text: str, target: CpuTarget) -> str:
     """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
-    return str(_machine(target).emit_assembly(_parse(text, target)))
+    return str(_machine(target, _EFFORT).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)
