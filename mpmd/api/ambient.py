@@ -25,6 +25,9 @@ def without_ambient_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     def alone(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if jax.sharding.get_abstract_mesh().empty:
             return fn(*args, **kwargs)
+        if is_staging():  # where JAX sets no mesh of devices
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return fn(*args, **kwargs)
         with jax.set_mesh(None):
             return fn(*args, **kwargs)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, ScheduleTable, StageCosts, Task, get_schedule, simulate
 from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.placement import visits_of_mesh
 from mpmd.scheduling.validate import linearize, validate
 
 SINGLE_VISIT = {"1f1b", "eager_1f1b", "zb_h1", "zb_h2", "dualpipe"}
@@ -70,7 +71,13 @@ def test_any_placement(name: str, data: st.DataObject) -> None:
     meshes = data.draw(st.integers(1, 4))
     placement = data.draw(st.lists(st.integers(0, meshes - 1), min_size=1, max_size=9))
     microbatches = data.draw(st.integers(1, 9))
-    table = get_schedule(name).table(len(placement), meshes, microbatches, placement)
+    try:
+        table = get_schedule(name).table(len(placement), meshes, microbatches, placement)
+    except ScheduleError as error:
+        assert name in V_SHAPED, error
+        used = len(set(placement))
+        assert len(placement) < 2 * used or (used > 1 and min(visits_of_mesh(placement).values()) == 1), error
+        return
     assert_complete(table, microbatches)
     assert list(table.stage_to_mesh) == placement
 

@@ -49,7 +49,7 @@ class VShaped(PipelineSchedule):
         """Whether the placement is the V."""
         workload = unit_workload(shape, splits=True, split_turns=True)
         meshes = list(dict.fromkeys(lane.mesh for lane in workload.lanes))
-        if [lane.mesh for lane in workload.lanes] == meshes + meshes[::-1]:
+        if len(meshes) == 1 or [lane.mesh for lane in workload.lanes] == meshes + meshes[::-1]:
             return []
         return [
             f"schedule {self.name!r} goes down the meshes and up again, but the stages are on meshes "
@@ -61,13 +61,13 @@ class VShaped(PipelineSchedule):
         """The fastest order within the limit.
 
         Raises:
-            ScheduleError: a mesh is visited once only.
+            ScheduleError: there are fewer than two stages per mesh, or one of several meshes is visited once.
         """
         workload = unit_workload(shape, splits=True, split_turns=True)
         used = len({lane.mesh for lane in workload.lanes})
         self._check_count(shape.num_stages, used)
         for mesh in dict.fromkeys(shape.placement):
-            if len(workload.lanes_on(mesh)) < 2:
+            if used > 1 and len(workload.lanes_on(mesh)) < 2:
                 raise ScheduleError(
                     f"schedule {self.name!r} goes down the meshes and up again, but visits mesh {mesh} once\n"
                     f"  stages are on meshes {', '.join(map(str, shape.placement))}\n"
