@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
-from mpmd.runtime.host_memory import share_heap
 from mpmd.support.cores import on_cores
 
 Pinning = Literal["auto", "always", "never"]
@@ -98,7 +97,6 @@ def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dic
     """
     platform = jax_compat.default_platform()
     if platform == "cpu":
-        share_heap()
         own = own_clients(counts, pinning)
         if own:
             return own
