@@ -405,6 +405,7 @@ def test_weights_of_four_bits(backend):
     assert relative_difference(again, want[0]) < 1e-5
 
 
+@pytest.mark.fast_cases("zb_h1")
 @pytest.mark.parametrize("schedule", ("1f1b", "zb_h1"))
 def test_two_encoders_in_one_stage(schedule):
     """Neither uses the other, and still they are one fragment per microbatch, as all names of a stage."""

@@ -101,6 +101,7 @@ def lowered():
     return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments)
 
 
+@pytest.mark.slow
 def test_a_transformer_step_before_and_after_optimisation(lowered, xla):
     round_trips(lowered.compiler_ir("hlo").as_hlo_module().to_string(), xla, "before")
     compiled = lowered.compile()

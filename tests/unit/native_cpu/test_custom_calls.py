@@ -55,9 +55,8 @@ def test_a_program_is_unloaded_after_the_last_executable_that_calls_it():
     del call
     gc.collect()
     assert not custom_call.is_called(index)
-    again = registered(instance="in its place")
+    registered(instance="loading another unloads it")
     assert memory() is None
-    assert again.index == index, "indices are used again"
 
 
 def test_a_large_program_counts_as_work_and_leaves_xla_nothing_to_generate():

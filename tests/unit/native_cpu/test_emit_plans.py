@@ -366,7 +366,7 @@ def norms(draw):
     return b.finish()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(norms())
 def test_random_norms_past_the_caches(plan):
     check(plan, targets=("far",), tolerance=3e-4)

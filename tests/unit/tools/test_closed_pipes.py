@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("runner", ["mpmd.tools.command_line.run_script", "benchmarks.script.run"])
 def test_a_closed_pipe_is_no_error(runner):
     module, _, function = runner.rpartition(".")
