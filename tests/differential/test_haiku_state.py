@@ -57,6 +57,7 @@ def test_stages_change_state_and_keys_as_without_names():
     assert fed and not any("norm_1" in path or "linear_1" in path for path in fed)
 
 
+@pytest.mark.slow
 def test_microbatches_share_the_state_of_the_step():
     params, state = model(False).init(jax.random.key(2), X)
 

@@ -31,7 +31,7 @@ MESHES = {
     "four for tensors": {"model": 4},
     "two and two": {"data": 2, "model": 2},
 }
-FAST = {("mlp", "two and two"), ("mixture", "two and two")}
+FAST = {("mixture", "two and two")}
 
 
 def shardings(model, axes):

@@ -20,7 +20,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path))]
 GUIDES = "docs/guides"
-QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "choose-a-schedule", "when-it-fails")))
+QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "when-it-fails")))
 
 
 def snippets(page) -> str:
