@@ -106,7 +106,7 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
-            else:
+            elif kind.shape[axis] != num_microbatches:  # which is one row for each, such as a random key
                 lengths.setdefault(
                     kind.shape[axis], f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows"
                 )
@@ -120,8 +120,8 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
         raise SignatureError(
             "the batches of one call have different lengths:\n  "
             + "\n  ".join(list(lengths.values())[:_MOST_TOLD])
-            + "\n  all arrays are cut into the same microbatches, so they need as many rows;"
-            " let the function close over what is no batch"
+            + "\n  all arrays are cut into the same microbatches, so they need as many rows, or one for each"
+            f" of the {num_microbatches} microbatches; let the function close over what is no batch"
         )
 
     def cut(leaf: jax.Array) -> jax.Array:

@@ -99,6 +99,11 @@ def test_batches_of_different_lengths_in_one_call():
         mpmd.accumulate_gradients(loss, 4)(1.0, batch, jnp.ones(64))
     with pytest.raises(SignatureError, match=r"batch\[0\] is .* 64 rows\n  batch\[1\] is .* 32 rows"):
         mpmd.microbatch_loop(lambda c, x, y: (c, None), 0.0, batch["x"], batch["y"], num_microbatches=2)
+    keys = jax.random.split(jax.random.key(0), 4)  # one row for each microbatch
+    sums = mpmd.microbatch_loop(
+        lambda c, x, keys: (c + x.sum() + keys.shape[0], None), 0.0, batch["x"], keys, num_microbatches=4
+    )
+    assert sums[0] == 128 + 4
 
 
 def test_a_device_twice_in_one_mesh():
