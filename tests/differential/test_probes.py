@@ -63,6 +63,7 @@ def test_a_metric_of_a_middle_stage_reduced_with_max():
     assert messages(program(jitted, PARAMS, *BATCH)) == 2 * (STAGES - 1) * 4
 
 
+@pytest.mark.slow
 def test_a_metric_for_each_microbatch():
     def step(params, *batch):
         return mpmd.accumulate_gradients(loss_with_metric, 4, has_aux=True)(params, *batch)

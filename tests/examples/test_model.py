@@ -23,7 +23,7 @@ def batch_of(config):
     return rng.integers(0, config.vocab_size, (3, config.seq_len + 1)).astype(np.int32)
 
 
-@pytest.mark.fast_cases("2")
+@pytest.mark.slow  # runs of the example compare the losses too
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_stages_in_a_row_give_the_loss_of_the_model(tiny, num_stages):
     config = tiny(layers=4, num_stages=num_stages)
@@ -57,6 +57,7 @@ def test_a_token_sees_only_those_before_it(tiny):
     assert not np.array_equal(before[:, 9:], after[:, 9:])
 
 
+@pytest.mark.slow
 def test_bfloat16_reaches_the_layers_and_not_the_loss(tiny):
     config = tiny(dtype="bfloat16")
     params, batch = params_of(config), batch_of(config)
