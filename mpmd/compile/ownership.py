@@ -33,7 +33,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_own_file(path: Path) -> bytes:
-    """The bytes of a regular file of this user that nobody else may write to.
+    """The bytes of a regular file of this user that no other user may write to.
 
     Raises:
         PermissionError: it is something else.

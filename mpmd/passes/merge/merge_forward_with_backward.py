@@ -20,7 +20,7 @@ class MergeForwardWithBackward(MergePass):
         b = m1["f", "f"(1)] cc=0 (a) { x = add a a; y = mul x x; ret y }
 
     After scheduling this happens on the last stage of orders like 1F1B: one program for both.  The merged
-    fragment has two transpose counts and is no scheduling unit any more.  Fragments of two stages stay two.
+    fragment has two transpose counts and is no longer a scheduling unit.  Fragments of two stages stay two.
 
     Requires: fragments stand in their final order; stages are verified.  Ensures: values are made before
     they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.

@@ -61,7 +61,7 @@ class PropagateShardings(ModulePass):
     constraints again, sdy constants ordinary ones, and what folds folds.  With `as_dialect` sharding groups
     stay, as Shardy then does nothing that is for partitioning, and constants fold too.  With `share` too,
     copies then call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
-    Where nobody says how anything is sharded there is nothing to propagate.
+    Where no sharding is given there is nothing to propagate.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
