@@ -11,7 +11,6 @@ import numpy as np
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import array
 from tests.support.random_hlo.draft import Case, Draft
 
 SIZES = (2, 3, 4, 8, 16)
@@ -68,14 +67,25 @@ class _Square:
         self.bounds[value] = bound
 
     def step(self) -> None:
+        """Another value, of any earlier ones."""
         x = self.value()
-        rank, bound = x.shape.rank, self.bounds[x]
         kinds = ["negate", "add", "subtract", "multiply", "maximum", "mask"]
-        if rank > 1:
+        if x.shape.rank > 1:
             kinds += ["transpose"] * 3 + ["dot"] * 3 + ["reduce"]
-        if rank < 3:
+        if x.shape.rank < 3:
             kinds += ["broadcast"]
-        kind = self.draft.pick(kinds)
+        self.apply(self.draft.pick(kinds), x)
+
+    def chain(self) -> None:
+        """A product with what one kernel may compute after it."""
+        self.apply("dot", self.value(2))
+        for _ in range(int(self.rng.integers(3, 8))):
+            kinds = ("negate", "add", "multiply", "mask", "mask", "transpose", "transpose")
+            self.apply(self.draft.pick(kinds), list(self.bounds)[-1])
+
+    def apply(self, kind: str, x: HloInstruction) -> None:
+        """Another value: one operation on a value and others."""
+        rank, bound = x.shape.rank, self.bounds[x]
         if kind == "negate":
             self.keep(self.build.add("negate", x), bound)
         elif kind == "mask":
@@ -120,7 +130,10 @@ def squares(draft: Draft) -> Case:
     square = _Square(draft)
     for rank in draft.pick(((2, 2), (2, 2, 2), (2, 2, 1), (3, 3), (3, 2))):
         square.parameter(rank)
-    for _ in range(int(draft.rng.integers(4, 16))):
-        square.step()
+    if draft.rng.random() < 0.5:
+        square.chain()
+    else:
+        for _ in range(int(draft.rng.integers(4, 16))):
+            square.step()
     unused = [v for v in square.bounds if not v.users]
     return draft.finish(draft.builder.tuple(unused) if len(unused) > 1 else unused[0])

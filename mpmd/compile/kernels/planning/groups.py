@@ -22,7 +22,15 @@ from mpmd.compile.kernels.planning.iteration_space import (
     window_space,
 )
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
-from mpmd.compile.kernels.planning.trace import MOVEMENT, PAIRS, IndexMap, NoPlan, Trace, elements_of, position_of
+from mpmd.compile.kernels.planning.trace import (
+    MOVEMENT,
+    PAIRS,
+    IndexMap,
+    NoPlan,
+    Trace,
+    elements_of,
+    position_of,
+)
 
 REDUCING = frozenset(("reduce", "reduce-window", "dot"))
 _READ = MOVEMENT | {"constant", "parameter"}

@@ -54,7 +54,7 @@ class Trace:
         space: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
         places: where each instruction that computes something was evaluated.
-        sums: dots whose sums the kernel is given: their element type, and the element of the dot at each point.
+        sums: dots whose sums the kernel is given: their element type, and which element each point is given.
         sums_operands: number of the operand that stands for the sums of each dot that was read.
     """
 
