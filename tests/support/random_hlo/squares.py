@@ -1,7 +1,7 @@
 """Programs in which all dimensions have one size, so that no shape tells a transposed read from a right one.
 
-Products, transposes, reductions and masks share operands: a parameter is both a factor and part of an epilogue, a
-constant is broadcast once for several masks.  Values are small integers, so that every result is exact.
+Products, transposes, reductions and masks share operands: a parameter is both a factor and part of an
+epilogue, a constant is broadcast once for several masks.  Values are small integers: every result is exact.
 """
 
 from __future__ import annotations
