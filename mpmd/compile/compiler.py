@@ -10,12 +10,12 @@ from typing import Any
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.miscompiled import write_report
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.thunks.miscompiled import write_report
 from mpmd.errors import CompileError, MiscompiledError
 
 

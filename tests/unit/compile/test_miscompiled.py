@@ -9,12 +9,12 @@ import pytest
 from jax.sharding import Mesh
 
 import mpmd
-from mpmd.compile.backends.native_cpu import miscompiled
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.compiler import NativeBackend
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
+from mpmd.compile.thunks import miscompiled
 from mpmd.compile.thunks.emission import Emitter
 from mpmd.errors import MiscompiledError
 from tests.support.native_fragments import compiled, fragment_of

@@ -16,17 +16,17 @@ from jax.sharding import Mesh
 
 from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
-from mpmd.compile.backends.native_cpu.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.coverage import refusals
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloModule, print_module
@@ -131,7 +131,7 @@ class MixedExecutable(CompiledFragment):
         ):
             kind = "native" if part.native is not None else "XLA"
             if part.native is not None:
-                text = part.native.text(what, host_target())
+                text = part.native.text(what, NativeCpu())
             elif what == "hlo":
                 text = print_module(cluster.module)
             else:
@@ -202,7 +202,7 @@ class MixedBackend:
             results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
         )
         if cluster.native:
-            made, _ = compiled_or_kept(alone, host_target(), self.native.options, module.clone())
+            made, _ = compiled_or_kept(alone, NativeCpu(), self.native.options, module.clone())
             return CompiledCluster(made, "", alone.results, alone)
         return CompiledCluster(None, _stablehlo(alone.text), alone.results, alone)
 

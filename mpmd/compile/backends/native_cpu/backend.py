@@ -9,14 +9,16 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.native_cpu.artefact import Artefact
-from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
@@ -79,7 +81,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
         """
         if what == "clusters":
             return "cluster 0: native, the whole fragment\n"
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, host_target())
+        return self.fragment.text if what == "stablehlo" else self.made.text(what, NativeCpu())
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
@@ -114,7 +116,7 @@ class NativeCpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, kept = compiled_or_kept(fragment, host_target(), self.options, axes=dict(mesh.shape))
+        made, kept = compiled_or_kept(fragment, NativeCpu(), self.options, axes=dict(mesh.shape))
         return self._load(made, fragment, mesh, kept)
 
     @staticmethod
@@ -151,6 +153,7 @@ class NativeCpuBackend:
         Raises:
             CompileError: the code does not load.
         """
+        assert isinstance(made.code, CompiledProgram)
         devices = [device.local_hardware_id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
         threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))

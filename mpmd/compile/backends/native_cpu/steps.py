@@ -55,12 +55,12 @@ class NativeProgram:
     """Steps, and the memory they work in.
 
     Attributes:
-        program: its table holds the parameters, the results and the arena.
+        threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
-    program: ThreadedProgram
+    threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
