@@ -69,7 +69,7 @@ def prepare_fragment(
         run_pipeline(module, dumping_inside(passes, fragment, options.dump), watch, timing)
     clock("passes")
 
-    plans = KernelPlans()
+    plans = KernelPlans(target.refuses)
     plans.plan_all(CallGraph(module).sequential())
     clock("kernels")
 

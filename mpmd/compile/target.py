@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
@@ -83,6 +85,9 @@ class Target(Protocol):
 
     def schedule(self, devices: int) -> Sequence[Pass]:
         """What runs once kernels are planned and donated parameters have their results."""
+
+    def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
+        """Why there is no code for an instruction and its kernel, if it has one; "" if there is."""
 
     def generation(self, options: CompileOptions) -> CodeGeneration:
         """How kernels become code in one compilation.

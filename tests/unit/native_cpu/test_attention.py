@@ -23,7 +23,7 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.attention import Search
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
-from mpmd.compile.pipelines import cpu_pipeline
+from mpmd.compile.pipelines import optimization_pipeline
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.unit.native_cpu.test_fragments_run_natively import floats, gradients
@@ -102,7 +102,7 @@ def test_what_is_computed_again_is_a_matter_of_costs(bandwidth, kept):
     device = dataclasses.replace(HOST, levels=((math.inf, bandwidth),))
     fragment = fragment_of(gradients(attention), *inputs(2, 128, 32))
     module = lower(fragment.text)
-    for pass_ in cpu_pipeline():
+    for pass_ in optimization_pipeline():
         if isinstance(pass_, AttentionStitching):
             break
         pass_.run(module)

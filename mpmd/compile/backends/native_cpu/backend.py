@@ -16,7 +16,6 @@ from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
@@ -100,10 +99,12 @@ class NativeCpuBackend:
         threads: how many threads run a fragment of a mesh whose cores are not known, at most: small ones run
             on one.
         options: what the user says about compiling.
+        target: the CPU.
     """
 
     threads: int = 1
     options: CompileOptions = DEFAULTS
+    target: NativeCpu = dataclasses.field(default_factory=NativeCpu)
     name: str = "native"
 
     @garbage_kept()
@@ -116,7 +117,7 @@ class NativeCpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, kept = compiled_or_kept(fragment, NativeCpu(), self.options, axes=dict(mesh.shape))
+        made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
         return self._load(made, fragment, mesh, kept)
 
     @staticmethod
@@ -143,9 +144,13 @@ class NativeCpuBackend:
     ) -> NativeExecutable:
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
-        large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
+        large = mesh.size == 1 and self.is_large(made)
         function = jax_function(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, function, made, program, kept)
+
+    def is_large(self, made: Artefact) -> bool:
+        """Whether a program on one device is dispatched asynchronously."""
+        return is_handed_over(made.costs, len(self.options.cores))
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
@@ -159,7 +164,7 @@ class NativeCpuBackend:
         threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
             made.code,
-            host_target(),
+            self.target.cpu,
             arena_bytes=made.arena_bytes,
             constants=made.constants,
             instance="-".join([name, str(threads), *map(str, cores)]),

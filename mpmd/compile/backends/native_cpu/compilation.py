@@ -11,13 +11,17 @@ from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
+from mpmd.compile.backends.native_cpu.storage import MEMORY
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.backends.native_cpu.tuning import tuning_for
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.kernels import PlannedKernel
+from mpmd.compile.kernels.planning.trace import PAIRS
 from mpmd.compile.options import MEASURED, CompileOptions
 from mpmd.compile.passes.fusion import prices
-from mpmd.compile.pipelines import cpu_pipeline, scheduling_pipeline
+from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 
@@ -53,11 +57,19 @@ class NativeCpu:
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """The passes of CPUs; see `Target`."""
         costs = prices.MEASURED if options.kernel_costs == MEASURED else prices.PROJECTED
-        return cpu_pipeline(devices, options.attention_stitching, costs, options.float_jitter)
+        return optimization_pipeline(devices, options.attention_stitching, costs, options.float_jitter)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions; see `Target`."""
         return scheduling_pipeline(devices)
+
+    def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
+        """Values of a type that no array of native code holds; see `Target`."""
+        values = [*instruction.operands, instruction]
+        for _, shape in (leaf for value in values for leaf in value.shape.leaves()):
+            if shape.dtype not in MEMORY and shape.dtype not in PAIRS:
+                return f"native code has no values of type {shape.dtype}"
+        return ""
 
     def generation(self, options: CompileOptions) -> CpuCodeGeneration:
         """How kernels become code; see `Target`."""
