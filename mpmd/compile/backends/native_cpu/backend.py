@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_fo
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.backends.target_backend import unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -125,13 +126,7 @@ class NativeCpuBackend:
         """Why native code runs on none of a mesh's fragments, or not on this one in any case; or ""."""
         if mesh.devices.flat[0].platform != "cpu":
             return "native code for CPUs does not run on other devices"
-        if len({device.process_index for device in mesh.devices.flat}) > 1:
-            return "native fragments run on the devices of one process"
-        if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
-            return "native fragments do not name memories"
-        if fragment.callbacks:
-            return "native fragments do not call back to Python"
-        return "" if fragment.results else "a fragment without results"
+        return unfit_for_targets("native", fragment, mesh)
 
     def relocate(
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh

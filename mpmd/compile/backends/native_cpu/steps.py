@@ -340,8 +340,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)
