@@ -308,8 +308,8 @@ class Compiled:
             words = ", ".join(map(repr, dict.fromkeys([*DIALECTS, *TEXTS])))
             raise ConfigError(f"there is no text {what!r} of a step\n  there are {words}")
         if what == "costs":
-            native = [(name, e) for name, e in self.executables.items() if e.backend == "native"]
-            tables = [f"// {name}\n{e.as_text(what)}" for name, e in native]
+            ours = [(name, e) for name, e in self.executables.items() if e.backend not in ("xla", "zeros")]
+            tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.compile import hlo
-from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.tuning import Tuning
+from mpmd.compile.backends.targets import measuring_kernels
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.errors import ConfigError, MpmdError, close_to
@@ -158,7 +157,7 @@ def _run_passes(text: str, command: Command, timing: Timing) -> str:
         after=_after(command, options),
         suffix=".hlo",
     )
-    measured = Tuning(host_target(), Path(command.measure)).measuring() if command.measure else nullcontext()
+    measured = measuring_kernels(Path(command.measure)) if command.measure else nullcontext()
     with measured:
         run_pipeline(module, command.passes, watch, timing)
     return hlo.print_module(module, options)

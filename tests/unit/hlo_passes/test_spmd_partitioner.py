@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module, verify
 from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.lowering.spmd.hlo_shardings import Stride, common_mesh, parse_sharding
@@ -210,5 +210,5 @@ def test_whole_training_steps_have_native_code(name):
     verify(step)
     axes = {"d": devices} if devices > 1 else None
     assert (
-        prepare_fragment(fragment_of_module(step), host_target(), module=step, axes=axes).compiled().code.code
+        prepare_fragment(fragment_of_module(step), NativeCpu(), module=step, axes=axes).compiled().code.code
     )

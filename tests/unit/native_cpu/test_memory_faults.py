@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
@@ -18,6 +18,7 @@ from mpmd.compile.buffers.packing import Block, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
@@ -147,7 +148,7 @@ def test_poison_is_written_where_nothing_is_and_read_by_nobody():
 
 def fills_by_default():
     fragment = fragment_of(held_long, ones(8, 8), ones(8, 8))
-    return any(is_poison(t) for t in prepare_fragment(fragment, host_target()).thunks)
+    return any(is_poison(t) for t in prepare_fragment(fragment, NativeCpu()).thunks)
 
 
 def test_all_tests_compile_with_poison():
@@ -169,8 +170,8 @@ def test_poison_shows_a_value_that_ends_too_early():
     with pytest.raises(CompileError, match="holds nothing"):
         check(thing, early)
     native = native_program("early", early, thing.assignment, PlanCode(host_target()))
-    code = compile_with_handler(native.program, host_target(), arguments=2, results=1, arena=True)
-    wrong = dataclasses.replace(thing, native=native, code=code)
+    code = compile_with_handler(native.threaded, host_target(), arguments=2, results=1, arena=True)
+    wrong = dataclasses.replace(thing, program=native, code=code)
     assert np.isnan(run(fragment, arguments, wrong)[0]).any()
 
 

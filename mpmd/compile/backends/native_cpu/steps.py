@@ -55,12 +55,12 @@ class NativeProgram:
     """Steps, and the memory they work in.
 
     Attributes:
-        program: its table holds the parameters, the results and the arena.
+        threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
-    program: ThreadedProgram
+    threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
@@ -340,8 +340,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)
