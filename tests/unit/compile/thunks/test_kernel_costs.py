@@ -15,7 +15,7 @@ from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.cost_plot import cost_plot
 from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
-from tests.unit.native_cpu.test_fragments_run_natively import floats
+from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats
 
 
 def costs_of(function, *arguments):

@@ -10,7 +10,7 @@ from benchmarks.gpu import command_buffer, cublaslt_epilogues, flash_attention, 
 from benchmarks.gpu.cublaslt import Product
 from benchmarks.gpu.driver import GpuError, nvidia_library
 from benchmarks.gpu.experiment import Experiment
-from tests.unit.gpu.stand_in import install
+from tests.support.gpu_stand_in import install
 
 
 def found(experiment, tmp_path, gpu, expected_errors=()):

@@ -30,7 +30,7 @@ from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.compile.thunks.thunk import CollectiveThunk, CopyThunk, StartThunk, conflict
 from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, mesh_of
-from tests.unit.native_cpu.test_collectives import call_on, values
+from tests.unit.compile.backends.native_cpu.test_collectives import call_on, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -7,7 +7,12 @@ import pytest
 
 from mpmd.compile.thunks.thunk import KernelThunk, MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
-from tests.unit.native_cpu.test_fragments_run_natively import attention, floats, gradients, layer_norm
+from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import (
+    attention,
+    floats,
+    gradients,
+    layer_norm,
+)
 
 
 def thunks_of(function, *arguments):

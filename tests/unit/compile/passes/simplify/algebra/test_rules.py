@@ -11,7 +11,7 @@ from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 from mpmd.compile.passes.simplify.algebra import arithmetic, powers
-from tests.unit.hlo_passes.rule_examples import EXAMPLES, F, k, total, turned
+from tests.support.rule_examples import EXAMPLES, F, k, total, turned
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, 2.0]
 APPROXIMATE = [rule for rules in powers.APPROXIMATE.values() for rule in rules]

@@ -19,7 +19,7 @@ from mpmd.compile.passes.spmd import SpmdPartitioner
 from mpmd.errors import CompileError
 from tests.support.native_hlo import fragment_of_module
 
-STEPS = Path(__file__).parents[3] / "../shared/conformance/hlo"
+STEPS = Path(__file__).parents[5] / "../shared/conformance/hlo"
 SUM = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = add(a, b)\n}"
 LOOP = """less {
   t = (s32[], f32[8,4]) parameter(0)

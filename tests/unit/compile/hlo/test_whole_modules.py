@@ -139,7 +139,7 @@ import os, sys
 flags = ["--xla_dump_to=" + sys.argv[1], "--xla_dump_hlo_pass_re=.*", "--xla_dump_large_constants"]
 os.environ["XLA_FLAGS"] = " ".join(flags)
 import jax
-from tests.unit.hlo.test_whole_modules import transformer_step
+from tests.unit.compile.hlo.test_whole_modules import transformer_step
 step, arguments = transformer_step()
 jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
 """

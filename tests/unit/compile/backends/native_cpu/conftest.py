@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.unit.native_cpu import test_fragments_run_natively, test_thin_products
+from tests.unit.compile.backends.native_cpu import test_fragments_run_natively, test_thin_products
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from mpmd.compile.passes.fusion.patterns import (
 from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.errors import ConfigError
 from tests.support.native_fragments import fragment_of, run
-from tests.unit.native_cpu.test_fragments_run_natively import floats, gradients, layer_norm
+from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats, gradients, layer_norm
 
 CHAIN = """HloModule chain
 

@@ -70,7 +70,7 @@ def test_our_text_after_each_group_of_passes(name, xla):
 DUMPING = """
 import os, sys
 os.environ["XLA_FLAGS"] = "--xla_dump_hlo_pass_re=.* --xla_dump_large_constants --xla_dump_to=" + sys.argv[1]
-from tests.unit.hlo.test_model_round_trips import EVERY, step_of
+from tests.unit.compile.hlo.test_model_round_trips import EVERY, step_of
 for name in EVERY:
     step, arguments = step_of(name)
     step.lower(*arguments).compile()
