@@ -115,7 +115,7 @@ class NativeCpuBackend:
         if unfit:
             raise CompileError(unfit)
         made, kept = compiled_or_kept(fragment, host_target(), self.options, axes=dict(mesh.shape))
-        return self._load(made, fragment, mesh, kept)
+        return self.load(made, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
@@ -134,11 +134,12 @@ class NativeCpuBackend:
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.made, fragment, mesh, executable.kept)
 
-    def _load(
+    def load(
         self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
+        """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))

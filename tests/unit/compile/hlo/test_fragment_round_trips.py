@@ -16,9 +16,9 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from mpmd.compile.lowering import lower
+from tests.support.hlo_round_trips import NAMES, round_trips, step_of
 from tests.support.native_fragments import fragment_of
 from tests.support.native_meshes import OnMesh, mesh_of
-from tests.unit.compile.hlo.test_model_round_trips import NAMES, round_trips, step_of
 
 
 def of_step(name: str) -> FragmentModule:

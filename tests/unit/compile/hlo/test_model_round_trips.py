@@ -10,37 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
+from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.comparing import relative_difference
-from tests.support.flax_models import FLAX_MODELS
-from tests.support.models import MODELS
-from tests.support.xla_hlo import ROOT, XlaWorker
+from tests.support.hlo_round_trips import EVERY, NAMES, round_trips, step_of
+from tests.support.xla_hlo import ROOT
 
-EVERY = {**MODELS, **FLAX_MODELS}
-QUICK = ("skip", "custom_gradient")
-NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in EVERY]
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
-
-
-def step_of(name: str):
-    """A model's loss and gradients, and their arguments."""
-    params, loss, batch = EVERY[name].build(2)
-    return jax.jit(jax.value_and_grad(loss), keep_unused=True), (params, *batch)
-
-
-def round_trips(text: str, xla: XlaWorker, name: str) -> None:
-    """The text reads, prints and reads again; XLA reads our print, and we read XLA's print of it."""
-    module = parse_module(text, name)
-    verify(module)
-    printed = print_module(module)
-    again = parse_module(printed)
-    assert print_module(again) == printed
-    assert fingerprint(again) == fingerprint(module)
-    assert fingerprint(parse_module(xla.parse(printed))) == fingerprint(module)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +49,7 @@ def test_our_text_after_each_group_of_passes(name, xla):
 DUMPING = """
 import os, sys
 os.environ["XLA_FLAGS"] = "--xla_dump_hlo_pass_re=.* --xla_dump_large_constants --xla_dump_to=" + sys.argv[1]
-from tests.unit.compile.hlo.test_model_round_trips import EVERY, step_of
+from tests.support.hlo_round_trips import EVERY, step_of
 for name in EVERY:
     step, arguments = step_of(name)
     step.lower(*arguments).compile()

@@ -15,7 +15,9 @@ from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.cost_plot import cost_plot
 from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats
+from tests.support.native_functions import Floats
+
+floats = Floats()
 
 
 def costs_of(function, *arguments):

@@ -29,8 +29,7 @@ from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.compile.thunks.thunk import CollectiveThunk, CopyThunk, StartThunk, conflict
 from mpmd.errors import CompileError
-from tests.support.native_meshes import OnMesh, mesh_of
-from tests.unit.compile.backends.native_cpu.test_collectives import call_on, values
+from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -135,7 +134,7 @@ def test_poison_in_free_memory_changes_nothing():
     made = on_two()
     compiled = prepare_fragment(made.fragment, host_target(), axes={"x": 2}, poison=True).compiled()
     backend = NativeCpuBackend()
-    poisoned = backend._load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
+    poisoned = backend.load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(poisoned(*made.arguments), made.jitted(*made.arguments), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
@@ -206,7 +205,7 @@ def test_all_kinds_of_starts_under_way_at_the_same_time():
     module = parse_module(lines)
     compiled = prepare_fragment(made.fragment, host_target(), module=module, axes={"x": 2}).compiled()
     assert sum(isinstance(t, StartThunk) for t in compiled.thunks) == 4
-    native = NativeCpuBackend()._load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
+    native = NativeCpuBackend().load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(native(*made.arguments), made.jitted(*made.arguments), strict=True):
         for mine, its in zip(got.addressable_shards, want.addressable_shards, strict=True):
             np.testing.assert_allclose(mine.data, its.data, rtol=1e-5)

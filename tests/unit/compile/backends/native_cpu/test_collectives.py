@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
 
 from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
@@ -22,7 +21,7 @@ from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 from mpmd.errors import CompileError
-from tests.support.native_meshes import OnMesh, mesh_of
+from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -45,10 +44,6 @@ COLLECTIVES = {
     "own number": (lambda a: a + lax.axis_index("y").astype(a.dtype), BOTH, BOTH),
 }
 DTYPES = {"float32": 1e-6, "bfloat16": 1e-2, "int32": 0, "uint8": 0}
-
-
-def values(*dims, dtype="float32"):
-    return (np.random.default_rng(0).standard_normal(dims) * 3).astype(jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -165,12 +160,6 @@ def sum_of_two(patience):
         devices=(0, 1),
         patience=patience,
     )
-
-
-def call_on(program, device):
-    result = jax.ShapeDtypeStruct((1, 3), np.float32)
-    call = jax.jit(lambda a: program(a, results=[result])[0], out_shardings=SingleDeviceSharding(device))
-    return call(jax.device_put(values(1, 3), device))
 
 
 def test_a_device_that_waits_in_vain_gives_up_with_an_error():

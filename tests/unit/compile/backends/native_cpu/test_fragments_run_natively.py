@@ -10,14 +10,11 @@ from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from mpmd.compile.thunks.thunk import CopyThunk
 from tests.support.native_fragments import check_memory, compiled, fragment_of, run
+from tests.support.native_functions import Floats, attention, gradients, layer_norm
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-RNG = np.random.default_rng(0)
-
-
-def floats(*shape, dtype=np.float32):
-    return np.asarray(RNG.standard_normal(shape), np.float32).astype(dtype)
+floats = Floats()
 
 
 def ints(count):
@@ -26,30 +23,6 @@ def ints(count):
 
 def ties():
     return np.round(floats(4, 9) * 2)
-
-
-def layer_norm(x, scale, shift):
-    centred = x - x.mean(-1, keepdims=True)
-    variance = (centred * centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + 1e-5) * scale + shift
-
-
-def attention(x, w, out):
-    q, k, v = jnp.split(x @ w, 3, -1)
-    b, t, d = q.shape
-    q, k, v = (a.reshape(b, t, 2, d // 2).transpose(0, 2, 1, 3) for a in (q, k, v))
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(d // 2)
-    scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -1e9)
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), v)
-    return x + mixed.transpose(0, 2, 1, 3).reshape(b, t, d) @ out
-
-
-def gradients(function):
-    def both(*arguments):
-        value, pull = jax.vjp(function, *arguments)
-        return value, pull(jnp.cos(value.astype(jnp.float32)).astype(value.dtype))
-
-    return both
 
 
 def rotate(state):

@@ -9,7 +9,9 @@ from mpmd.compile.cache import DiskCache
 from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of, run
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats
+from tests.support.native_functions import Floats
+
+floats = Floats()
 
 X = floats(4, 64)
 FRAGMENT = fragment_of(lambda x: x + 1, X)

@@ -235,7 +235,7 @@ def test_kernels_that_cannot_be_divided_are_divided_among_the_threads(threads):
             instance.workspaces.ctypes.data,
             instance.barrier_address,
         )
-        instance._run(thread, threads, ctypes.addressof(table))
+        instance.run(thread, threads, ctypes.addressof(table))
     done = (written == x + 1).all(-1)
     assert (done.sum(0) == 1).all() and (done.sum(1) == 12 // threads).all()
 

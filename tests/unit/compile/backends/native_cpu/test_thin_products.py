@@ -18,13 +18,11 @@ from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.thunks.thunk import MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
+from tests.support.native_functions import Floats
 
-RNG = np.random.default_rng(0)
+floats = Floats()
+
 BF16 = ml_dtypes.bfloat16
-
-
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def product(m, n, k, a, b, c=(1, 1)):
@@ -71,26 +69,26 @@ def test_which_products_have_no_tiles():
 
 
 CASES = {
-    "matrix and vector": (lambda a, x: a @ x, (normal(70, 45), normal(45))),
-    "vector and matrix": (lambda x, a: x @ a, (normal(45), normal(45, 70))),
+    "matrix and vector": (lambda a, x: a @ x, (floats(70, 45), floats(45))),
+    "vector and matrix": (lambda x, a: x @ a, (floats(45), floats(45, 70))),
     "batch of matrices and vectors": (
         lambda a, x: jnp.einsum("bkm,bk->bm", a, x),
-        (normal(5, 4, 33), normal(5, 4)),
+        (floats(5, 4, 33), floats(5, 4)),
     ),
-    "few rows, few columns": (lambda a, b: a @ b.T, (normal(3, 100), normal(4, 100))),
-    "batch of dots": (lambda a, b: jnp.einsum("btd,bsd->bts", a, b), (normal(6, 2, 50), normal(6, 3, 50))),
+    "few rows, few columns": (lambda a, b: a @ b.T, (floats(3, 100), floats(4, 100))),
+    "batch of dots": (lambda a, b: jnp.einsum("btd,bsd->bts", a, b), (floats(6, 2, 50), floats(6, 3, 50))),
     "dots and what follows": (
         lambda a, b, c: jnp.tanh(a @ b.T + c) * 2.0,
-        (normal(4, 64), normal(70, 64), normal(70)),
+        (floats(4, 64), floats(70, 64), floats(70)),
     ),
     "bf16": (
         lambda a, b: jnp.einsum("td,sd->ts", a, b),
-        (normal(2, 300, dtype=BF16), normal(90, 300, dtype=BF16)),
+        (floats(2, 300, dtype=BF16), floats(90, 300, dtype=BF16)),
     ),
-    "bf16 columns": (lambda a, x: a.T @ x, (normal(6, 50, dtype=BF16), normal(6, dtype=BF16))),
+    "bf16 columns": (lambda a, x: a.T @ x, (floats(6, 50, dtype=BF16), floats(6, dtype=BF16))),
     "bf16 into f32": (
         lambda a, x: jnp.dot(a, x, preferred_element_type=jnp.float32),
-        (normal(5, 64, dtype=BF16), normal(64, dtype=BF16)),
+        (floats(5, 64, dtype=BF16), floats(64, dtype=BF16)),
     ),
 }
 
@@ -115,7 +113,7 @@ def test_numbers_do_not_depend_on_threads_and_nan_stays_in_its_row(sizes, dtype)
     (m, n, k), kind = sizes, NUMPY_DTYPE[dtype]
     turned = (m, n, k) == (70, 3, 45)
     gemm = row_major(m, n, k, dtype, transpose_a=turned, transpose_b=n > m)
-    a, b = normal(*((k, m) if turned else (m, k))), normal(*((n, k) if n > m else (k, n)))
+    a, b = floats(*((k, m) if turned else (m, k))), floats(*((n, k) if n > m else (k, n)))
     a[(5, 3) if turned else (3, 5)] = np.nan
     results = []
     for threads in (1, 2, 3):

@@ -23,7 +23,9 @@ from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.errors import CompileError, ConfigError
 from mpmd.tools.hlo_opt import main
 from tests.support.native_fragments import fragment_of, run
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats
+from tests.support.native_functions import Floats
+
+floats = Floats()
 
 SOFTMAX = """HloModule softmax
 

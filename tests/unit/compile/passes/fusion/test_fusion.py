@@ -7,12 +7,9 @@ import pytest
 
 from mpmd.compile.thunks.thunk import KernelThunk, MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import (
-    attention,
-    floats,
-    gradients,
-    layer_norm,
-)
+from tests.support.native_functions import Floats, attention, gradients, layer_norm
+
+floats = Floats()
 
 
 def thunks_of(function, *arguments):

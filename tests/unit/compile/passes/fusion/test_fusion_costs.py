@@ -22,7 +22,9 @@ from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 from tests.support.native_fragments import fragment_of
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats, gradients, layer_norm
+from tests.support.native_functions import Floats, gradients, layer_norm
+
+floats = Floats()
 
 
 def before_fusion(function, *arguments):

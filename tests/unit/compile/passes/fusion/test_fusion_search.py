@@ -12,18 +12,20 @@ from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
 from mpmd.compile.passes.fusion.patterns import (
+    ContractedReach,
     Pattern,
-    _Contracted,
-    _plan,
-    _selections,
-    _Space,
+    PatternSpace,
     is_convex,
     join_patterns,
+    plan_patterns,
+    select_patterns,
 )
 from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.errors import ConfigError
 from tests.support.native_fragments import fragment_of, run
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats, gradients, layer_norm
+from tests.support.native_functions import Floats, gradients, layer_norm
+
+floats = Floats()
 
 CHAIN = """HloModule chain
 
@@ -132,14 +134,14 @@ ENTRY main {
   ROOT t = (f32[4096]{0}, f32[4096]{0}) tuple(b, d)
 }
 """
-    space = _Space(Grouping(parse_module(text, "text").entry), 96, True, Prices())
+    space = PatternSpace(Grouping(parse_module(text, "text").entry), 96, True, Prices())
     number = {g.members[0].name: k for k, g in enumerate(space.groups)}
     first = 1 << number["a"] | 1 << number["d"]
     second = 1 << number["c"] | 1 << number["b"]
-    reach = _Contracted(space)
+    reach = ContractedReach(space)
     assert all(is_convex(mask, reach.above, reach.below) for mask in (first, second))
     assert reach.take(first) and not reach.take(second)
-    plan = _plan(space, [Pattern(first, 2.0), Pattern(second, 1.0)], 4)
+    plan = plan_patterns(space, [Pattern(first, 2.0), Pattern(second, 1.0)], 4)
     assert plan == [Pattern(first, 2.0)]
 
 
@@ -148,7 +150,7 @@ def test_a_wider_beam_never_selects_less():
     for _ in range(50):
         masks = {int(m) for m in rng.integers(1, 1 << 8, 12)}
         patterns = sorted((Pattern(m, float(rng.random())) for m in masks), key=lambda p: -p.gain)
-        found = [_selections(patterns, beam)[0] for beam in (1, 4096)]
+        found = [select_patterns(patterns, beam)[0] for beam in (1, 4096)]
         assert found[0].gain <= found[1].gain
         for selection in found:
             used = 0

@@ -25,7 +25,9 @@ from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
 from mpmd.compile.pipelines import cpu_pipeline
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
-from tests.unit.compile.backends.native_cpu.test_fragments_run_natively import floats, gradients
+from tests.support.native_functions import Floats, gradients
+
+floats = Floats()
 
 BF16 = jnp.bfloat16
 

@@ -206,7 +206,7 @@ def test_requests_keep_away_from_the_places_in_pages_that_are_written():
     form = plan_kernels(plan, target).kernels[0].form
     assert form.at_once == 2
     places = {
-        rows: [replace(form.coming, rows=rows)._farthest_apart(width) for width in (1536, 2048, 4096)]
+        rows: [replace(form.coming, rows=rows).farthest_apart(width) for width in (1536, 2048, 4096)]
         for rows in (1, 2)
     }
     assert places == {1: [2048, 2048, 2048], 2: [768, 1024, 2048]}
