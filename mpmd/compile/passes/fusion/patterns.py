@@ -71,9 +71,9 @@ def join_patterns(
         beam: selections that are followed in each cluster.
     """
     for _ in range(_MOST_ROUNDS):
-        space = _Space(grouping, most, multi_output, prices)
+        space = PatternSpace(grouping, most, multi_output, prices)
         patterns = space.patterns(kept)
-        chosen = _plan(space, patterns, beam)
+        chosen = plan_patterns(space, patterns, beam)
         if not chosen:
             return
         for pattern in chosen:
@@ -90,7 +90,7 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-class _Space:
+class PatternSpace:
     """What a round searches in: groups, and how they feed each other.
 
     Attributes:
@@ -190,11 +190,11 @@ def _topological(following: Sequence[Sequence[int]]) -> list[int]:
 
 
 # -- plans
-def _plan(space: _Space, patterns: Sequence[Pattern], beam: int) -> list[Pattern]:
+def plan_patterns(space: PatternSpace, patterns: Sequence[Pattern], beam: int) -> list[Pattern]:
     """Patterns without overlap that make no circle together."""
     taken: list[Pattern] = []
-    reach = _Contracted(space)
-    clusters = [_selections(cluster, beam) for cluster in _clusters(patterns)]
+    reach = ContractedReach(space)
+    clusters = [select_patterns(cluster, beam) for cluster in _clusters(patterns)]
     for selections in sorted(clusters, key=lambda found: (-found[0].gain, found[0].mask)):
         for selection in selections:
             if all(is_convex(p.mask, reach.above, reach.below) for p in selection.patterns):
@@ -220,7 +220,7 @@ def _clusters(patterns: Sequence[Pattern]) -> list[list[Pattern]]:
     return [sorted(members, key=lambda p: order[p.mask]) for _, members in found]
 
 
-def _selections(patterns: Sequence[Pattern], beam: int) -> list[_Selection]:
+def select_patterns(patterns: Sequence[Pattern], beam: int) -> list[_Selection]:
     """The best selections of patterns that overlap, best first.
 
     Each pattern is taken or left out.  Selections are compared by what they have and what they may still
@@ -255,10 +255,10 @@ def is_convex(mask: int, above: Sequence[int], below: Sequence[int]) -> bool:
     return not over & under & ~mask
 
 
-class _Contracted:
+class ContractedReach:
     """Reachability after some patterns became one node each."""
 
-    def __init__(self, space: _Space) -> None:
+    def __init__(self, space: PatternSpace) -> None:
         self.above, self.below = list(space.above), list(space.below)
 
     def take(self, mask: int) -> bool:
