@@ -18,7 +18,7 @@ _BAR = 24
 
 
 @dataclass(frozen=True)
-class Part:
+class BoundTerm:
     """Fragments or transfers of one kind.
 
     Attributes:
@@ -47,7 +47,7 @@ class StepBounds:
         parts: fragments in the order of the executables, then transfers by their meshes.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BoundTerm, ...]
 
     def totals(self) -> dict[str, float]:
         """Both parts of the step, and of the second what transfers take."""
@@ -93,16 +93,16 @@ def step_bounds(program: Program, executables: Mapping[str, Executable]) -> Step
                 seconds = speed.link_s + target.bytes / speed.link_bytes_per_s
                 sent.setdefault(f"transfer {stream.mesh} to {target.mesh}", []).append(seconds)
     parts = [_part(name, runs[name], executable.cost_analysis()) for name, executable in executables.items()]
-    parts += [Part(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
+    parts += [BoundTerm(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
     return StepBounds(tuple(parts))
 
 
-def _part(name: str, times: int, costs: Mapping[str, float]) -> Part:
+def _part(name: str, times: int, costs: Mapping[str, float]) -> BoundTerm:
     """The runs of a fragment."""
     if COMPUTE in costs:
-        return Part(name, times, times * costs[COMPUTE], times * costs[MEMORY])
+        return BoundTerm(name, times, times * costs[COMPUTE], times * costs[MEMORY])
     compute = costs.get("flops", 0.0) / HOST.matmul_rate("f32")
     memory = costs.get("bytes accessed", 0.0) / HOST.bandwidth
     if compute > memory:
-        return Part(name, times, times * compute, times * CALL_SECONDS)
-    return Part(name, times, 0.0, times * (memory + CALL_SECONDS))
+        return BoundTerm(name, times, times * compute, times * CALL_SECONDS)
+    return BoundTerm(name, times, 0.0, times * (memory + CALL_SECONDS))

@@ -19,7 +19,7 @@ from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_bu
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, Recorder, TraceRecorder, stamped_types
+from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, stamped_types
 from mpmd.runtime.verify import verify
 from mpmd.runtime.watchers import WatchingRecorder
 from mpmd.scheduling.task import Phase, Task
@@ -131,7 +131,7 @@ def measured_timeline(
     return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
 
 
-def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
+def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
     """What observes a step of a program on its devices; compiled, so that it takes no time later."""
     program = executor.program
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
@@ -142,7 +142,7 @@ def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
     return TraceRecorder(program, executor.executables, stamps)
 
 
-def warn_of_unseen(recorder: Recorder) -> None:
+def warn_of_unseen(recorder: StepRecorder) -> None:
     """Warns of fragments that no one knows the times of."""
     if recorder.unseen:
         warnings.warn(

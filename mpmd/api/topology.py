@@ -40,9 +40,9 @@ class Topology(Mapping[str, Mesh]):
 
         return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
 
-    def ir(self) -> ir.Topology:
+    def ir(self) -> ir.TopologyAttr:
         """The topology as an attribute of the IR."""
-        return ir.Topology.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
+        return ir.TopologyAttr.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
 
     @property
     def axes(self) -> dict[str, int]:

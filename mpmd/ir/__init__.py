@@ -37,4 +37,4 @@ from mpmd.ir.query import (
     read_by, result_index, stands_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
-from mpmd.ir.types import MeshTensor, Origin, Topology
+from mpmd.ir.types import MeshTensor, Origin, TopologyAttr

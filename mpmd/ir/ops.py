@@ -12,7 +12,7 @@ from jax.extend.mlir.dialects import func, mpmd
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.kept import bury
-from mpmd.ir.types import Origin, Topology, string_array, string_list
+from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
 
 NamedTensor = mpmd.NamedTensorOp
@@ -147,12 +147,12 @@ class Func(func.FuncOp):
         return self.is_mpmd and self.is_public
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> TopologyAttr:
         """Its meshes."""
-        return Topology.of(self.attributes["topology"])
+        return TopologyAttr.of(self.attributes["topology"])
 
     @topology.setter
-    def topology(self, topology: Topology) -> None:
+    def topology(self, topology: TopologyAttr) -> None:
         put(self, "topology", topology.attribute())
 
     def arg_attribute(self, index: int, name: str) -> ir.Attribute | None:

@@ -24,7 +24,7 @@ from mpmd.runtime.instructions import (
     ended_buffers,
     writes,
 )
-from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, Frame
+from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, StepState
 from mpmd.runtime.program import Program, Stream, instruction_text
 from mpmd.runtime.verify import verify
 
@@ -183,13 +183,13 @@ class MemoryMeter:
             self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
             start += len(stream.buffers)
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """A run is counted when it has been issued."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """A run is counted when it has been issued."""
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Counts what the mesh of the instruction holds now."""
         if isinstance(instruction, BoundFeed):
             return

@@ -27,11 +27,11 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
-from mpmd.runtime.order import Node, Order, linear_order, messages, occupancy, waits_for
+from mpmd.runtime.order import InstructionOrder, Node, linear_order, messages, occupancy, waits_for
 from mpmd.runtime.program import Program, Stream, instruction_text
 
 
-def verify(program: Program) -> Order:
+def verify(program: Program) -> InstructionOrder:
     """Checks every rule and returns a legal order of all instructions.
 
     Raises:
@@ -48,7 +48,7 @@ def verify(program: Program) -> Order:
     if findings:
         heading = f"program {program.name!r} breaks {len(findings)} rules of its streams:"
         raise collect(ProgramError, findings, heading)
-    return Order(tuple(nodes), before, occupancy(program, nodes, before, pairs))
+    return InstructionOrder(tuple(nodes), before, occupancy(program, nodes, before, pairs))
 
 
 def _place(stream: Stream, at: int) -> str:

@@ -99,7 +99,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SchedulingProblem:
     """What a schedule is searched for.
 
     Attributes:
@@ -148,7 +148,7 @@ class Problem:
         return limits
 
 
-def search(problem: Problem, *, effort: int = 1_000_000) -> SearchResult:
+def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResult:
     """The best schedule found, never worse than any named schedule that fits the same limits.
 
     Named schedules come first; then list scheduling with the given costs; then branch and bound, which for
@@ -175,7 +175,7 @@ def search(problem: Problem, *, effort: int = 1_000_000) -> SearchResult:
 class _Hunt:
     """Keeps the best while candidates are tried."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SchedulingProblem) -> None:
         self.problem = problem
         self.limit_bytes = problem.per_mesh(problem.limit_bytes)
         self.limit_activations = problem.per_mesh(problem.limit_activations)

@@ -50,7 +50,7 @@ def simulate(
     names = tuple(f"mesh{m}" for m in range(table.num_meshes)) if mesh_names is None else tuple(mesh_names)
     if len(names) != table.num_meshes:
         raise ScheduleError(f"{len(names)} mesh names are given, the schedule has {table.num_meshes} meshes")
-    sweep = _Sweep(table, costs, transfer, host_s, names)
+    sweep = _ClockSweep(table, costs, transfer, host_s, names)
     for task in linearize(table):
         sweep.run(task)
     sweep.finish()
@@ -73,7 +73,7 @@ def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:
 
 
 @dataclass
-class _Sweep:
+class _ClockSweep:
     """The clocks of meshes and links while the sweep goes on."""
 
     table: ScheduleTable

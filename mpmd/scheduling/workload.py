@@ -22,7 +22,7 @@ Step = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Lane:
+class StageChain:
     """Neighbouring stages on one mesh, as the microbatches of one direction pass through them.
 
     Attributes:
@@ -55,7 +55,7 @@ class Workload:
     """
 
     num_meshes: int
-    lanes: tuple[Lane, ...]
+    lanes: tuple[StageChain, ...]
     splits: bool
     seconds: tuple[tuple[float, float, float], ...]
     delays: tuple[tuple[float, float], ...]
@@ -133,7 +133,12 @@ def costed_workload(
 
 
 def _delay(
-    lanes: Sequence[Lane], source: int | None, lane: Lane, costs: Costs, transfer: Transfer, forward: bool
+    lanes: Sequence[StageChain],
+    source: int | None,
+    lane: StageChain,
+    costs: Costs,
+    transfer: Transfer,
+    forward: bool,
 ) -> float:
     if source is None or lanes[source].mesh == lane.mesh:
         return 0.0
@@ -144,10 +149,10 @@ def _delay(
 
 def _lanes(
     shape: PipelineShape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
-) -> tuple[Lane, ...]:
+) -> tuple[StageChain, ...]:
     count = shape.num_microbatches
     half = (count + 1) // 2 if mirror is not None else count
-    lanes: list[Lane] = []
+    lanes: list[StageChain] = []
     for placement, microbatches in ((shape.placement, range(half)), (mirror, range(half, count))):
         if placement is None:
             continue
@@ -156,7 +161,7 @@ def _lanes(
         for k, visit in enumerate(way):
             previous = first + k - 1 if k else None
             following = first + k + 1 if k + 1 < len(way) else None
-            lanes.append(Lane(visit.mesh, visit.stages, previous, following, microbatches))
+            lanes.append(StageChain(visit.mesh, visit.stages, previous, following, microbatches))
     return tuple(lanes)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.borrowing import borrow
-from mpmd.compile.buffers.packing import Block, Packing, Room, aligned, bits, pack
+from mpmd.compile.buffers.packing import LiveBlock, Packing, Room, aligned, bits, pack
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -150,7 +150,7 @@ def assign_buffers(
     border = _Border(module, dataflow)
     occupancy = Occupancy(dataflow)
     sharing = Sharing(occupancy, border.bound(occupancy), border.homes(), may_share)
-    layout = _Layout(border, occupancy)
+    layout = _ValueOffsets(border, occupancy)
     for group in sharing.groups():
         layout.add(group)
     for instruction, instant in occupancy.instants.items():
@@ -158,7 +158,7 @@ def assign_buffers(
     return layout.finish()
 
 
-class _Layout:
+class _ValueOffsets:
     """The places of groups of values, as they are found."""
 
     def __init__(self, border: _Border, occupancy: Occupancy) -> None:
@@ -169,7 +169,7 @@ class _Layout:
         self.constants: list[HloValue] = []
         self.constant_bytes = 0
         self.busy: dict[int, list[LiveRange]] = {}
-        self.blocks: dict[int, list[tuple[Block, list[HloValue] | HloInstruction]]] = {0: []}
+        self.blocks: dict[int, list[tuple[LiveBlock, list[HloValue] | HloInstruction]]] = {0: []}
 
     def add(self, group: list[HloValue]) -> None:
         """Values that share memory."""
@@ -182,14 +182,14 @@ class _Layout:
             self.slices.update((v, Slice(place, 0, v.byte_size)) for v in group)
             self.busy.setdefault(place, []).extend(self.occupancy.together(group))
         else:
-            block = Block(size, self.occupancy.together(group))
+            block = LiveBlock(size, self.occupancy.together(group))
             self.blocks.setdefault(space_of(group[0]), []).append((block, group))
 
     def add_scratch(self, instruction: HloInstruction, instant: int, scratch: Scratch) -> None:
         """What an instruction's kernel needs while it runs, if it needs anything."""
         size = scratch(instruction)
         if size:
-            self.blocks[0].append((Block(size, (LiveRange(instant, instant),)), instruction))
+            self.blocks[0].append((LiveBlock(size, (LiveRange(instant, instant),)), instruction))
 
     def finish(self) -> BufferAssignment:
         """Places for all that has none yet."""

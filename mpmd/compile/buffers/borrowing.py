@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpmd.compile.buffers.packing import Block, Room
+from mpmd.compile.buffers.packing import LiveBlock, Room
 
 Loan = tuple[int, int]
 """(number of an allocation, offset in it)."""
 
 
-def borrow(blocks: Sequence[Block], rooms: Mapping[int, Room]) -> dict[int, Loan]:
+def borrow(blocks: Sequence[LiveBlock], rooms: Mapping[int, Room]) -> dict[int, Loan]:
     """Blocks that go into other memory.
 
     The largest block that is in use at the peak moves first; then the peak is another.  It ends when nothing

@@ -22,7 +22,7 @@ _MOST_WORK = 4_000_000  # pairs of blocks that it compares in all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LiveBlock:
     """Bytes in use at some instants.
 
     Attributes:
@@ -135,7 +135,7 @@ class Room:
         self._placed.insert(low, entry)
 
 
-def pack(blocks: Sequence[Block]) -> Packing:
+def pack(blocks: Sequence[LiveBlock]) -> Packing:
     """The smallest arena that several orders and a search among them find."""
     bound = lower_bound(blocks)
     when = [b.instants for b in blocks]
@@ -154,7 +154,7 @@ def pack(blocks: Sequence[Block]) -> Packing:
     return Packing(*best, bound)
 
 
-def _orders(blocks: Sequence[Block]) -> list[Callable[[int], tuple[int, ...]]]:
+def _orders(blocks: Sequence[LiveBlock]) -> list[Callable[[int], tuple[int, ...]]]:
     """Large first, long-lived first, most bytes times instants first, and as they come in time."""
     lasts = [b.duration for b in blocks]
     return [
@@ -166,7 +166,7 @@ def _orders(blocks: Sequence[Block]) -> list[Callable[[int], tuple[int, ...]]]:
 
 
 def _searched(
-    blocks: Sequence[Block],
+    blocks: Sequence[LiveBlock],
     when: Sequence[int],
     order: list[int],
     best: tuple[tuple[int, ...], int],
@@ -214,7 +214,7 @@ class _Chance:
 
 
 def _placed(
-    blocks: Sequence[Block], when: Sequence[int], order: Sequence[int], *, lowest: bool = False
+    blocks: Sequence[LiveBlock], when: Sequence[int], order: Sequence[int], *, lowest: bool = False
 ) -> tuple[tuple[int, ...], int]:
     offsets, room = [0] * len(blocks), Room()
     for number in order:
@@ -224,12 +224,12 @@ def _placed(
     return tuple(offsets), room.top
 
 
-def lower_bound(blocks: Sequence[Block]) -> int:
+def lower_bound(blocks: Sequence[LiveBlock]) -> int:
     """The most bytes in use at one instant."""
     return peak_of(blocks)[0]
 
 
-def peak_of(blocks: Sequence[Block]) -> tuple[int, int]:
+def peak_of(blocks: Sequence[LiveBlock]) -> tuple[int, int]:
     """(the most bytes in use at one instant, the first such instant)."""
     changes: dict[int, int] = {}
     for block in blocks:

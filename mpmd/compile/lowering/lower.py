@@ -30,7 +30,7 @@ from mpmd.compile.lowering import (
 )
 from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
 from mpmd.compile.lowering.reader import named_axes, read_program
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
 from mpmd.compile.lowering.spmd.rules import spread_rule
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
@@ -156,7 +156,7 @@ class Lowering:
             found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
         return found
 
-    def closed_region(self, site: Site, block: Block) -> HloComputation:
+    def closed_region(self, site: LoweringSite, block: Block) -> HloComputation:
         """A region that reads nothing from outside but constants; equal regions share a computation."""
         key = _structure(block)
         found = self._closed.get(key) if key is not None else None
@@ -172,7 +172,7 @@ class Lowering:
             self._closed[key] = builder.computation
         return builder.computation
 
-    def _copied_constant(self, site: Site, builder: HloBuilder, outside: ValueId) -> HloInstruction:
+    def _copied_constant(self, site: LoweringSite, builder: HloBuilder, outside: ValueId) -> HloInstruction:
         value = self._constants.get(outside)
         if value is None:
             name = site.values[outside].name
@@ -207,7 +207,7 @@ class Lowering:
             rule = RULES.get(operation.name)
             if operation.spread is not None:
                 rule = spread_rule(operation, rule)
-            site = Site(self, builder, operation, [values[v] for v in operation.operands], values)
+            site = LoweringSite(self, builder, operation, [values[v] for v in operation.operands], values)
             if rule is None:
                 raise site.error("no rule lowers this operation")
             builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""

@@ -58,7 +58,7 @@ def read_program(source: mlir.Module | str) -> StablehloProgram:
     """
     module = ir.parse(source) if isinstance(source, str) else source
     with module.context:
-        return _Reader().program(module)
+        return _ModuleReader().program(module)
 
 
 def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
@@ -101,7 +101,7 @@ def _type_text(shape: Shape) -> str:
     return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"
 
 
-class _Reader:
+class _ModuleReader:
     """One reading: numbers values, remembers types."""
 
     def __init__(self) -> None:

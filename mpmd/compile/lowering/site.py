@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Site:
+class LoweringSite:
     """One operation on its way into HLO.
 
     Attributes:
@@ -80,5 +80,5 @@ class Site:
         return CompileError(f"cannot lower {self.name}({operands}){source}: {why}")
 
 
-Rule = Callable[[Site], HloInstruction | Sequence[HloInstruction]]
+Rule = Callable[[LoweringSite], HloInstruction | Sequence[HloInstruction]]
 """How an operation becomes HLO: its result, or one HLO value per result."""

@@ -22,7 +22,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """The part `box` of the array, cut from the shard `shard` that source device number `source` holds."""
 
     source: int
@@ -34,7 +34,7 @@ class Piece:
 class ReshardPlan:
     """For each target device the box it needs, and disjoint pieces that make it up."""
 
-    targets: tuple[tuple[Box, tuple[Piece, ...]], ...]
+    targets: tuple[tuple[Box, tuple[ShardPiece, ...]], ...]
 
 
 def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
@@ -53,11 +53,11 @@ def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
         for box, devices in holders.items():
             part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True))
             if all(start < end for start, end in part):
-                pieces.append(Piece(devices[turns[box] % len(devices)], box, part))
+                pieces.append(ShardPiece(devices[turns[box] % len(devices)], box, part))
                 turns[box] += 1
         if not pieces:
             box, devices = next(iter(holders.items()))
-            pieces.append(Piece(devices[0], box, tuple((start, start) for start, _ in box)))
+            pieces.append(ShardPiece(devices[0], box, tuple((start, start) for start, _ in box)))
         targets.append((wanted, tuple(pieces)))
     return ReshardPlan(tuple(targets))
 
@@ -101,7 +101,7 @@ def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 
 def _shard_maker(
-    wanted: Box, pieces: Sequence[Piece], device: Any, target: Sharding
+    wanted: Box, pieces: Sequence[ShardPiece], device: Any, target: Sharding
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """The function that makes one target shard from the source's shards."""
     place = array_copier(SingleDeviceSharding(device))
@@ -127,7 +127,7 @@ def _shard_maker(
     return make
 
 
-def _cut(piece: Piece) -> Callable[[jax.Array], jax.Array]:
+def _cut(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
     if piece.box == piece.shard:
         return lambda shard: shard
     start = tuple(a - base for (a, _), (base, _) in zip(piece.box, piece.shard, strict=True))

@@ -47,7 +47,7 @@ def stand_ins(tmp_path, monkeypatch):
         (package / f"{name}_it.py").write_text(EXPERIMENT.format(name=f"{name}_it", body=body))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(run, "LEAST_SECONDS", 0)
-    return {name: run.Entry(f"{name}_it", 200, package="stand_ins") for name in BODIES}
+    return {name: run.ListedExperiment(f"{name}_it", 200, package="stand_ins") for name in BODIES}
 
 
 def run_them(entries, out, budget=600.0):

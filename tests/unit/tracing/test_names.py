@@ -13,7 +13,7 @@ from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
 from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
 from mpmd.tracing.trace import to_module
 
-TOPOLOGY = ir.Topology.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
+TOPOLOGY = ir.TopologyAttr.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
 W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
 
 

@@ -11,7 +11,7 @@ from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering.program import Axis, Sharding
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.devices import parts
 from mpmd.compile.lowering.spmd.movement import Made, with_attributes
 from mpmd.compile.lowering.spmd.moves import begin, own_place
@@ -83,7 +83,7 @@ class _Indexed:
         )
 
 
-def gather(site: Site, plain: Rule) -> Made | None:
+def gather(site: LoweringSite, plain: Rule) -> Made | None:
     """Rows of other devices are read as zeros, and the sum over the devices is what was asked for."""
     spread = site.operation.spread
     assert spread is not None
@@ -111,7 +111,7 @@ def gather(site: Site, plain: Rule) -> Made | None:
     build = site.build
     table, indices = site.operands
     starts, inside = _own_indices(build, found, indices, clamp=True)
-    made = plain(Site(site.lowering, build, local.operation, [table, starts], site.values))
+    made = plain(LoweringSite(site.lowering, build, local.operation, [table, starts], site.values))
     assert isinstance(made, HloInstruction)
     counted = [w for w in range(made.shape.rank) if w not in found.window_dims]
     mask = build.broadcast(inside, made.shape.dims, counted)
@@ -119,7 +119,7 @@ def gather(site: Site, plain: Rule) -> Made | None:
     return build.select(mask, made, build.full(0, made.shape.dtype, made.shape.dims))
 
 
-def scatter(site: Site, plain: Rule) -> Made | None:
+def scatter(site: LoweringSite, plain: Rule) -> Made | None:
     """Rows of other devices lie outside of the own part and are left out; cut updates leave partial sums."""
     spread = site.operation.spread
     assert spread is not None
@@ -158,7 +158,9 @@ def scatter(site: Site, plain: Rule) -> Made | None:
         site.lowering.partial[site.operation.results[0]] = opcode
     if found.scattered:
         indices, _ = _own_indices(site.build, found, indices, clamp=False)
-    return plain(Site(site.lowering, site.build, site.operation, [value, indices, given], site.values))
+    return plain(
+        LoweringSite(site.lowering, site.build, site.operation, [value, indices, given], site.values)
+    )
 
 
 def _once(build: HloBuilder, value: HloInstruction, opcode: str, axes: Sequence[Axis]) -> HloInstruction:
@@ -220,7 +222,7 @@ def _own_indices(
     return own, inside
 
 
-LOCAL: dict[str, Callable[[Site, Rule], Made | None]] = {
+LOCAL: dict[str, Callable[[LoweringSite, Rule], Made | None]] = {
     "stablehlo.gather": gather,
     "stablehlo.scatter": scatter,
 }

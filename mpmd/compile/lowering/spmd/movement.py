@@ -10,25 +10,25 @@ from typing import Any
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.lowering.program import Axis, Sharding, Spread
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.moves import begin, own_part
 
 Made = HloInstruction | Sequence[HloInstruction]
 
 
-def _spread(site: Site) -> Spread:
+def _spread(site: LoweringSite) -> Spread:
     spread = site.operation.spread
     assert spread is not None
     return spread
 
 
-def with_attributes(site: Site, **attributes: Any) -> Site:
+def with_attributes(site: LoweringSite, **attributes: Any) -> LoweringSite:
     """The same operation with other attributes."""
     operation = dataclasses.replace(site.operation, attributes={**site.operation.attributes, **attributes})
-    return Site(site.lowering, site.build, operation, site.operands, site.values)
+    return LoweringSite(site.lowering, site.build, operation, site.operands, site.values)
 
 
-def constant(site: Site, plain: Rule) -> Made | None:
+def constant(site: LoweringSite, plain: Rule) -> Made | None:
     """One value repeated is the same everywhere; of others each device keeps its part."""
     value, (cut,) = site.required("value"), _spread(site).results
     if value.size > 1 and any(value.strides):
@@ -36,7 +36,7 @@ def constant(site: Site, plain: Rule) -> Made | None:
     return site.build.broadcast(site.build.constant(value.reshape(-1)[0]), site.shape.dims)
 
 
-def iota(site: Site, plain: Rule) -> Made | None:
+def iota(site: LoweringSite, plain: Rule) -> Made | None:
     """Counting begins where the device's part does."""
     dim, (cut,) = site.required("iota_dimension"), _spread(site).results
     counted = plain(site)
@@ -48,7 +48,7 @@ def iota(site: Site, plain: Rule) -> Made | None:
     return build.add("add", counted, build.broadcast(first, site.shape.dims))
 
 
-def broadcast(site: Site, plain: Rule) -> Made | None:
+def broadcast(site: LoweringSite, plain: Rule) -> Made | None:
     """Dims of the operand are cut as those that they become; dims of size 1 are whole."""
     (cut,), (result,) = _spread(site).operands, _spread(site).results
     dims, sizes = site.required("broadcast_dimensions"), _spread(site).shapes[0].dims
@@ -57,13 +57,13 @@ def broadcast(site: Site, plain: Rule) -> Made | None:
     return plain(site) if fits else None
 
 
-def transpose(site: Site, plain: Rule) -> Made | None:
+def transpose(site: LoweringSite, plain: Rule) -> Made | None:
     """Cuts move with their dims."""
     (cut,), (result,) = _spread(site).operands, _spread(site).results
     return plain(site) if tuple(cut[d] for d in site.required("permutation")) == result else None
 
 
-def reshape(site: Site, plain: Rule) -> Made | None:
+def reshape(site: LoweringSite, plain: Rule) -> Made | None:
     """Each axis must cut the elements in the same places before and after."""
     spread = _spread(site)
     before = _places(spread.shapes[0], spread.operands[0])
@@ -81,27 +81,27 @@ def _places(shape: Shape, cut: Sharding) -> dict[Axis, int]:
     return found
 
 
-def bitcast_convert(site: Site, plain: Rule) -> Made | None:
+def bitcast_convert(site: LoweringSite, plain: Rule) -> Made | None:
     """Elements of the same width stay where they are; of others the last dim changes, which must be whole."""
     (cut,), (result,) = _spread(site).operands, _spread(site).results
     rank = min(len(cut), len(result))
     return plain(site) if cut[:rank] == result[:rank] and not any((*cut[rank:], *result[rank:])) else None
 
 
-def concatenate(site: Site, plain: Rule) -> Made | None:
+def concatenate(site: LoweringSite, plain: Rule) -> Made | None:
     """The dim along which is joined must be whole."""
     spread = _spread(site)
     alike = len({*spread.operands, *spread.results}) == 1
     return plain(site) if alike and not spread.results[0][site.required("dimension")] else None
 
 
-def reverse(site: Site, plain: Rule) -> Made | None:
+def reverse(site: LoweringSite, plain: Rule) -> Made | None:
     """Reversed dims must be whole."""
     (cut,), (result,) = _spread(site).operands, _spread(site).results
     return plain(site) if cut == result and not any(cut[d] for d in site.required("dimensions")) else None
 
 
-def pad(site: Site, plain: Rule) -> Made | None:
+def pad(site: LoweringSite, plain: Rule) -> Made | None:
     """Padded dims must be whole."""
     spread = _spread(site)
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
@@ -111,7 +111,7 @@ def pad(site: Site, plain: Rule) -> Made | None:
     return plain(site) if fits else None
 
 
-def cut_out(site: Site, plain: Rule) -> Made | None:
+def cut_out(site: LoweringSite, plain: Rule) -> Made | None:
     """Dims of which not all is taken must be whole."""
     spread, (result,) = _spread(site), _spread(site).results
     sizes, local = spread.shapes[0].dims, site.operands[0].shape.dims
@@ -126,7 +126,7 @@ def cut_out(site: Site, plain: Rule) -> Made | None:
     return plain(with_attributes(site, limit_indices=tuple(limits)))
 
 
-def dynamic_slice(site: Site, plain: Rule) -> Made | None:
+def dynamic_slice(site: LoweringSite, plain: Rule) -> Made | None:
     """Dims of which not all is taken must be whole."""
     spread = _spread(site)
     sizes = list(site.required("slice_sizes"))
@@ -141,7 +141,7 @@ def dynamic_slice(site: Site, plain: Rule) -> Made | None:
     return plain(with_attributes(site, slice_sizes=tuple(sizes)))
 
 
-def dynamic_update_slice(site: Site, plain: Rule) -> Made | None:
+def dynamic_update_slice(site: LoweringSite, plain: Rule) -> Made | None:
     """Dims of which not all is replaced must be whole."""
     spread = _spread(site)
     value, update = spread.operands[:2]
@@ -151,7 +151,7 @@ def dynamic_update_slice(site: Site, plain: Rule) -> Made | None:
     return None if any(axes and n != m for axes, n, m in sizes) else plain(site)
 
 
-LOCAL: dict[str, Callable[[Site, Rule], Made | None]] = {
+LOCAL: dict[str, Callable[[LoweringSite, Rule], Made | None]] = {
     "sdy.constant": constant,
     "stablehlo.bitcast_convert": bitcast_convert,
     "stablehlo.broadcast_in_dim": broadcast,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.lowering import control, elementwise, special_functions
 from mpmd.compile.lowering.program import Operation, Sharding, Spread
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd import indexed, movement
 from mpmd.compile.lowering.spmd.devices import local
 from mpmd.compile.lowering.spmd.moves import gathered, joined, own_part, resharded
@@ -79,18 +79,18 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
         return plain
     of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
 
-    def rule(site: Site) -> Made:
+    def rule(site: LoweringSite) -> Made:
         made = of_part(site, plain) if of_part is not None else None
         return whole(site, plain) if made is None else made
 
     return rule
 
 
-LocalRule = Callable[[Site, Rule], Made | None]
+LocalRule = Callable[[LoweringSite, Rule], Made | None]
 """The local part of an operation, given its rule for one device; None if there is no such part."""
 
 
-def whole(site: Site, plain: Rule) -> Made:
+def whole(site: LoweringSite, plain: Rule) -> Made:
     """All of the operation on every device, which then keeps its part."""
     spread = _spread(site)
     operands = []
@@ -98,14 +98,14 @@ def whole(site: Site, plain: Rule) -> Made:
         for dim, axes in enumerate(cut):
             value = gathered(site.build, value, dim, axes, spread.devices)
         operands.append(value)
-    made = plain(Site(site.lowering, site.build, spread.whole, operands, site.values))
+    made = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
     results = [made] if isinstance(made, HloInstruction) else list(made)
     for number in site.operation.results:
         site.lowering.partial[number] = COMPLETE
     return [own_part(site.build, value, cut) for value, cut in zip(results, spread.results, strict=True)]
 
 
-def of_elements(site: Site, plain: Rule) -> Made | None:
+def of_elements(site: LoweringSite, plain: Rule) -> Made | None:
     """Each element by itself: operands are cut as the results are."""
     spread = _spread(site)
     cuts: set[Sharding] = set(spread.results)
@@ -116,14 +116,14 @@ def of_elements(site: Site, plain: Rule) -> Made | None:
 # -- communication ----------------------------------------------------------------------------------------
 
 
-def reshard(site: Site) -> Made:
+def reshard(site: LoweringSite) -> Made:
     """A value cut in another way."""
     spread = _spread(site)
     (value,) = site.operands
     return resharded(site.build, value, spread.operands[0], spread.results[0], spread.devices)
 
 
-def all_reduce(site: Site) -> Made:
+def all_reduce(site: LoweringSite) -> Made:
     """Partial results of the devices along some axes combined, by what their producer reduces with."""
     (value,), axes = site.operands, site.required("axes")
     opcode = site.lowering.partial.get(site.operation.operands[0])
@@ -135,7 +135,7 @@ def all_reduce(site: Site) -> Made:
     return site.build.add("all-reduce", value, called=(reducer,), **joined(axes, _spread(site).devices))
 
 
-def reduce_scatter(site: Site) -> Made:
+def reduce_scatter(site: LoweringSite) -> Made:
     """Partial results combined, each device keeping its part."""
     spread, reduced = _spread(site), all_reduce(site)
     assert isinstance(reduced, HloInstruction)
@@ -145,7 +145,7 @@ def reduce_scatter(site: Site) -> Made:
 # -- products and reductions ------------------------------------------------------------------------------
 
 
-def dot(site: Site, plain: Rule) -> Made | None:
+def dot(site: LoweringSite, plain: Rule) -> Made | None:
     """Contracted dims are cut alike: the local products are partial sums."""
     spread, dims = _spread(site), site.required("dot_dimension_numbers")
     a, b = spread.operands
@@ -162,7 +162,7 @@ def dot(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def reduce(site: Site, plain: Rule) -> Made | None:
+def reduce(site: LoweringSite, plain: Rule) -> Made | None:
     """A cut dim that is reduced leaves partial results."""
     spread, dims = _spread(site), site.required("dimensions")
     count = len(spread.results)
@@ -179,7 +179,7 @@ def reduce(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def convolution(site: Site, plain: Rule) -> Made | None:
+def convolution(site: LoweringSite, plain: Rule) -> Made | None:
     """Batches of the input and features of the output may be cut."""
     spread, dims = _spread(site), site.required("dimension_numbers")
     grouped = site.attribute("feature_group_count", 1) != 1 or site.attribute("batch_group_count", 1) != 1
@@ -194,10 +194,10 @@ def convolution(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def along_other_dims(attribute: Callable[[Site], Sequence[int]]) -> LocalRule:
+def along_other_dims(attribute: Callable[[LoweringSite], Sequence[int]]) -> LocalRule:
     """A rule for operations that work along some dims, which must be whole, and on all others alike."""
 
-    def rule(site: Site, plain: Rule) -> Made | None:
+    def rule(site: LoweringSite, plain: Rule) -> Made | None:
         spread, dims = _spread(site), attribute(site)
         cuts = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
         if len(cuts) != 1:
@@ -207,7 +207,7 @@ def along_other_dims(attribute: Callable[[Site], Sequence[int]]) -> LocalRule:
             return None
         shapes = tuple(local(shape, cut) for shape in spread.whole.shapes)
         operation = dataclasses.replace(site.operation, shapes=shapes)
-        made = plain(Site(site.lowering, site.build, operation, site.operands, site.values))
+        made = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
         results = [made] if isinstance(made, HloInstruction) else made
         wanted = zip(results, spread.results, strict=True)
         return [resharded(site.build, value, cut, target, spread.devices) for value, target in wanted]
@@ -215,11 +215,11 @@ def along_other_dims(attribute: Callable[[Site], Sequence[int]]) -> LocalRule:
     return rule
 
 
-def _sorted_dim(site: Site) -> Sequence[int]:
+def _sorted_dim(site: LoweringSite) -> Sequence[int]:
     return (site.attribute("dimension", -1) % _spread(site).shapes[0].rank,)
 
 
-def _window_dims(site: Site) -> Sequence[int]:
+def _window_dims(site: LoweringSite) -> Sequence[int]:
     sizes = site.attribute("window_dimensions")
     padding = site.attribute("padding")
     rank = len(sizes)
@@ -232,11 +232,11 @@ def _window_dims(site: Site) -> Sequence[int]:
     return [d for d in range(rank) if not plain_dim[d]]
 
 
-def _last_dim(site: Site) -> Sequence[int]:
+def _last_dim(site: LoweringSite) -> Sequence[int]:
     return (_spread(site).shapes[0].rank - 1,)
 
 
-def _spread(site: Site) -> Spread:
+def _spread(site: LoweringSite) -> Spread:
     spread = site.operation.spread
     if spread is None:
         raise CompileError(f"{site.name} says nothing of the mesh")

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.collective_groups import collective_groups
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user, reducer
 
 
@@ -32,7 +32,7 @@ class AllReduceFolder(ComputationPass):
         return Rewriter(computation).run({"all-reduce": (_fold,)}, lambda i: len(i.operands) == 1)
 
 
-def _fold(site: Site) -> HloInstruction | None:
+def _fold(site: RewriteSite) -> HloInstruction | None:
     inner = site.operands[0]
     if inner.opcode != "all-reduce" or len(inner.operands) != 1 or only_user(inner) is not site.at:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpmd.compile.hlo.collective_groups import collective_groups
-from mpmd.compile.hlo.evaluator import Engine
+from mpmd.compile.hlo.evaluator import Evaluator
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
@@ -38,7 +38,7 @@ def per_device(value: HloInstruction) -> list[int] | None:
         if instruction in needed:
             copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
     body.set_root(copies[value])
-    engine = Engine(module.replica_count, module.num_partitions)
+    engine = Evaluator(module.replica_count, module.num_partitions)
     with np.errstate(all="ignore"):
         found_values = engine.run(body, [[] for _ in range(devices)], list(range(devices)))
     return [int(v) for v in found_values]

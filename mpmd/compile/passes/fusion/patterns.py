@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import Prices
 
 _KEPT = 3
@@ -26,7 +26,7 @@ _BEAM = 4
 """Selections that are followed in each cluster."""
 _MOST_ROUNDS = 8
 
-Node = Group | HloInstruction
+Node = FusionGroup | HloInstruction
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Space:
 
     def _followers(self, node: Node) -> Iterator[Node]:
         """The nodes that read a node, or run after it."""
-        for member in node.members if isinstance(node, Group) else [node]:
+        for member in node.members if isinstance(node, FusionGroup) else [node]:
             for user in (*self.grouping.readers(member), *member.control_successors):
                 found: Node = self.grouping.group_of.get(user, user)
                 if found is not node:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.support import diagnostics
 
@@ -33,7 +33,7 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
         _hand_out_dear_values(grouping, prices, group)
 
 
-def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: Group) -> None:
+def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
     """Hand out one value that is dear instead of several results that are cheaply made of it.
 
     (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
@@ -59,7 +59,10 @@ def _is_dear(member: HloInstruction) -> bool:
 
 
 def _saves(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None = None
+    grouping: Grouping,
+    group: FusionGroup,
+    made: Sequence[HloInstruction],
+    value: HloInstruction | None = None,
 ) -> bool:
     """Whether reading what results are made of costs less than writing and reading them.
 
@@ -81,18 +84,18 @@ def _saves(
 
 
 def _kept(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], value: HloInstruction | None
 ) -> list[HloInstruction]:
     """What a group gives when it gives some results no more, but a value instead."""
     kept = [r for r in grouping.results(group.members) if r not in made]
     return kept if value is None else [*kept, value]
 
 
-def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) -> list[Group]:
+def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstruction) -> list[FusionGroup]:
     """The groups that read a result; none if something reads it that is no group."""
     if result is grouping.computation.root:
         return []
-    found: dict[Group, None] = {}
+    found: dict[FusionGroup, None] = {}
     for reader in grouping.readers(result):
         other = grouping.group_of.get(reader)
         if other is None or reader.opcode in MOVEMENT:
@@ -103,7 +106,7 @@ def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) ->
 
 
 def _cone(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> list[HloInstruction] | None:
     """The arrays that results are made of by cheap elementwise work; None if they are made by more."""
     arrays: dict[HloInstruction, None] = {}
@@ -131,7 +134,7 @@ def _cone(
 def _try(
     grouping: Grouping,
     prices: Prices,
-    group: Group,
+    group: FusionGroup,
     made: Sequence[HloInstruction],
     value: HloInstruction | None = None,
 ) -> None:
@@ -157,7 +160,7 @@ def _try(
 
 
 def _members_between(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> set[HloInstruction]:
     """Results and the members of their group that they are made of, down to what is kept."""
     found, waiting = set(made), list(made)
