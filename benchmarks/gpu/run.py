@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import prepare  # noqa: E402 - the root must be importable first
 from benchmarks.gpu.driver import gpu_is_here  # noqa: E402
 
-LEAST_SECONDS = 12
+MIN_SECONDS = 12
 _BASE = ("jax", "jaxlib", "numpy", "llvmlite")
 
 
@@ -191,7 +191,7 @@ def run_all(
         for entry in (*first, *(e for e in entries if e not in first)):
             lacking = [n for n in (*_BASE, *entry.needs) if not prepare.PACKAGES[n].is_here]
             why = f"needs {', '.join(lacking)}" if lacking else ""
-            if left() < LEAST_SECONDS:
+            if left() < MIN_SECONDS:
                 why = "the budget is used up"
             if why:
                 log.say(f"{entry.name:18} skipped: {why}")

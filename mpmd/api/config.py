@@ -9,11 +9,11 @@ from typing import Any
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
 
 PlaceLike = str | tuple[str, int]
-"""How a user writes a `Place`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
+"""How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Config:
     """Made by `make_config`, which says what the fields mean."""
 
     topology: Topology
-    assignment: dict[str, Place]
+    assignment: dict[str, NamePlacement]
     schedule: Any = None
     input_meshes: Any = None
     output_meshes: Any = None
@@ -113,7 +113,7 @@ def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, c
     return problems
 
 
-def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> Place | None:
+def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> NamePlacement | None:
     if not isinstance(name, str) or not name:
         problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
         return None
@@ -134,10 +134,10 @@ def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[s
         problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
     if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
         problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
-    return Place(mesh, stage, memory or None)
+    return NamePlacement(mesh, stage, memory or None)
 
 
-def _stage_problems(placed: dict[str, Place]) -> list[str]:
+def _stage_problems(placed: dict[str, NamePlacement]) -> list[str]:
     """A stage lives on one mesh; either all computations on a schedule have one, or none."""
     meshes: dict[int, dict[str, str]] = {}
     for name, place in placed.items():

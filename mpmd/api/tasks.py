@@ -9,7 +9,7 @@ from mpmd import ir
 from mpmd.api.config import Config
 from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
@@ -74,7 +74,7 @@ def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[i
     return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
 
 
-def mirrored_places(config: Config) -> dict[str, Place]:
+def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
     All names of a stage go together.  Stages without a number have the number of their mesh.
@@ -95,7 +95,7 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     }
 
 
-def numbered(config: Config) -> dict[str, Place]:
+def numbered(config: Config) -> dict[str, NamePlacement]:
     """The assignment with a stage for every name."""
     meshes = list(config.topology)
     return {
@@ -104,7 +104,7 @@ def numbered(config: Config) -> dict[str, Place]:
     }
 
 
-def _stage_of(place: Place, meshes: Sequence[str]) -> int:
+def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 

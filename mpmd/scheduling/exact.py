@@ -17,7 +17,7 @@ from mpmd.scheduling.bounds import paths
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
 
 _EPSILON = 1e-9
-_MOST_STATES = 200_000
+_MAX_STATES = 200_000
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class _Search:
         known = self.seen.setdefault(key, [])
         if any(all(a <= b + _EPSILON for a, b in zip(other, times, strict=True)) for other in known):
             return True
-        if self.states < _MOST_STATES:
+        if self.states < _MAX_STATES:
             self.states += 1
             known.append(tuple(times))
         return False

@@ -10,7 +10,7 @@ from mpmd.scheduling.list_schedule import Ordered
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
 
 _SEED = 20
-_LONGEST_MOVE = 6
+_MAX_MOVE = 6
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def improve(
         if not moves:
             break
         node = moves[chance.randrange(len(moves))]
-        distance = 1 + chance.randrange(min(node.at, _LONGEST_MOVE))
+        distance = 1 + chance.randrange(min(node.at, _MAX_MOVE))
         order = current[node.mesh]
         early = node.at - distance
         changed = [*order[:early], order[node.at], *order[early : node.at], *order[node.at + 1 :]]

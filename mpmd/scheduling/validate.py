@@ -8,7 +8,7 @@ from mpmd.errors import ScheduleError, collect
 from mpmd.scheduling.table import ScheduleTable
 from mpmd.scheduling.task import Phase, Task
 
-_MOST_PROBLEMS = 8
+_MAX_PROBLEMS = 8
 
 
 def validate(table: ScheduleTable, num_microbatches: int | None = None) -> list[Task]:
@@ -33,7 +33,7 @@ def validate(table: ScheduleTable, num_microbatches: int | None = None) -> list[
     if not problems:
         problems = _missing_problems(table, expected)
     if problems:
-        raise collect(ScheduleError, problems[:_MOST_PROBLEMS], f"{len(problems)} problems in the schedule:")
+        raise collect(ScheduleError, problems[:_MAX_PROBLEMS], f"{len(problems)} problems in the schedule:")
     return linearize(table)
 
 

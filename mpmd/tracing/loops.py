@@ -13,7 +13,7 @@ import numpy as np
 from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
 
-_MOST_TOLD = 8
+_MAX_REPORTED = 8
 """How many leaves that cannot be cut are named."""
 
 
@@ -111,15 +111,15 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
                     kind.shape[axis], f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows"
                 )
     if problems:
-        more = [f"and {len(problems) - _MOST_TOLD} more"] if len(problems) > _MOST_TOLD else []
+        more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
         raise SignatureError(
             f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
-            + "\n  ".join([*problems[:_MOST_TOLD], *more, *advice])
+            + "\n  ".join([*problems[:_MAX_REPORTED], *more, *advice])
         )
     if len(lengths) > 1:
         raise SignatureError(
             "the batches of one call have different lengths:\n  "
-            + "\n  ".join(list(lengths.values())[:_MOST_TOLD])
+            + "\n  ".join(list(lengths.values())[:_MAX_REPORTED])
             + "\n  all arrays are cut into the same microbatches, so they need as many rows, or one for each"
             f" of the {num_microbatches} microbatches; let the function close over what is no batch"
         )

@@ -17,8 +17,8 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the width of the widest vectors."""
 
 _LARGE = 1024  # bytes: from here on it is worth much that vectors cross no lines
-_MOST_TRIES = 2000  # orders that a search looks at
-_MOST_WORK = 4_000_000  # pairs of blocks that it compares in all of them
+_MAX_TRIES = 2000  # orders that a search looks at
+_MAX_WORK = 4_000_000  # pairs of blocks that it compares in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _searched(
     offsets, size = _placed(blocks, when, order, lowest=True)
     if size < best[1]:
         best = offsets, size
-    tries = min(_MOST_TRIES, _MOST_WORK // max(1, len(blocks) ** 2))
+    tries = min(_MAX_TRIES, _MAX_WORK // max(1, len(blocks) ** 2))
     if best[1] * 100 <= bound * 101:
         tries //= 8
     for _ in range(tries):

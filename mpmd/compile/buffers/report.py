@@ -8,7 +8,7 @@ from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.ranges import merged
 
-_MOST_HOLDERS = 20
+_MAX_HOLDERS = 20
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
     lines = [f"Peak{space}: {most} bytes at instant {at}{_running(assignment, at)}"]
     lines += [
         f" {h.place.size:>12} {100 * h.place.size / max(1, most):5.1f} % {h.label}"
-        for h in alive[:_MOST_HOLDERS]
+        for h in alive[:_MAX_HOLDERS]
     ]
-    if len(alive) > _MOST_HOLDERS:
-        rest = sum(h.place.size for h in alive[_MOST_HOLDERS:])
-        lines.append(f" {rest:>12} in {len(alive) - _MOST_HOLDERS} others")
+    if len(alive) > _MAX_HOLDERS:
+        rest = sum(h.place.size for h in alive[_MAX_HOLDERS:])
+        lines.append(f" {rest:>12} in {len(alive) - _MAX_HOLDERS} others")
     return lines
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 
-_LONGEST_LINE = 60_000
+_MAX_LINE = 60_000
 
 
 class _NumberTable:
@@ -78,8 +78,8 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[
 
 def _cut(line: str) -> str:
     """A line without most of a large constant."""
-    more = len(line) - _LONGEST_LINE
-    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … and {more} more characters"
+    more = len(line) - _MAX_LINE
+    return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"
 
 
 def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _NumberTable) -> dict[str, Any]:

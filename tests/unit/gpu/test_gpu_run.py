@@ -46,7 +46,7 @@ def stand_ins(tmp_path, monkeypatch):
     for name, body in BODIES.items():
         (package / f"{name}_it.py").write_text(EXPERIMENT.format(name=f"{name}_it", body=body))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(run, "LEAST_SECONDS", 0)
+    monkeypatch.setattr(run, "MIN_SECONDS", 0)
     return {name: run.ListedExperiment(f"{name}_it", 200, package="stand_ins") for name in BODIES}
 
 

@@ -61,11 +61,11 @@ def test_blocks_that_fit_are_packed_to_the_bound():
     ("blocks", "tries"),
     [
         ([(3, 1, 3), (1, 2, 5), (1, 4, 7), (3, 6, 9)], 0),  # large ones first are 64 bytes above the bound
-        ([(2, 3, 6), (2, 5, 5), (5, 2, 4), (4, 5, 8)], packing._MOST_TRIES),  # as are all fixed orders
+        ([(2, 3, 6), (2, 5, 5), (5, 2, 4), (4, 5, 8)], packing._MAX_TRIES),  # as are all fixed orders
     ],
 )
 def test_several_orders_and_a_search_find_what_one_order_misses(blocks, tries, monkeypatch):
-    monkeypatch.setattr(packing, "_MOST_TRIES", tries)
+    monkeypatch.setattr(packing, "_MAX_TRIES", tries)
     packed = pack([LiveBlock(64 * size, (LiveRange(start, end),)) for size, start, end in blocks])
     assert packed.size == packed.lower_bound
 

@@ -28,7 +28,7 @@ OWN = -1
 """The member that stands for the device itself."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
-_MOST_MEMBERS = 16
+_MAX_MEMBERS = 16
 """Devices of a group: beyond this a kernel would take too many pointers."""
 
 
@@ -121,7 +121,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
         pairs = [(group[0], device) for group in groups for device in group]
         return _permute(name, instruction, pairs, devices)
     sizes = {len(group) for group in groups}
-    if len(sizes) != 1 or max(sizes) > _MOST_MEMBERS or sum(map(len, groups)) != devices:
+    if len(sizes) != 1 or max(sizes) > _MAX_MEMBERS or sum(map(len, groups)) != devices:
         raise NoPlan(f"no kernel joins the groups {instruction.replica_groups} of {devices} devices")
     group_of = {device: group for group in groups for device in group}
     return CollectivePlan(

@@ -11,7 +11,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
 
 _KNOWN = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.SHAPE, Category.INDEX})
-_MOST = 64
+_MAX_NEEDED = 64
 
 
 def per_device(value: HloInstruction) -> list[int] | None:
@@ -24,7 +24,7 @@ def per_device(value: HloInstruction) -> list[int] | None:
             continue
         needed[found] = None
         leaf = found.opcode in ("constant", "iota", "partition-id", "replica-id")
-        if len(needed) > _MOST or not (leaf or found.info.category in _KNOWN) or found.called:
+        if len(needed) > _MAX_NEEDED or not (leaf or found.info.category in _KNOWN) or found.called:
             return None
         waiting += found.operands
     if not value.shape.is_scalar or not value.shape.info.is_integral:

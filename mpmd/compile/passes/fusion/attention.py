@@ -13,11 +13,11 @@ from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_atten
 from mpmd.compile.kernels.planning.dots import is_product
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 
-_MOST_FREE = 16
+_MAX_FREE = 16
 """Operations that make a mask of nothing: more are worth an array."""
-_MOST_CACHED = 4 << 20
+_MAX_CACHED = 4 << 20
 """Bytes of a factor that stay in a cache from one block of queries to the next."""
-_LARGE, _FEWEST = 10**8, 4
+_LARGE, _MIN_MATRICES = 10**8, 4
 """Operations from which several threads are of use, and matrices that give each of them some."""
 
 
@@ -183,7 +183,7 @@ def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] 
             if operand not in found:
                 found[operand] = None
                 waiting.append(operand)
-        if len(found) > _MOST_FREE:
+        if len(found) > _MAX_FREE:
             return None
     return found
 
@@ -305,14 +305,14 @@ def _loss(plan: AttentionPlan) -> str:
     """Why a kernel would be slower than its parts; empty if it would not."""
     widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
     size = 4 * plan.keys * max(widths)
-    if size > _MOST_CACHED:
+    if size > _MAX_CACHED:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
     matrices, large = math.prod(plan.batch), plan.flops > _LARGE
     if matrices < 2 and plan.rows.kind == "loop":
         return "a product, elementwise work and another product hold all of their results at once"
     if large and matrices < 2:
         return "one large product is faster with the blocks of products"
-    if large and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
+    if large and matrices < _MIN_MATRICES and any(m.over == QUERIES for m in plan.mixtures):
         return f"sums over queries of {matrices} matrices are work for as many threads only"
     return ""
 

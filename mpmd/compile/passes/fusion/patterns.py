@@ -24,7 +24,7 @@ _KEPT = 3
 """Patterns that are kept for each group."""
 _BEAM = 4
 """Selections that are followed in each cluster."""
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 
 Node = FusionGroup | HloInstruction
 
@@ -70,7 +70,7 @@ def join_patterns(
         kept: patterns that are kept for each group.
         beam: selections that are followed in each cluster.
     """
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         space = _Space(grouping, most, multi_output, prices)
         patterns = space.patterns(kept)
         chosen = _plan(space, patterns, beam)

@@ -11,9 +11,9 @@ from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.support import diagnostics
 
-_MOST_OPERATIONS = 24
+_MAX_OPERATIONS = 24
 """Operations of one repeated value: more would not be free beside the memory that they save."""
-_SMALLEST = 1024
+_MIN_BYTES = 1024
 """Bytes: smaller values stay in the cache anyway."""
 
 
@@ -28,7 +28,7 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
         for result in reversed(grouping.results(group.members)):
             if len(grouping.results(group.members)) < 2:
                 break
-            if result.shape.byte_size >= _SMALLEST and _saves(grouping, group, [result]):
+            if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, [result]):
                 _try(grouping, prices, group, [result])
         _hand_out_dear_values(grouping, prices, group)
 
@@ -49,7 +49,7 @@ def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: FusionGroup
             factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read what is there
             if cone is not None and value in cone and not factor:
                 made.append(result)
-        if len(made) > 1 and value.shape.byte_size >= _SMALLEST and _saves(grouping, group, made, value):
+        if len(made) > 1 and value.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, made, value):
             _try(grouping, prices, group, made, value)
 
 
@@ -117,7 +117,7 @@ def _cone(
             operations += 1
             operation = OPERATIONS.get(instruction.opcode)
             plain = instruction.is_elementwise and (operation is None or not operation.is_expensive)
-            if not plain or operations > _MOST_OPERATIONS * len(made):
+            if not plain or operations > _MAX_OPERATIONS * len(made):
                 return None
         for operand in instruction.operands:
             if operand.opcode == "constant" and operand.shape.size == 1:

@@ -14,7 +14,7 @@ from tests.support.random_hlo.leaves.scope import COUNT, FLAG, LeafScope
 
 DTYPES_OF_LEAVES = ("f32", "s32", "pred", "u8", "bf16", "f64", "f16", "s8", "s64", "u32")
 DIMS_OF_LEAVES = ((), (1,), (3,), (5,), (7,), (2, 3), (5, 1), (3, 3))
-FEWEST = 20
+MIN_LEAVES = 20
 """Leaves of the conditionals that a program is about."""
 NESTS = (
     "c",
@@ -53,7 +53,7 @@ class LeafProgram:
         dtypes = [self.draft.pick(DTYPES_OF_LEAVES) for _ in range(int(self.rng.integers(1, 4)))]
         kinds = [array(d, self.draft.pick(DIMS_OF_LEAVES)) for d in dtypes]
         kinds += [array(d) for d in dtypes] + [COUNT, array("s32", (5,))]
-        count = int(self.rng.integers(FEWEST, FEWEST + 7))
+        count = int(self.rng.integers(MIN_LEAVES, MIN_LEAVES + 7))
         return [COUNT, FLAG, *(self.draft.pick(kinds) for _ in range(count - 2))]
 
     def case(self) -> Case:
@@ -90,7 +90,7 @@ class LeafProgram:
 
     def _conditional(self, scope: LeafScope, nest: str) -> None:
         held = list(scope.values)
-        wanted = self._some(held, min(len(held), FEWEST))
+        wanted = self._some(held, min(len(held), MIN_LEAVES))
         count = scope.choose((2, 2, 2, 3, 4))
         if count == 2 and (flag := scope.leaf(FLAG)) is not None and scope.happens(0.7):
             selector = scope.values[flag]
@@ -122,7 +122,7 @@ class LeafProgram:
         return build.build(build.tuple(inner.arranged(wanted, self.shapes)))
 
     def _loop(self, scope: LeafScope, nest: str) -> None:
-        carried = self._some(list(scope.values), FEWEST)
+        carried = self._some(list(scope.values), MIN_LEAVES)
         limit = scope.build.constant(int(self.rng.integers(1, 4)), "s32")
         if scope.happens(0.5):
             limit = scope.build.add("minimum", scope.count(), limit)
