@@ -1,4 +1,4 @@
-"""What `mpmd.jit` is told besides the function: where names go, and how the pipeline runs."""
+"""Configuration of `mpmd.jit`: where names are placed, and how the pipeline runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_config(
         in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
             means the same on all meshes that have it, whatever its size there; the others do not split.
         out_shardings: likewise for the results.
-        backend: `"native"` (what it cannot compile is XLA's, counted and warned of), `"xla"`, or `"auto"`
+        backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, or `"auto"`
             (native on CPUs, XLA elsewhere); None for that of the options.
         options: pass options; None for those of the flags, read when a function is first traced.
 
@@ -94,7 +94,7 @@ def make_config(
 
 
 def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, constraints: Any) -> list[str]:
-    """What is no topology, assignment, backend, options or constraints at all."""
+    """Problems of arguments that have the wrong type."""
     problems = []
     if not isinstance(topology, Topology):
         problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
@@ -106,7 +106,7 @@ def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, c
         problems.append(f"the options are {options!r}; they must be mpmd.PipelineOptions, or None")
     pairs = constraints if isinstance(constraints, (tuple, list)) else [constraints]
     problems += [
-        f"{pair!r} is no constraint; it must be a pair of numbers: (flat argument, flat result)"
+        f"{pair!r} is not a constraint; it must be a pair of numbers: (flat argument, flat result)"
         for pair in pairs
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(n, int) for n in pair))
     ]
@@ -115,10 +115,10 @@ def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, c
 
 def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> NamePlacement | None:
     if not isinstance(name, str) or not name:
-        problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
+        problems.append(f"{name!r} is assigned to {place!r}, but it is not a name")
         return None
     if "," in name:
-        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which stand between names")
+        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which separate names")
         return None
     mesh, stage = (*place, None)[:2] if isinstance(place, (tuple, list)) and place else (place, None)
     if not isinstance(mesh, str) or (isinstance(place, (tuple, list)) and len(place) > 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.timeline import Span, Timeline
 
-_MIN_COLUMNS = 3  # columns of the shortest task, if the chart can be as wide as that makes it
+_MIN_COLUMNS = 3  # width of the shortest task, if the chart may be wide enough
 
 
 def render_text(timeline: Timeline, width: int = 150) -> str:
@@ -15,8 +15,8 @@ def render_text(timeline: Timeline, width: int = 150) -> str:
     holds several.  Dots are idle.  Tasks too short for their text show the letter of their phase.
 
     Args:
-        timeline: what to draw.
-        width: most columns for the lanes.
+        timeline: the timeline to draw.
+        width: columns for the lanes, at most.
     """
     if not timeline.makespan_s:
         return "(nothing ran)\n"

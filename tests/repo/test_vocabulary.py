@@ -113,7 +113,7 @@ def prose(path: Path) -> list[tuple[int, str]]:
 
 
 def identifiers(path: Path) -> list[tuple[int, str]]:
-    """Line number and words of each name in a Python file, where it comes first: `is_asked_for` → `is asked for`."""
+    """Line number and words of each name in a Python file: `is_asked_for` → `is asked for`."""
     first: dict[str, int] = {}
     for token in tokenize.generate_tokens(io.StringIO(text(path)).readline) if path.suffix == ".py" else ():
         if token.type == tokenize.NAME and token.string not in LEGAL_NAMES:

@@ -40,9 +40,9 @@ def shortest(workload: Workload, limits: list[int]) -> float:
 
 def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step]]:
     chains = [
-        [(kind, lane, m) for kind in workload.kinds]
-        for lane in workload.lanes_on(mesh)
-        for m in workload.lanes[lane].microbatches
+        [(kind, chain_index, m) for kind in workload.kinds]
+        for chain_index in workload.chains_on(mesh)
+        for m in workload.chains[chain_index].microbatches
     ]
 
     def extend(at: list[int], held: int, order: list[Step]) -> Iterator[list[Step]]:
@@ -51,8 +51,8 @@ def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step
         for k, chain in enumerate(chains):
             if at[k] == len(chain):
                 continue
-            kind, lane, _ = chain[at[k]]
-            size = workload.sizes[lane]
+            kind, chain_index, _ = chain[at[k]]
+            size = workload.sizes[chain_index]
             after = held + size * (kind == FORWARD) - size * (at[k] + 1 == len(chain))
             if after <= limit:
                 at[k] += 1
@@ -114,7 +114,7 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
         placement = tuple(chance.randrange(meshes) for _ in range(chance.randrange(1, 8)))
         shape = PipelineShape(meshes, chance.randrange(1, 8), placement)
         workload = costed_workload(shape, splits, random_costs(chance, len(placement)), Link(latency_s=1))
-        least = [sum(workload.sizes[k] for k in workload.lanes_on(mesh)) for mesh in range(meshes)]
+        least = [sum(workload.sizes[k] for k in workload.chains_on(mesh)) for mesh in range(meshes)]
         limits = [size + chance.randrange(3) for size in least]
         ordered = list_schedule(workload, limits, patience=chance.choice([0.0, 0.7]))
         again = in_order(workload, ordered.orders)
@@ -122,8 +122,8 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
         assert again.makespan_s <= ordered.makespan_s + 1e-9
         for mesh, order in enumerate(ordered.orders):
             held = 0
-            for kind, lane, _ in order:
-                held += workload.sizes[lane] * (
+            for kind, chain_index, _ in order:
+                held += workload.sizes[chain_index] * (
                     (kind == FORWARD) - (kind == (WEIGHTS if splits else BACKWARD))
                 )
                 assert held <= limits[mesh]
@@ -140,7 +140,7 @@ def test_a_limit_below_one_microbatch_is_an_error() -> None:
 
 def test_a_given_order_that_cannot_hold_the_limit_is_told() -> None:
     workload = unit_workload(PipelineShape(2, 4, (0, 1)), splits=True)
-    pattern = zigzag(workload, lambda place, lanes: 2)
+    pattern = zigzag(workload, lambda place, chains: 2)
     assert fill_weights(workload, pattern, [3, 3]) is not None
     assert fill_weights(workload, pattern, [2, 2]) is None
 
