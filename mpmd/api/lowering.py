@@ -15,7 +15,7 @@ import jax
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
-from mpmd.api.prepare import flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import erase_batch_marks, flat_prefix, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
@@ -374,7 +374,7 @@ def _prepare(
         mark_donated(module, arguments.donated)
         paths = argument_paths, _result_paths(out_tree)
         mark_shardings(module, inputs, results, config.topology.axes, paths)
-        forget_cuts(module)
+        erase_batch_marks(module)
 
 
 def _result_paths(out_tree: Any) -> list[str]:

@@ -15,7 +15,7 @@ from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.block_order import in_block_order
 
 _MESH = "mesh"
-_CUT = "mpmd.microbatches"
+_BATCH_MARK = "mpmd.microbatches"
 
 
 def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
@@ -76,10 +76,10 @@ def mark_shardings(
             _shard_within_microbatches(arg, axes_of_dims(spec, len(arg.type.shape)), axes, mesh)
 
 
-def forget_cuts(module: ir.Module) -> None:
+def erase_batch_marks(module: ir.Module) -> None:
     """Removes the marks of how batches are split into microbatches."""
     for op in ir.walk(module, ir.stablehlo.ReshapeOp):
-        ir.put(op, _CUT, None)
+        ir.put(op, _BATCH_MARK, None)
 
 
 def _shard_within_microbatches(
@@ -93,9 +93,9 @@ def _shard_within_microbatches(
     for op in ir.users(arg):
         if op.operation.name in ("stablehlo.slice", "stablehlo.convert"):
             _shard_within_microbatches(op.result, dims, axes, mesh)
-        if _CUT not in op.attributes:
+        if _BATCH_MARK not in op.attributes:
             continue
-        batch = ir.IntegerAttr(op.attributes[_CUT]).value
+        batch = ir.IntegerAttr(op.attributes[_BATCH_MARK]).value
         rows, devices = op.result.type.shape[batch + 1], math.prod(axes[name] for name in dims[batch])
         readers = ir.users(op.result)
         if devices > 1 and rows % devices == 0 and readers:

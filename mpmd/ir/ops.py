@@ -11,7 +11,7 @@ from jax.extend.mlir.dialects import func, mpmd
 
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury
+from mpmd.ir.kept import defer_deletion
 from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
 
@@ -104,7 +104,7 @@ class _HasBody:
                 old.operands[i] = value
             return
         ir.Operation.create(old.name, operands=list(values), loc=old.location, ip=ir.InsertionPoint(old))
-        bury(old)
+        defer_deletion(old)
 
 
 def _extends(kind: Any) -> Any:

@@ -168,7 +168,7 @@ class Executor:
             except CallFailed as failed:
                 first = self._first_failure(failed)
                 frame.forget()
-                raise first.as_error(self._what_is_gone(frame, first.number)) from first.cause
+                raise first.as_error(self._consumed_arguments(frame, first.number)) from first.cause
             except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
                 frame.stop()
                 frame.forget()
@@ -303,7 +303,7 @@ class Executor:
         self._forget()
         return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
 
-    def _what_is_gone(self, frame: StepState, failed: int) -> str:
+    def _consumed_arguments(self, frame: StepState, failed: int) -> str:
         if failed != frame.number:
             return "the results of that step have no value; continue from a checkpoint"
         if not self.program.donated_inputs:

@@ -91,10 +91,14 @@ def predict_memory(
     for channel, count in zip(program.channels, order.occupancy, strict=True):
         in_flight[channel.target] += count * max((t.bytes for t in channel.types), default=0)
     kept = kept or {}
-    return tuple(_walk(s, workspace or {}, kept.get(s.mesh, 0), in_flight[s.mesh]) for s in program.streams)
+    return tuple(
+        _traverse(s, workspace or {}, kept.get(s.mesh, 0), in_flight[s.mesh]) for s in program.streams
+    )
 
 
-def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int) -> MeshMemory:
+def _traverse(
+    stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int
+) -> MeshMemory:
     size = [buffer.type.bytes for buffer in stream.buffers]
     live = kept + sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
     curve: list[int] = []

@@ -61,7 +61,7 @@ def _buffer(stream: Stream, number: int) -> str:
 
 
 @dataclass
-class _Walk:
+class _StreamCheck:
     """One pass over a stream: what is there, what is gone, and how."""
 
     stream: Stream
@@ -141,15 +141,15 @@ def stream_findings(program: Program, stream: Stream) -> list[str]:
         known = 0 <= channel < len(program.channels)
         return known and not program.channels[channel].properties.sender_may_donate
 
-    walk = _Walk(stream, keeps_sent)
+    check = _StreamCheck(stream, keeps_sent)
     for at, op in enumerate(stream.instructions):
-        walk.visit(at, op)
-    walk.findings += [
+        check.visit(at, op)
+    check.findings += [
         f"{stream.mesh}: {_buffer(stream, number)}, defined at [{at}], is neither freed nor a result"
-        for number, at in walk.alive.items()
-        if number not in walk.fetched
+        for number, at in check.alive.items()
+        if number not in check.fetched
     ]
-    return walk.findings
+    return check.findings
 
 
 def edge_findings(program: Program) -> list[str]:

@@ -39,7 +39,7 @@ def improve(
     Returns:
         A shorter order, the same for the same input; None if none was found.
     """
-    chance = random.Random(_SEED)
+    candidate = random.Random(_SEED)
     current = [list(order) for order in orders]
     size = max(1, sum(map(len, current)))
     timed = _Timing(workload, current)
@@ -49,8 +49,8 @@ def improve(
         moves = timed.moves()
         if not moves:
             break
-        node = moves[chance.randrange(len(moves))]
-        distance = 1 + chance.randrange(min(node.at, _MAX_MOVE))
+        node = moves[candidate.randrange(len(moves))]
+        distance = 1 + candidate.randrange(min(node.at, _MAX_MOVE))
         order = current[node.mesh]
         early = node.at - distance
         changed = [*order[:early], order[node.at], *order[early : node.at], *order[node.at + 1 :]]

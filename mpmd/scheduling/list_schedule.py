@@ -117,7 +117,7 @@ class Clockwork:
 
 
 def list_schedule(
-    workload: Workload, limits: Sequence[int], priority: Priority = backward_first, patience: float = 0.0
+    workload: Workload, limits: Sequence[int], priority: Priority = backward_first, max_wait: float = 0.0
 ) -> Ordered:
     """Every free mesh takes the most urgent step that is ready and fits.
 
@@ -128,13 +128,13 @@ def list_schedule(
         workload: what to order.
         limits: per mesh, its memory limit; at least the need of one microbatch.
         priority: the order among the ready steps.
-        patience: a weight gradient lets the mesh wait instead if another step will be ready within this
+        max_wait: a weight gradient lets the mesh wait instead if another step will be ready within this
             part of the weight gradient's own time.
 
     Raises:
         ScheduleError: a limit is too small for one microbatch.
     """
-    chooser = _FreeChoice(workload, limits, priority, patience)
+    chooser = _FreeChoice(workload, limits, priority, max_wait)
     clock = chooser.clock
     remaining = sum(
         len(chain.microbatches) * (3 if workload.splits and seconds[WEIGHTS] > 0 else 2)
@@ -160,10 +160,10 @@ class _FreeChoice:
     """Which steps are next in each chain, and which of them may start."""
 
     def __init__(
-        self, workload: Workload, limits: Sequence[int], priority: Priority, patience: float
+        self, workload: Workload, limits: Sequence[int], priority: Priority, max_wait: float
     ) -> None:
         self.clock = Clockwork(workload)
-        self.workload, self.limits, self.priority, self.patience = workload, limits, priority, patience
+        self.workload, self.limits, self.priority, self.max_wait = workload, limits, priority, max_wait
         self.chains_on = [workload.chains_on(mesh) for mesh in range(workload.num_meshes)]
         self.following = [[chain.microbatches.start, chain.microbatches.start] for chain in workload.chains]
         self.needs: dict[tuple[int, int], int] = {}  # (mesh, microbatch): the memory it will still take
@@ -218,7 +218,7 @@ class _FreeChoice:
                     best = step
         if clock.pending[mesh]:
             weights = min(clock.pending[mesh], key=self.priority)
-            wait = self.patience * self.workload.seconds[weights[1]][WEIGHTS]
+            wait = self.max_wait * self.workload.seconds[weights[1]][WEIGHTS]
             if best is None:
                 return None if wait and soonest <= clock.now + wait else weights
             return weights if self.priority(weights) < self.priority(best) else best

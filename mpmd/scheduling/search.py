@@ -32,7 +32,7 @@ from mpmd.scheduling.zigzag import zigzag
 
 _TOLERANCE = 1e-9
 _PRIORITIES = (backward_first, old_first, forward_first)
-_PATIENCES = (0.0, 0.5)
+_MAX_WAITS = (0.0, 0.5)
 _AHEADS = (1.0, 1.25, 1.5, 2.0)
 _IMPROVED = 3  # number of the best candidates that are improved
 
@@ -256,11 +256,11 @@ class _Hunt:
     def _list_orders(self, workload: Workload) -> Iterator[tuple[str, Ordered]]:
         for number, limits in enumerate(self._step_limits(workload)):
             for priority in _PRIORITIES:
-                for patience in _PATIENCES if workload.splits else (0.0,):
+                for max_wait in _MAX_WAITS if workload.splits else (0.0,):
                     try:
                         yield (
                             f"list {priority.__name__} {number}",
-                            list_schedule(workload, limits, priority, patience),
+                            list_schedule(workload, limits, priority, max_wait),
                         )
                     except ScheduleError:
                         break  # not even one microbatch fits
@@ -354,9 +354,12 @@ def _depths(num_meshes: int) -> list[int]:
     """Microbatches a mesh may hold, to try where no limit says."""
     return sorted({1, num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
 
+
 """Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
+
+
 def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
-    """Forwards before the first backward, by the position of a mesh and its chains, for zero-bubble orders."""
+    """Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
     meshes = len({chain.mesh for chain in workload.chains})
     return lambda place, chains: (chains - 1) * meshes + int(ahead * (meshes - 1 - place))
 

@@ -117,7 +117,7 @@ class Expansion:
         elif kind in _TRANSPARENT:
             _make_marks(call, kind, name)
         elif kind == MICROBATCHES:
-            _mark_cut(inline_call(call, self.symbols[symbol]), int(name))
+            _mark_batch_dim(inline_call(call, self.symbols[symbol]), int(name))
         elif kind == "call" and scope is ExpansionScope.ENTRY:
             inner = inline_call(call, self.symbols[symbol])
             for op in inner:
@@ -256,7 +256,7 @@ def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
     ir.replace(call, made)
 
 
-def _mark_cut(inlined: list[ir.Op], dim: int) -> None:
+def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
     """Tells which dim of a batch a reshape cuts into microbatches."""
     for op in inlined:
         if op.operation.name == "stablehlo.reshape":

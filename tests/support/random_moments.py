@@ -194,7 +194,7 @@ def sharded_by_hand(seed: int) -> str:
 
 MOMENTS: dict[str, Callable[[int], str]] = {
     "mpmd-carry-sums-through-calls": sums_behind_calls,
-    "mpmd-cut-sub-axes": sharded_by_hand,
+    "mpmd-drop-sub-axes": sharded_by_hand,
     "mpmd-fit-shardings-to-meshes": sharded_by_hand,
     "mpmd-populate-unreduced-out-sharding": sharded_by_hand,
     "mpmd-sink-create-token-into-fragments": tokens,

@@ -156,8 +156,8 @@ class KernelPlan:
     def text(self) -> str:
         """The plan in a readable form; equal plans have equal text, and it is part of cache keys."""
         dims = [f"d{d}:{e}" for d, e in enumerate(self.extents)]
-        cut = self.rank - self.row_dims
-        groups = (dims[: self.batch_dims], dims[self.batch_dims : cut], dims[cut:])
+        first_row_dim = self.rank - self.row_dims
+        groups = (dims[: self.batch_dims], dims[self.batch_dims : first_row_dim], dims[first_row_dim:])
         lines = [f"kernel {self.name} [{' | '.join(' '.join(g) for g in groups)}]"]
         results = set(self.results)
         for k, operand in enumerate(self.operands):

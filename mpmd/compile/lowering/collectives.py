@@ -32,7 +32,7 @@ def _joined(site: LoweringSite) -> dict[str, Any]:
 
 
 def all_reduce(site: LoweringSite) -> Sequence[HloInstruction]:
-    """The reduction over a group, on all its members."""
+    """The reduction over a group, with the result on all its members."""
     return site.parts(site.build.add("all-reduce", *site.operands, called=(site.region(),), **_joined(site)))
 
 
@@ -78,7 +78,7 @@ def all_to_all(site: LoweringSite) -> Sequence[HloInstruction]:
 
 
 def rejoin(build: HloBuilder, value: HloInstruction, split: int, joined: int, count: int) -> HloInstruction:
-    """Parts that lie one after the other along `split`, laid one after the other along `joined`."""
+    """Parts that are stored one after the other along `split`, stored one after the other along `joined`."""
     if split == joined:
         return value
     dims = value.shape.dims

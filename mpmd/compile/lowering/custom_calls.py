@@ -1,4 +1,4 @@
-"""Lowering of custom calls: marks disappear, what HLO has an operation for becomes it, the rest stays."""
+"""Lowering of custom calls: markers are dropped, those with an HLO operation are replaced, others stay."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MARKS = frozenset({"Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.Propagati
 
 
 def mark(site: LoweringSite) -> Sequence[HloInstruction]:
-    """On one device a mark for the partitioner says nothing."""
+    """On one device a partitioner's marker has no effect."""
     if any(o.shape.logical is not s.logical for o, s in zip(site.operands, site.operation.shapes)):
-        raise site.error("a mark for the partitioner changes the shape; partition the program first")
+        raise site.error("a marker for the partitioner changes the shape; partition the program first")
     return site.operands
 
 
@@ -36,11 +36,11 @@ def top_k(site: LoweringSite) -> Sequence[HloInstruction]:
 
 
 def approximate_top_k(site: LoweringSite) -> Sequence[HloInstruction]:
-    """The best values of a dim and what lies beside them: exactly, which is near enough."""
+    """The best values of a dim with their payloads: computed exactly, as a special case of approximately."""
     count = len(site.operands) // 2
     found = re.search(r"reduction_dim = (\d+)", str(site.attribute("mhlo.backend_config")))
     if found is None:
-        raise site.error("an approximate top-k does not say along which dim")
+        raise site.error("an approximate top-k has no dim")
     (name,) = site.attribute("called_computations")
     made = site.build.add(
         "sort",
@@ -81,7 +81,7 @@ def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]
         listed = ", ".join(str(s) for s in _with_layouts(inputs, operand_layouts))
         constraints = Verbatim("{" + listed + "}")
     single = len(shapes) == 1
-    typed = site.attribute("mhlo.backend_config") is not None  # how JAX writes calls of the typed interface
+    typed = site.attribute("mhlo.backend_config") is not None  # JAX's form of calls of the typed interface
     version = 4 if typed else int(site.attribute("api_version", 1))
     made = site.build.add(
         "custom-call",
@@ -99,7 +99,7 @@ def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]
 
 
 def _with_layouts(shapes: Sequence[Shape], layouts: Any) -> list[Shape]:
-    """Shapes in the stated layouts (minor to major), row-major where none are."""
+    """Shapes in the stated layouts (minor to major), row-major by default."""
     if not layouts:
         return [s.filled() for s in shapes]
     return [s.with_layout([int(d) for d in order.reshape(-1)]) for s, order in zip(shapes, layouts)]

@@ -69,7 +69,7 @@ def bitcast_convert(site: LoweringSite) -> HloInstruction:
 
 
 def compare(site: LoweringSite) -> HloInstruction:
-    """Only the total order of floats needs to be said; the rest follows from the element type."""
+    """HLO marks only the total order of floats; other comparisons follow from the element type."""
     total = site.attribute("compare_type") == "TOTALORDER"
     return site.build.add(
         "compare",

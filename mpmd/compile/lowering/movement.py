@@ -57,7 +57,7 @@ def pad(site: LoweringSite) -> HloInstruction:
     return site.build.pad(site.operands[0], site.operands[1], [PadDim(*side) for side in sides])
 
 
-def cut(site: LoweringSite) -> HloInstruction:
+def slice_(site: LoweringSite) -> HloInstruction:
     """A part between fixed bounds."""
     bounds = (site.required(name) for name in ("start_indices", "limit_indices", "strides"))
     return site.build.slice(site.operands[0], *bounds)
@@ -75,7 +75,7 @@ def dynamic_update_slice(site: LoweringSite) -> HloInstruction:
 
 
 def dimension_size(site: LoweringSite) -> HloInstruction:
-    """The size of a dim, which is known here."""
+    """The size of a dim, which is static here."""
     return site.build.constant(site.operands[0].shape.dims[site.required("dimension")], "s32")
 
 
@@ -91,6 +91,6 @@ RULES: dict[str, Rule] = {
     "stablehlo.pad": pad,
     "stablehlo.reshape": reshape,
     "stablehlo.reverse": reverse,
-    "stablehlo.slice": cut,
+    "stablehlo.slice": slice_,
     "stablehlo.transpose": transpose,
 }

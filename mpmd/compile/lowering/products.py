@@ -16,7 +16,7 @@ def _precision(site: LoweringSite) -> tuple[str, ...] | None:
 
 
 def _algorithm(site: LoweringSite) -> Verbatim | None:
-    """XLA's name of a dot algorithm, made from its parts."""
+    """XLA's name of a dot algorithm, from its components."""
     parts: dict[str, str] | None = site.attribute("algorithm")
     if parts is None:
         return None

@@ -1,4 +1,4 @@
-"""Lowering of random numbers.  JAX's threefry arrives as integer operations; this is the rest."""
+"""Lowering of random numbers, but for JAX's threefry, which arrives as integer operations."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from mpmd import ir
 
 MAX_LENGTH = 200
-_CUT = "<...>"
+_ELLIPSIS = "<...>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def fragment_name(number: int, sites: Sequence[FragmentOrigin], transposed: bool
     if all(work == works[0] for work in works):
         parts += _calls([site.call_counter for site in sites])
     name = "_".join(parts)
-    return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_CUT)] + _CUT
+    return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_ELLIPSIS)] + _ELLIPSIS
 
 
 def site_text(site: FragmentOrigin, transposed: bool) -> str:

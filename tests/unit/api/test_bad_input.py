@@ -116,7 +116,7 @@ def test_a_batch_that_is_not_divisible():
     def step(w, x):
         return mpmd.accumulate_gradients(lambda w, x: two_stages(w * x).sum(), 3)(w, x)
 
-    with pytest.raises(SignatureError, match="a batch cannot be cut into 3 equal microbatches"):
+    with pytest.raises(SignatureError, match="a batch cannot be split into 3 equal microbatches"):
         mpmd.jit(step, config()).lower(jnp.ones(4), X)
 
 

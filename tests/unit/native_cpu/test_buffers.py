@@ -113,7 +113,7 @@ def test_the_report_says_what_packing_wastes():
     assignment = made().assignment
     tight = dataclasses.replace(assignment.packing, lower_bound=assignment.packing.size - 64)
     text = assignment_report(dataclasses.replace(assignment, packings={0: tight}))
-    assert f" arena: {tight.size} bytes, 64 above the most that is alive at once" in text
+    assert f" arena: {tight.size} bytes, 64 above the maximum live at once" in text
 
 
 @pytest.mark.parametrize("row", [37, 1])

@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
-from mpmd.compile.buffers.borrowing import borrow
+from mpmd.compile.buffers.output_reuse import borrow
 from mpmd.compile.buffers.packing import LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
@@ -184,7 +184,7 @@ def test_temporaries_borrow_the_memory_of_results():
     assert thing.assignment.borrowed > 0
     assert thing.assignment.arena_bytes < 2 * 64 * 64 * 4
     check_memory(thing)
-    assert "borrowed from results" in assignment_report(thing.assignment)
+    assert "reused from results" in assignment_report(thing.assignment)
 
 
 def test_only_as_much_is_borrowed_as_lowers_the_peak():

@@ -108,5 +108,5 @@ def test_a_group_that_lies_across_two_others_leads_back():
     by_name = {i.name: grouping.group_of[i] for i in grouping.order if i in grouping.group_of}
     across: FusionGroup = grouping.join(by_name["early"], by_name["late"])
     assert len(across.members) == 2
-    assert grouping.would_circle(by_name["a"], by_name["b"])
-    assert not grouping.would_circle(by_name["a"], by_name["g"])
+    assert grouping.would_create_cycle(by_name["a"], by_name["b"])
+    assert not grouping.would_create_cycle(by_name["a"], by_name["g"])

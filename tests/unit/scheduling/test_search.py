@@ -116,7 +116,7 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
         workload = costed_workload(shape, splits, random_costs(chance, len(placement)), Link(latency_s=1))
         least = [sum(workload.sizes[k] for k in workload.chains_on(mesh)) for mesh in range(meshes)]
         limits = [size + chance.randrange(3) for size in least]
-        ordered = list_schedule(workload, limits, patience=chance.choice([0.0, 0.7]))
+        ordered = list_schedule(workload, limits, max_wait=chance.choice([0.0, 0.7]))
         again = in_order(workload, ordered.orders)
         assert again is not None
         assert again.makespan_s <= ordered.makespan_s + 1e-9

@@ -30,7 +30,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.passes.fusion.prices import MEASURED, PROJECTED
@@ -163,7 +163,7 @@ class Compilation(Prepared):
 
 
 @garbage_kept()
-@remembering()
+@caching_plans()
 def prepare_fragment(
     fragment: FragmentModule,
     target: CpuTarget,

@@ -7,7 +7,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.kernels import plan_instruction
 from mpmd.compile.kernels.planning.trace import PAIRS, NoPlan
-from mpmd.compile.thunks.emission import SILENT, tells_device
+from mpmd.compile.thunks.emission import SILENT, is_device_number
 
 
 def refusals(computation: HloComputation) -> dict[HloInstruction, str]:
@@ -24,7 +24,7 @@ def refusals(computation: HloComputation) -> dict[HloInstruction, str]:
 
 def _reason(instruction: HloInstruction) -> str:
     """Why an instruction has no native code; "" if it has."""
-    if instruction.opcode in SILENT or tells_device(instruction):
+    if instruction.opcode in SILENT or is_device_number(instruction):
         return ""
     if instruction.opcode in ("while", "conditional"):
         for computation in instruction.called:

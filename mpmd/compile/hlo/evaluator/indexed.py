@@ -130,8 +130,8 @@ def _rounds(places: Array) -> list[Array]:
     begins = np.flatnonzero(first)
     nth = np.arange(len(ordered)) - np.repeat(begins, np.diff([*begins, len(ordered)]))
     by_round = np.argsort(nth, kind="stable")
-    cuts = np.flatnonzero(np.diff(nth[by_round])) + 1
-    return [order[part] for part in np.split(by_round, cuts)]
+    splits = np.flatnonzero(np.diff(nth[by_round])) + 1
+    return [order[part] for part in np.split(by_round, splits)]
 
 
 RULES: dict[str, Rule] = {"gather": _gather, "scatter": _scatter}

@@ -71,11 +71,11 @@ class ProfiledCosts:
             self.unreadable += 1
             return
         if known and math.isfinite(seconds) and seconds > 0 and math.isfinite(ratio) and ratio > 0:
-            self._remember(key, place, seconds, ratio)
+            self._store(key, place, seconds, ratio)
         else:
             self.unreadable += 1
 
-    def _remember(self, key: str, place: tuple[str, str], seconds: float, ratio: float) -> None:
+    def _store(self, key: str, place: tuple[str, str], seconds: float, ratio: float) -> None:
         if key not in self._seconds:
             self._ratios.setdefault(place, []).append(ratio)
         self._seconds[key] = seconds
@@ -103,7 +103,7 @@ class ProfiledCosts:
             return self._seconds[key]
         seconds = run()
         ratio = seconds / projected(work, device).seconds
-        self._remember(key, (device.name, work.kind), seconds, ratio)
+        self._store(key, (device.name, work.kind), seconds, ratio)
         self._append(
             {
                 "version": _VERSION,

@@ -21,7 +21,7 @@ from mpmd.compile.kernels.planning.dots import (
 )
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.trace import MOVEMENT, IndexMap, NoPlan, Trace, position_of
 
 _FACTORS = ("f32", "bf16")
@@ -68,7 +68,7 @@ def products_in(group: Sequence[HloInstruction]) -> tuple[list[HloInstruction], 
     return first, second
 
 
-@remembered
+@cached_plan
 def plan_attention(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> PlannedAttention:

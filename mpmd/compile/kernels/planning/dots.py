@@ -10,7 +10,7 @@ from mpmd.compile.kernels.index import Index, constant, delinearized, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, IndexMap, NoPlan, Trace, check_dtype, position_of
 
@@ -151,7 +151,7 @@ def merged(dims: Sequence[int], loops: Loops, *sides: DotOperand) -> list[list[i
     return groups
 
 
-@remembered
+@cached_plan
 def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> DotPlan:
     """The kernel of a group with one dot.
 

@@ -1,9 +1,9 @@
-"""What operations on cut values need beyond the shapes of one device.
+"""Rules for operations on sharded values that need more than the shapes of one device.
 
-Shardy leaves every operation free of conflicts: its operands are cut as its result is, and where a cut dim
-is summed away, an `sdy.all_reduce` follows.  A rule here either sees that the local operation is the local
-part of the whole one and lowers it, or adds what is missing, or says that it is neither.  Then `whole` does
-it: every device gathers the operands, does the whole operation and keeps its part.
+Shardy leaves every operation free of conflicts: operands and result are sharded alike, and where a sharded
+dim is summed away, an `sdy.all_reduce` follows.  A rule here lowers the operation if its local form is the
+local part of the whole one, or adds what is missing, or declines.  Then `whole` is used: every device
+gathers the operands, does the whole operation and keeps its part.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LOCAL_COLLECTIVES = frozenset(
         "stablehlo.replica_id",
     }
 )
-"""Of a `shard_map`: they speak of one device."""
+"""Of a `shard_map`: their bodies are local already."""
 
 
 def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
@@ -75,7 +75,7 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
         return reduce_scatter
     if plain is None or name in _SHELLS or name in _LOCAL_COLLECTIVES:
         return plain
-    if not any(any(cut) for cut in (*spread.operands, *spread.results)):
+    if not any(any(sharding) for sharding in (*spread.operands, *spread.results)):
         return plain
     of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
 
@@ -94,41 +94,43 @@ def whole(site: LoweringSite, plain: Rule) -> Made:
     """All of the operation on every device, which then keeps its part."""
     spread = _spread(site)
     operands = []
-    for value, cut in zip(site.operands, spread.operands, strict=True):
-        for dim, axes in enumerate(cut):
+    for value, sharding in zip(site.operands, spread.operands, strict=True):
+        for dim, axes in enumerate(sharding):
             value = gathered(site.build, value, dim, axes, spread.devices)
         operands.append(value)
     made = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
     results = [made] if isinstance(made, HloInstruction) else list(made)
     for number in site.operation.results:
         site.lowering.partial[number] = COMPLETE
-    return [own_part(site.build, value, cut) for value, cut in zip(results, spread.results, strict=True)]
+    return [
+        own_part(site.build, value, sharding) for value, sharding in zip(results, spread.results, strict=True)
+    ]
 
 
 def of_elements(site: LoweringSite, plain: Rule) -> Made | None:
-    """Each element by itself: operands are cut as the results are."""
+    """Each element by itself: operands are sharded as the results are."""
     spread = _spread(site)
-    cuts: set[Sharding] = set(spread.results)
-    cuts |= {cut for cut, shape in zip(spread.operands, spread.shapes) if shape.rank}
-    return plain(site) if len(cuts) == 1 else None
+    shardings: set[Sharding] = set(spread.results)
+    shardings |= {sharding for sharding, shape in zip(spread.operands, spread.shapes) if shape.rank}
+    return plain(site) if len(shardings) == 1 else None
 
 
 # -- communication ----------------------------------------------------------------------------------------
 
 
 def reshard(site: LoweringSite) -> Made:
-    """A value cut in another way."""
+    """A value with another sharding."""
     spread = _spread(site)
     (value,) = site.operands
     return resharded(site.build, value, spread.operands[0], spread.results[0], spread.devices)
 
 
 def all_reduce(site: LoweringSite) -> Made:
-    """Partial results of the devices along some axes combined, by what their producer reduces with."""
+    """Partial results of the devices along some axes combined, by their producer's reduction."""
     (value,), axes = site.operands, site.required("axes")
     opcode = site.lowering.partial.get(site.operation.operands[0])
     if opcode is None:
-        raise site.error("it does not follow an operation that gives partial results")
+        raise site.error("it does not follow an operation with partial results")
     if opcode == COMPLETE or not axes:
         return value
     reducer = site.lowering.reducer(opcode, value.shape.dtype)
@@ -146,7 +148,7 @@ def reduce_scatter(site: LoweringSite) -> Made:
 
 
 def dot(site: LoweringSite, plain: Rule) -> Made | None:
-    """Contracted dims are cut alike: the local products are partial sums."""
+    """Contracted dims are sharded alike: the local products are partial sums."""
     spread, dims = _spread(site), site.required("dot_dimension_numbers")
     a, b = spread.operands
     pairs = [*zip(dims.lhs_batch, dims.rhs_batch), *zip(dims.lhs_contracting, dims.rhs_contracting)]
@@ -163,14 +165,14 @@ def dot(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def reduce(site: LoweringSite, plain: Rule) -> Made | None:
-    """A cut dim that is reduced leaves partial results."""
+    """A sharded dim that is reduced leaves partial results."""
     spread, dims = _spread(site), site.required("dimensions")
     count = len(spread.results)
-    cut = spread.operands[0]
-    kept = tuple(axes for d, axes in enumerate(cut) if d not in dims)
-    if any(c != cut for c in spread.operands[:count]) or any(r != kept for r in spread.results):
+    sharding = spread.operands[0]
+    kept = tuple(axes for d, axes in enumerate(sharding) if d not in dims)
+    if any(c != sharding for c in spread.operands[:count]) or any(r != kept for r in spread.results):
         return None
-    if not any(cut[d] for d in dims):
+    if not any(sharding[d] for d in dims):
         return plain(site)
     opcode = reduces_to(site.region(), site.operands[count]) if count == 1 else None
     if opcode is None:
@@ -180,7 +182,7 @@ def reduce(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def convolution(site: LoweringSite, plain: Rule) -> Made | None:
-    """Batches of the input and features of the output may be cut."""
+    """Batches of the input and features of the output may be sharded."""
     spread, dims = _spread(site), site.required("dimension_numbers")
     grouped = site.attribute("feature_group_count", 1) != 1 or site.attribute("batch_group_count", 1) != 1
     (given, kernel), (result,) = spread.operands, spread.results
@@ -195,22 +197,22 @@ def convolution(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def along_other_dims(attribute: Callable[[LoweringSite], Sequence[int]]) -> LocalRule:
-    """A rule for operations that work along some dims, which must be whole, and on all others alike."""
+    """A rule for operations that act along some dims, which must be whole, and on all others elementwise."""
 
     def rule(site: LoweringSite, plain: Rule) -> Made | None:
         spread, dims = _spread(site), attribute(site)
-        cuts = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
-        if len(cuts) != 1:
+        shardings = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
+        if len(shardings) != 1:
             return None
-        (cut,) = cuts
-        if any(cut[d] for d in dims):
+        (sharding,) = shardings
+        if any(sharding[d] for d in dims):
             return None
-        shapes = tuple(local(shape, cut) for shape in spread.whole.shapes)
+        shapes = tuple(local(shape, sharding) for shape in spread.whole.shapes)
         operation = dataclasses.replace(site.operation, shapes=shapes)
         made = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
         results = [made] if isinstance(made, HloInstruction) else made
         wanted = zip(results, spread.results, strict=True)
-        return [resharded(site.build, value, cut, target, spread.devices) for value, target in wanted]
+        return [resharded(site.build, value, sharding, target, spread.devices) for value, target in wanted]
 
     return rule
 
@@ -239,7 +241,7 @@ def _last_dim(site: LoweringSite) -> Sequence[int]:
 def _spread(site: LoweringSite) -> Spread:
     spread = site.operation.spread
     if spread is None:
-        raise CompileError(f"{site.name} says nothing of the mesh")
+        raise CompileError(f"{site.name} has no global form")
     return spread
 
 
@@ -253,4 +255,4 @@ _LOCAL: dict[str, LocalRule] = {
     **movement.LOCAL,
     **indexed.LOCAL,
 }
-"""Where the local part of an operation is not simply that of its elements."""
+"""Operations whose local part is not simply that of its elements."""

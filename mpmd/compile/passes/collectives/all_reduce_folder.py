@@ -61,16 +61,16 @@ def _crossed(
     first: list[tuple[int, ...]], second: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Groups of all that meet, where each group of one kind meets each of the other in one device."""
-    home = {device: group for group in first for device in group}
+    group_of = {device: group for group in first for device in group}
     joined: dict[tuple[int, ...], None] = {}
     for group in second:
-        if any(device not in home for device in group):
+        if any(device not in group_of for device in group):
             return None
-        members = sorted(other for device in group for other in home[device])
+        members = sorted(other for device in group for other in group_of[device])
         if len(set(members)) != len(members):
             return None
         joined[tuple(members)] = None
     total = sum(len(g) for g in joined)
     # Each device in one group, and the second groups cover all members of those they join.
     covered = sum(len(g) for g in second)
-    return tuple(joined) if total == len(home) == covered else None
+    return tuple(joined) if total == len(group_of) == covered else None

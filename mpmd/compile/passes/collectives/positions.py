@@ -50,10 +50,10 @@ def own_part(piece: HloInstruction, collective: HloInstruction) -> int | None:
     None unless the slice has, on each device, the part of its position in the group.
     """
     whole = piece.operands[0].shape
-    cut = [d for d, (n, m) in enumerate(zip(whole.dims, piece.shape.dims)) if n != m]
-    if len(cut) != 1:
+    smaller = [d for d, (n, m) in enumerate(zip(whole.dims, piece.shape.dims)) if n != m]
+    if len(smaller) != 1:
         return None
-    (dim,) = cut
+    (dim,) = smaller
     module = piece.parent.module
     groups = collective_groups(collective, module.replica_count, module.num_partitions)
     count = len(groups[0])

@@ -287,16 +287,16 @@ class Search:
         """What of a group is read outside: by what is no group, or by one that does not compute it, too."""
         groups = [*before, attention, *after]
         known = {m for g in before for m in g.members} | attention.cone.repeated
-        homes: dict[HloInstruction, list[set[HloInstruction]]] = {}
+        groups_of: dict[HloInstruction, list[set[HloInstruction]]] = {}
         for members in (g.members for g in groups):
             for member in members:
-                homes.setdefault(member, []).append(members)
+                groups_of.setdefault(member, []).append(members)
         repeated = {m for g in groups for m in g.cone.repeated}
         found = []
         for member in self.sorted(attention.members - known):
             readers = _readers(member, repeated)
-            outside = member.is_root or any(r not in homes for r in readers)
-            if outside or any(member not in home for r in readers for home in homes[r]):
+            outside = member.is_root or any(r not in groups_of for r in readers)
+            if outside or any(member not in members_there for r in readers for members_there in groups_of[r]):
                 found.append(member)
         return found
 

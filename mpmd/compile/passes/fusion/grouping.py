@@ -193,7 +193,7 @@ class Grouping:
         return planned
 
     # -- order
-    def would_circle(self, a: FusionGroup, b: FusionGroup) -> bool:
+    def would_create_cycle(self, a: FusionGroup, b: FusionGroup) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
         return self._ranks.between(a, b) is None
 

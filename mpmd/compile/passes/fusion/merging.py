@@ -80,7 +80,7 @@ class _Merging:
             other = grouping.group_of.get(array)
             if other is None or other is group or other.product or other.reduces or other.updates:
                 continue
-            if any(m.shape.size != dot.shape.size or _is_dear(m) for m in other.members):
+            if any(m.shape.size != dot.shape.size or _is_expensive(m) for m in other.members):
                 continue
             mine = {*grouping.group_of[dot].members, *other.members}
             if all(r in mine for m in other.members for r in grouping.readers(m)):
@@ -172,7 +172,7 @@ class _Merging:
             return f"together they have {len(members)} instructions, more than {self.most}"
         if not self.multi_output and len(grouping.results(members)) > 1:
             return "they would have several results"
-        if grouping.would_circle(a, b):
+        if grouping.would_create_cycle(a, b):
             return "what one needs is made of what the other gives"
         if _plain(members):
             return ""
@@ -195,7 +195,7 @@ class _Merging:
         return total
 
 
-def _is_dear(member: HloInstruction) -> bool:
+def _is_expensive(member: HloInstruction) -> bool:
     operation = OPERATIONS.get(member.opcode)
     return operation is not None and operation.is_expensive
 

@@ -30,10 +30,10 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
                 break
             if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, [result]):
                 _try(grouping, prices, group, [result])
-        _hand_out_dear_values(grouping, prices, group)
+        _duplicate_expensive_values(grouping, prices, group)
 
 
-def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
+def _duplicate_expensive_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
     """Hand out one value that is dear instead of several results that are cheaply made of it.
 
     (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
@@ -41,7 +41,7 @@ def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: FusionGroup
     results = grouping.results(group.members)
     if len(results) < 2:
         return
-    for value in [m for m in group.members if m not in results and _is_dear(m)]:
+    for value in [m for m in group.members if m not in results and _is_expensive(m)]:
         made = []
         for result in grouping.results(group.members):
             others = [r for r in grouping.results(group.members) if r is not result]
@@ -53,7 +53,7 @@ def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: FusionGroup
             _try(grouping, prices, group, made, value)
 
 
-def _is_dear(member: HloInstruction) -> bool:
+def _is_expensive(member: HloInstruction) -> bool:
     operation = OPERATIONS.get(member.opcode)
     return member.is_elementwise and operation is not None and operation.is_expensive
 

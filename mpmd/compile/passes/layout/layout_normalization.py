@@ -24,7 +24,7 @@ class LayoutNormalization(ComputationPass):
 
     A copy that changes the layout becomes a transpose; one that need not move anything, and a transpose that
     does not, a bitcast.  Products, indexed accesses, loops and calls keep their layouts: bitcasts stand at
-    the border.
+    the interface.
 
     Requires: layouts are assigned, reshapes are bitcasts; no schedule.
     Ensures: elementwise work, data movement and reductions have row-major results and operands.
