@@ -18,7 +18,7 @@ from mpmd.compile.buffers.fitting import fit
 from mpmd.compile.compilation import Clock, Prepared
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured
@@ -32,7 +32,7 @@ from mpmd.support.pipeline import Timing, run_pipeline
 
 
 @garbage_kept()
-@remembering()
+@caching_plans()
 def prepare_fragment(
     fragment: FragmentModule,
     target: Target,

@@ -10,7 +10,7 @@ from mpmd.compile.kernels.index import Index, constant, delinearized, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, IndexMap, NoPlan, Trace, check_dtype, position_of
 
@@ -51,7 +51,7 @@ def is_product(dot: HloInstruction) -> bool:
 
 
 @dataclass(frozen=True)
-class Side:
+class DotOperand:
     """A factor: the array it lies in, and the step along each of the product's loop dims."""
 
     array: HloInstruction
@@ -125,7 +125,9 @@ def loops_of(dot: HloInstruction) -> tuple[Loops, IndexMap, IndexMap]:
     return Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
 
 
-def side_of(value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops) -> Side:
+def side_of(
+    value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops
+) -> DotOperand:
     """Where a factor lies.
 
     Raises:
@@ -134,10 +136,10 @@ def side_of(value: HloInstruction, at: IndexMap, inside: Collection[HloInstructi
     array, place = strided(value, at, inside, loops.extents)
     if check_dtype(array).shape.dtype not in FACTORS:
         raise NoPlan(f"no matrix product reads {array.shape.dtype}")
-    return Side(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
+    return DotOperand(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
 
 
-def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
+def merged(dims: Sequence[int], loops: Loops, *sides: DotOperand) -> list[list[int]]:
     """Neighbouring loops that all sides walk through as one, outermost first."""
     groups: list[list[int]] = []
     for d in (d for d in dims if loops.extents[d] != 1):
@@ -149,7 +151,7 @@ def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
     return groups
 
 
-@remembered
+@cached_plan
 def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> DotPlan:
     """The kernel of a group with one dot.
 
@@ -175,7 +177,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     space = tuple(sizes[: count + 2])
     at_dot = _dot_place(loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
 
-    def view(side: Side, row: list[list[int]], column: list[list[int]]) -> View:
+    def view(side: DotOperand, row: list[list[int]], column: list[list[int]]) -> View:
         def step(part: list[list[int]]) -> int:
             return side.steps[part[0][-1]] if part else 1
 

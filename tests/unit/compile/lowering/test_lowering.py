@@ -251,7 +251,7 @@ def test_custom_calls_keep_layouts_aliases_and_configuration(xla):
             '  %0 = "stablehlo.unary_einsum"(%x) <{einsum_config = "a->a"}> '
             ": (tensor<2xf32>) -> tensor<2xf32>\n"
             "  return %0 : tensor<2xf32>\n}",
-            r"cannot lower stablehlo.unary_einsum\(f32\[2\]\{0\}\): no rule lowers this operation",
+            r"cannot lower stablehlo.unary_einsum\(f32\[2\]\{0\}\): there is no rule for this operation",
         ),
         (
             "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n  return %x : tensor<?xf32>\n}",
@@ -265,7 +265,7 @@ def test_custom_calls_keep_layouts_aliases_and_configuration(xla):
             "func.func @main(%x: tensor<2xf32>) -> tensor<1xf32> {\n"
             "  %0 = stablehlo.custom_call @Sharding(%x) : (tensor<2xf32>) -> tensor<1xf32>\n"
             "  return %0 : tensor<1xf32>\n}",
-            "a mark for the partitioner changes the shape; partition the program first",
+            "a marker for the partitioner changes the shape; partition the program first",
         ),
     ],
 )

@@ -187,7 +187,7 @@ def test_one_mesh_has_the_axes_of_all_shardings():
         (parameter("x", "f32[8,4]", 0, "{manual}"), "takes tiled and replicated values"),
         (parameter("x", "f32[6,4]", 0, ROWS), "dim 0 of parameter 0, .* does not divide into 8 equal parts"),
         (parameter("x", "f32[8,4]", 0, "{devices=[4,1]<=[4]}"), "is not over the 8 devices"),
-        (parameter("x", "f32[8,4]", 0, "{devices=[8,1]0,1,2,3,4,5,7,6}"), "is no tiling of a mesh"),
+        (parameter("x", "f32[8,4]", 0, "{devices=[8,1]0,1,2,3,4,5,7,6}"), "is not a tiling of a mesh"),
         (parameter("x", "f32[8,4]", 0, "{devices=[8]<=[8]}"), "has 1 dims, its shape is"),
     ],
 )
