@@ -87,7 +87,9 @@ def _met(waiting: dict[int, CollectiveThunk | None]) -> tuple[int, ...]:
     raise CompileError(f"the devices of a mesh wait for each other in different collectives: {names}")
 
 
-def _exchange(thunk: CollectiveThunk, piece: CollectiveKernel, group: Sequence[int], memories: Sequence[Memory]) -> None:
+def _exchange(
+    thunk: CollectiveThunk, piece: CollectiveKernel, group: Sequence[int], memories: Sequence[Memory]
+) -> None:
     """A kernel of a collective, by each device of a group that runs it; shared work is done by the first."""
     plan = thunk.plan
     for device in group[:1] if piece.shared else group:

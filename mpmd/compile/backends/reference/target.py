@@ -92,7 +92,7 @@ class Reference:
         """Every plan has a meaning."""
         return ""
 
-    def generation(self, options: CompileOptions) -> Reference:
+    def generation(self) -> Reference:
         """See `Target`."""
         return self
 
