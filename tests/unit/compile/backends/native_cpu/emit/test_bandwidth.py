@@ -97,7 +97,9 @@ def test_sums_of_bf16_products_keep_nan_and_infinity():
 def test_which_sums_are_of_bf16_products():
     target = named_target("avx512_bf16")
     plan = sums(2, 64)
-    dots = [dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"]
+    dots = [
+        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"
+    ]
     assert [len(d) for d in dots] == [1, 2, 2]
     assert not any(
         dot_factors(named_target("avx512"), plan, k)
