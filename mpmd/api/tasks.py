@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
+from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.import_.assignment import Place
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
@@ -22,9 +23,10 @@ _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f
 def task_orders(module: ir.Module, config: Config) -> str:
     """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
-    Each loop over microbatches is scheduled by itself.  Stages without a number follow each other as the
-    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh
-    several times.  A program without microbatches has no tasks and keeps the order of its data flow.
+    Loops over microbatches of which one waits for the other are scheduled each by itself, and so are all
+    loops if the schedule has two copies of the stages.  Stages without a number follow each other as the
+    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh several
+    times.  A program without microbatches has no tasks and keeps the order of its data flow.
 
     Raises:
         ScheduleError: the schedule is unknown or cannot order these stages.
@@ -36,7 +38,10 @@ def task_orders(module: ir.Module, config: Config) -> str:
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
-    for microbatches in rounds_of(main, fragments):
+    rounds = rounds_of(main, fragments)
+    if first_copies:
+        rounds = [group for of_round in rounds for group in mirrored_rounds(main, fragments, of_round)]
+    for microbatches in rounds:
         of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
@@ -145,7 +150,8 @@ def _round_orders(
             stage_to_mesh=[used.index(found[stage]) for stage in stages],
         )
     except ScheduleError as error:
-        legend = _stages_text(main, staged, stages, used)
+        copied = SUFFIX if first_copies else ""
+        legend = _stages_text(main, staged, {stage: found[stage] for stage in stages}, used, copied)
         raise ScheduleError(f"{error}\n{legend}") from error
     shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
     for remark in schedule.remarks(shape):
@@ -169,15 +175,27 @@ def _round_orders(
 
 
 def _stages_text(
-    main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
+    main: ir.Func,
+    staged: Sequence[TaskFragment],
+    mesh_of: Mapping[int, str],
+    used: Sequence[str],
+    suffix: str,
 ) -> str:
-    """What the stages and meshes that a schedule numbers are for the user, a line each."""
+    """The names and the mesh of each stage that a schedule numbers, a line each.
+
+    Args:
+        main: the entry function.
+        staged: its fragments of microbatches.
+        mesh_of: stage -> mesh, in the order of the pipeline.
+        used: the meshes as the schedule numbers them.
+        suffix: what the names of second copies end with.
+    """
     ops = ir.ops(main)
     lines = []
-    for number, stage in enumerate(stages):
+    for number, (stage, mesh) in enumerate(mesh_of.items()):
         fragments = [fragment for fragment in staged if fragment.stage == stage]
-        names = dict.fromkeys(origin.name for f in fragments for origin in ops[f.position].origins)
-        mesh = fragments[0].mesh
+        origins = (origin.name for f in fragments for origin in ops[f.position].origins)
+        names = dict.fromkeys(name.removesuffix(suffix) for name in origins)
         lines.append(f"  stage {number} is {', '.join(names)} on mesh {used.index(mesh)}, {mesh!r}")
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from mpmd.errors import ScheduleError
 from mpmd.scheduling.schedule import SCHEDULES
 from tests.support.comparing import copied, relative_difference
 from tests.support.random_graphs import TOLERANCE, draw_graph, report
+from tests.support.wide_graphs import draw_wide
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -28,11 +29,12 @@ def test_a_graph_under_every_schedule(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("draw", [draw_graph, draw_wide])
 @pytest.mark.parametrize("part", range(10))
-def test_many_new_graphs_under_every_schedule(part):
-    """A hundred graphs in all; the seeds are others each time, and shown if one fails."""
+def test_many_new_graphs_under_every_schedule(part, draw):
+    """A hundred graphs of either kind; the seeds are others each time, and shown if one fails."""
     first = random.SystemRandom().randrange(2**31)
-    text, bad = report(range(first, first + 10))
+    text, bad = report(range(first, first + 10), draw)
     assert not bad, text
 
 

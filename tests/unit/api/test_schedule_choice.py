@@ -106,6 +106,32 @@ def test_a_stage_that_only_the_last_microbatch_needs(schedule):
     assert not any("nothing of it runs" in w for w in found.warnings)
 
 
+def two_loops(schedule, counts, places):
+    """A step with two loops that do not wait for each other, with so many microbatches."""
+    stages = [mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name=name) for name in places]
+
+    def loss(w, x):
+        for stage in stages:
+            x = stage(w, x)
+        return jnp.mean(x**2)
+
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule=schedule)
+    step = lambda w, *xs: [mpmd.accumulate_gradients(loss, n)(w, x) for n, x in zip(counts, xs)]  # noqa: E731
+    return mpmd.jit(step, config).lower(W, *(jnp.ones((4 * n, 4)) for n in counts))
+
+
+@pytest.mark.parametrize("counts", [(2, 4), (1, 3), (3, 1), (1, 1)])
+def test_both_loops_have_second_copies_in_their_second_half(counts):
+    found = two_loops("dualpipe", counts, {"s0": ("m0", 0), "s1": ("m1", 1)})
+    assert not any("the order" in text for text in (*found.notices, *found.warnings))
+
+
+def test_a_refusal_calls_second_copies_by_their_names():
+    with pytest.raises(ScheduleError, match="comes to every mesh once") as error:
+        two_loops("dualpipe", (2, 2), {"a": ("m0", 0), "b": ("m1", 1), "c": ("m0", 2)})
+    assert "_mirror" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "options",
     [
