@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.api.config import Config
@@ -89,10 +89,14 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     meshes = list(config.topology)
     stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
     first = _first_copies(config)
-    numbers = sorted(first)
+    numbers = list(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
-    mirror = config.pipeline_schedule.mirror(shape)
+    try:
+        mirror = config.pipeline_schedule.mirror(shape)
+    except ScheduleError as error:
+        names = {number: [name for name in stages if stages[name] == number] for number in numbers}
+        raise ScheduleError(f"{error}\n{_legend(first, names, used)}") from error
     if mirror is None:
         return {}
     opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
@@ -116,9 +120,10 @@ def _stage_of(place: Place, meshes: Sequence[str]) -> int:
 
 
 def _first_copies(config: Config) -> dict[int, str]:
-    """The mesh that each stage is assigned to, where the stages of a mesh may have copies on another one."""
+    """The mesh that each stage is assigned to, in order; it may have a second copy on another one."""
     meshes = list(config.topology)
-    return {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+    places = {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+    return dict(sorted(places.items()))
 
 
 def _round_orders(
@@ -130,36 +135,36 @@ def _round_orders(
 ) -> dict[str, list[str]]:
     """The tasks of one loop over microbatches, for each mesh that takes part.
 
-    The first half of the microbatches uses the first copies of the stages.  A stage that only others need,
-    such as one whose result a loop returns from its last iteration, has the mesh that it has there, unless
-    the schedule keeps second copies elsewhere.
+    Where the stages have second copies the table is for all stages, those that this loop does not use
+    included, as the place of each second copy depends on all of them.
     """
     meshes = main.topology.schedulable
     staged = [_staged(fragment, meshes) for fragment in fragments]
-    half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {fragment.stage: fragment.mesh for fragment in staged}
-    found |= {stage: mesh for stage, mesh in first_copies.items() if stage in found}
-    found |= {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
-    stages = _in_pipeline_order(main, fragments, staged)
-    used = [mesh for mesh in meshes if mesh in found.values()]
+    if first_copies:
+        mesh_of = first_copies
+    else:
+        on = {fragment.stage: fragment.mesh for fragment in staged}
+        mesh_of = {stage: on[stage] for stage in _in_pipeline_order(main, fragments, staged)}
+    stages = list(mesh_of)
+    used = [mesh for mesh in meshes if mesh in mesh_of.values()]
     try:
         table = schedule.table(
             num_stages=len(stages),
             num_meshes=len(used),
             num_microbatches=len(microbatches),
-            stage_to_mesh=[used.index(found[stage]) for stage in stages],
+            stage_to_mesh=[used.index(mesh) for mesh in mesh_of.values()],
         )
     except ScheduleError as error:
-        copied = SUFFIX if first_copies else ""
-        legend = _stages_text(main, staged, {stage: found[stage] for stage in stages}, used, copied)
-        raise ScheduleError(f"{error}\n{legend}") from error
+        names = _names_by_stage(main, staged, SUFFIX if first_copies else "")
+        raise ScheduleError(f"{error}\n{_legend(mesh_of, names, used)}") from error
     shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
     for remark in schedule.remarks(shape):
         diagnostics.warning(remark, main.location)
-    if table.mirror is not None and table.mirror.first_microbatch != len(half):
+    half = (len(microbatches) + 1) // 2
+    if table.mirror is not None and table.mirror.first_microbatch != half:
         raise ScheduleError(
             f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
-            f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
+            f"{table.mirror.first_microbatch} on\n  expected: from {half} on, for half of them"
         )
     present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
     split = {fragment.stage for fragment in staged if fragment.phase == "I"}
@@ -174,29 +179,23 @@ def _round_orders(
     return orders
 
 
-def _stages_text(
-    main: ir.Func,
-    staged: Sequence[TaskFragment],
-    mesh_of: Mapping[int, str],
-    used: Sequence[str],
-    suffix: str,
-) -> str:
-    """The names and the mesh of each stage that a schedule numbers, a line each.
-
-    Args:
-        main: the entry function.
-        staged: its fragments of microbatches.
-        mesh_of: stage -> mesh, in the order of the pipeline.
-        used: the meshes as the schedule numbers them.
-        suffix: what the names of second copies end with.
-    """
+def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
+    """The names in the fragments of each stage, without what the names of second copies end with."""
     ops = ir.ops(main)
+    found: dict[int, list[str]] = {}
+    for fragment in staged:
+        assert fragment.stage is not None
+        names = found.setdefault(fragment.stage, [])
+        names += [origin.name.removesuffix(suffix) for origin in ops[fragment.position].origins]
+    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+
+
+def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used: Sequence[str]) -> str:
+    """The names and the mesh of each stage, a line each, with the numbers that a schedule has for them."""
     lines = []
     for number, (stage, mesh) in enumerate(mesh_of.items()):
-        fragments = [fragment for fragment in staged if fragment.stage == stage]
-        origins = (origin.name for f in fragments for origin in ops[f.position].origins)
-        names = dict.fromkeys(name.removesuffix(suffix) for name in origins)
-        lines.append(f"  stage {number} is {', '.join(names)} on mesh {used.index(mesh)}, {mesh!r}")
+        called = ", ".join(names[stage]) if stage in names else "not in this loop,"
+        lines.append(f"  stage {number} is {called} on mesh {used.index(mesh)}, {mesh!r}")
     return "\n".join(lines)
 
 

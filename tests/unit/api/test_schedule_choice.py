@@ -126,10 +126,21 @@ def test_both_loops_have_second_copies_in_their_second_half(counts):
     assert not any("the order" in text for text in (*found.notices, *found.warnings))
 
 
-def test_a_refusal_calls_second_copies_by_their_names():
+def test_what_cannot_have_second_copies_is_named():
     with pytest.raises(ScheduleError, match="comes to every mesh once") as error:
-        two_loops("dualpipe", (2, 2), {"a": ("m0", 0), "b": ("m1", 1), "c": ("m0", 2)})
-    assert "_mirror" not in str(error.value)
+        two_loops("dualpipe", (2, 2), {"a": ("m0", 0), "b": ("m1", 1), "c": ("m0", 7)})
+    assert str(error.value).endswith(
+        "stage 0 is a on mesh 0, 'm0'\n  stage 1 is b on mesh 1, 'm1'\n  stage 2 is c on mesh 0, 'm0'"
+    )
+
+
+def test_second_copies_where_a_loop_has_not_all_stages():
+    first, last = (mpmd.named_computation(jnp.tanh, name=name) for name in ("first", "last"))
+    body = lambda total, x: (total + last(x).sum(), None)  # noqa: E731
+    step = lambda x: (first(x), mpmd.microbatch_loop(body, 0.0, x, num_microbatches=4)[0])  # noqa: E731
+    places = {"first": ("m0", 0), "last": ("m1", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule="dualpipe")
+    assert not any("the order" in text for text in mpmd.jit(step, config).lower(X).notices)
 
 
 @pytest.mark.parametrize(
