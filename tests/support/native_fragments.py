@@ -10,16 +10,16 @@ import numpy as np
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
 from mpmd.compile.backends.native_cpu.direct import aligned_empty
-from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
+from tests.support.assignment_check import check_assignment
+from tests.support.program_instance import ProgramInstance
 
 POISON = 0xA5
 

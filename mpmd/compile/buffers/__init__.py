@@ -8,7 +8,6 @@
 | `borrowing.py` | temporaries in the memory of results, before those are written |
 | `packing.py` | blocks of bytes and time into one arena |
 | `assignment.py` | the result: a slice of an allocation for each value |
-| `check.py` | an independent checker: no two live values overlap |
 | `report.py` | the assignment as text, and who holds the peak |
 | `plot.py` | the arena as a picture |
 """

@@ -13,8 +13,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.parser import parse_module
-from mpmd.compile.hlo.printer import PrintOptions, print_module
-from mpmd.compile.hlo.serialize import deserialize, serialize
+from mpmd.compile.hlo.printer import print_module
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, parse_shape, tuple_of
 from mpmd.compile.hlo.verifier import verify
 
@@ -25,15 +24,12 @@ __all__ = [
     "HloInstruction",
     "HloModule",
     "Layout",
-    "PrintOptions",
     "Shape",
     "array",
-    "deserialize",
     "fingerprint",
     "parse_module",
     "parse_shape",
     "print_module",
-    "serialize",
     "tuple_of",
     "verify",
 ]

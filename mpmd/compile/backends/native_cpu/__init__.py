@@ -18,5 +18,5 @@
 | `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
 | `handler.py`, `ffi.py`, `jax_function.py` | its handler, the custom call, the function of JAX |
-| `instance.py`, `direct.py`, `profile.py` | programs and single kernels run without XLA, and what they take |
+| `direct.py`, `profile.py` | single kernels run without XLA, and what they take |
 """
