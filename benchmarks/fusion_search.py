@@ -23,8 +23,8 @@ from fragments import cases
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.costs import fragment_costs
 
@@ -34,7 +34,7 @@ SEARCHES = ("greedy", "beam")
 def modelled(fragment: Any, options: CompileOptions) -> dict[str, float]:
     """What the models say of a fragment compiled so, and what its fusion took."""
     start = time.process_time()
-    made = prepare_fragment(fragment, host_target(), options)
+    made = prepare_fragment(fragment, NativeCpu(), options)
     compiled = time.process_time() - start
     costs = fragment_costs(made.thunks, made.module)
     pass_seconds = sum(s for name, s in made.seconds.items() if name.startswith("hlo-fusion"))

@@ -9,12 +9,12 @@ from mpmd import ir
 from mpmd.api.config import Config
 from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
-# What stands in for a schedule that comes to every mesh once where microbatches come several times.
+# The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
 
 
@@ -46,7 +46,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
-    """Compares what a schedule orders with what the step has.
+    """Compares the tasks that a schedule orders with those of the step.
 
     Raises:
         ScheduleError: the step has a backward pass, and the schedule does not order it.
@@ -55,7 +55,7 @@ def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment])
         diagnostics.warning(
             f"schedule {schedule.name!r} has nothing to order: no named computation is in a loop over "
             "microbatches, and fragments run in the order of the data flow\n"
-            "  cut the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
+            f"  split the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
         )
     elif not schedule.has_backward and any(fragment.is_backward for fragment in fragments):
         raise ScheduleError(
@@ -74,7 +74,7 @@ def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[i
     return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
 
 
-def mirrored_places(config: Config) -> dict[str, Place]:
+def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
     All names of a stage go together.  Stages without a number have the number of their mesh.
@@ -95,7 +95,7 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     }
 
 
-def numbered(config: Config) -> dict[str, Place]:
+def numbered(config: Config) -> dict[str, NamePlacement]:
     """The assignment with a stage for every name."""
     meshes = list(config.topology)
     return {
@@ -104,7 +104,7 @@ def numbered(config: Config) -> dict[str, Place]:
     }
 
 
-def _stage_of(place: Place, meshes: Sequence[str]) -> int:
+def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 
@@ -152,7 +152,7 @@ def _round_orders(
 def _stages_text(
     main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
 ) -> str:
-    """What the stages and meshes that a schedule numbers are for the user, a line each."""
+    """The stages and meshes of a schedule by the user's names, a line each."""
     ops = ir.ops(main)
     lines = []
     for number, stage in enumerate(stages):
@@ -166,8 +166,8 @@ def _stages_text(
 def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
     """The table for a program in which the backward of these stages is whole.
 
-    Nothing waits for the backward of the first stage: it stands where the table has its second half, if
-    the step is shorter so.
+    No stage waits for the backward of the first stage: it takes the position of the second half of the
+    table's backward, if the step is shorter so.
     """
     if not table.splits_backward:
         return table
@@ -215,8 +215,8 @@ def _first_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
 def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
-    there are no stages to give.  Whether it gave any.
+    The backward way visits in the opposite order; if it visits a mesh more often than the forward way,
+    no stages are assigned.  Returns whether any were.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
     first = depths_of(main, _first_way(fragments))
@@ -242,13 +242,13 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
 
 
 def _for_several_visits(schedule: PipelineSchedule, main: ir.Func) -> PipelineSchedule:
-    """The schedule, or one like it that may come to a mesh several times."""
+    """The schedule, or one like it that may visit a mesh several times."""
     other = _FOR_SEVERAL_VISITS.get(schedule.name)
     if other is None:
         return schedule
     diagnostics.warning(
         f"microbatches come to a mesh several times, which schedule {schedule.name!r} cannot order: "
-        f"{other!r} is taken instead",
+        f"{other!r} is used instead",
         main.location,
     )
     return get_schedule(other)

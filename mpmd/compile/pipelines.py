@@ -25,7 +25,7 @@ from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
 
-def cpu_pipeline(
+def optimization_pipeline(
     devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
 ) -> list[Pass]:
     """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
@@ -39,7 +39,7 @@ def cpu_pipeline(
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
+        *preparation(devices),  # before this each instruction stands alone, after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         SortPrefix(),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
@@ -62,7 +62,7 @@ def scheduling_pipeline(devices: int = 1) -> list[Pass]:
     ]
 
 
-def cpu_preparation(devices: int = 1) -> list[Pass]:
+def preparation(devices: int = 1) -> list[Pass]:
     """What makes of any program one of instructions that kernels can compute, each by itself.
 
     Args:
@@ -121,8 +121,8 @@ def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None
     found: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):
-            tell = functools.partial(after, f"{number:03d}.{pass_.label}")
-            inner = tuple(Watched(p, tell) for p in pass_.passes)
+            report = functools.partial(after, f"{number:03d}.{pass_.label}")
+            inner = tuple(Watched(p, report) for p in pass_.passes)
             pass_ = dataclasses.replace(pass_, passes=inner)
         found.append(pass_)
     return found

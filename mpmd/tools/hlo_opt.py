@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.compile import hlo
-from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.tuning import Tuning
+from mpmd.compile.backends.targets import measuring_kernels
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.errors import ConfigError, MpmdError, close_to
@@ -67,7 +66,7 @@ _PLACE = re.compile(r"input:(\d+):(\d+): (.*)", re.DOTALL)
 
 
 @dataclasses.dataclass
-class Command(TextCommand):
+class HloCommand(TextCommand):
     """A command line, read."""
 
     passes: list[Pass] = dataclasses.field(default_factory=list)
@@ -83,20 +82,20 @@ def run() -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
 
-    def work(command: Command, text: str) -> tuple[bool, str]:
+    def work(command: HloCommand, text: str) -> tuple[bool, str]:
         ok, printed, _ = run_pieces(command, text, lambda t, timing: run_text(t, command, timing))
         return ok, printed
 
     return run_tool("mpmd-hlo-opt", USAGE, {*PASSES, *GROUPS}, lambda: read_command(argv), work)
 
 
-def read_command(argv: Sequence[str]) -> Command:
+def read_command(argv: Sequence[str]) -> HloCommand:
     """What the arguments ask for.
 
     Raises:
         ConfigError: an argument that is no file, switch, pass or group; says what is close to it.
     """
-    command = Command()
+    command = HloCommand()
 
     def take(name: str, value: str, following: Iterator[str]) -> None:
         if name == "pass-pipeline":
@@ -127,7 +126,7 @@ def passes_named(name: str, options: str) -> list[Pass]:
     return [make_pass(name, options)]
 
 
-def run_text(text: str, command: Command, timing: Timing) -> Result:
+def run_text(text: str, command: HloCommand, timing: Timing) -> Result:
     """Parses a text, runs the passes, prints the module."""
     printed: str | None = None
     findings: list[Finding] = []
@@ -146,7 +145,7 @@ def run_text(text: str, command: Command, timing: Timing) -> Result:
     return Result(printed is not None, printed, findings)
 
 
-def _run_passes(text: str, command: Command, timing: Timing) -> str:
+def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
     """The module's text after the passes."""
     module = hlo.parse_module(text, "input")
     hlo.verify(module)
@@ -159,13 +158,13 @@ def _run_passes(text: str, command: Command, timing: Timing) -> str:
         after=_after(command, printed),
         suffix=".hlo",
     )
-    measured = Tuning(host_target(), Path(command.measure)).measuring() if command.measure else nullcontext()
+    measured = measuring_kernels(Path(command.measure)) if command.measure else nullcontext()
     with measured:
         run_pipeline(module, command.passes, watch, timing)
     return printed(module)
 
 
-def _after(command: Command, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
+def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
     """What is done after each pass; None if nothing."""
     if not (command.print_after_all or command.print_after_change):
         return None

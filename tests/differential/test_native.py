@@ -80,7 +80,7 @@ def test_what_native_code_cannot_do_is_compiled_by_xla_with_a_warning():
 
     x = np.diag(np.arange(8, dtype=np.float32))
     with pytest.warns(
-        UserWarning, match=r"on m0 is compiled by XLA as a whole:\n  .*: native code does not call lapack_"
+        UserWarning, match=r"on m0 is compiled by XLA as a whole:\n  .*: no kernel calls lapack_"
     ) as said:
         compiled = one_stage(eigenvectors).compiled(x)
     assert len(said) == 1 and str(said[0].message).count("\n") == 1

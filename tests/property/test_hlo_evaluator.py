@@ -21,10 +21,10 @@ from mpmd.compile.hlo import (
     verify,
 )
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.hlo.literals import parse_literal, print_literal
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.compile.hlo.shape import array
+from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.wide import wide

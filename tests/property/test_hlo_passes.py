@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import HloModule, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes import PASSES, expand, layout, simplify
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
@@ -123,9 +123,7 @@ def keeps_order(seed: int, pass_: Pass) -> bool:
     before, wanted_orders = print_module(module), orders(module)
     run_pipeline(module, [pass_], WATCH)
     after = print_module(module)
-    problem = differences(
-        jax.tree.leaves(evaluate(module, case(seed).arguments)), wanted(seed), case(seed)
-    )
+    problem = differences(jax.tree.leaves(evaluate(module, case(seed).arguments)), wanted(seed), case(seed))
     assert not problem, f"seed {seed}: {problem}\n{before}\n---\n{after}"
     for early, late in wanted_orders:
         if early.computation is not None and early.computation is late.computation:

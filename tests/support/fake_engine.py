@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from mpmd.runtime.channels.local import LocalChannel
-from mpmd.runtime.graph import EntryGraph, FragmentCall
+from mpmd.runtime.graph import CallNode, EntryGraph
 from mpmd.runtime.instructions import Run, Send
 from mpmd.runtime.program import Program
 
@@ -107,7 +107,7 @@ def fake_arguments(graph: EntryGraph) -> list[Argument]:
 def expected(graph: EntryGraph) -> list[str]:
     values = {spec.value: spec.path for spec in graph.inputs}
     for op in graph.ops:
-        if isinstance(op, FragmentCall):
+        if isinstance(op, CallNode):
             text = meaning(op.name, [values[v] for v in op.inputs])
             values.update({v: f"{text}.{k}" for k, v in enumerate(op.outputs)})
         else:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
 from mpmd.runtime.linearize import linearize
 
 
@@ -39,7 +39,7 @@ class GraphBuilder:
 
     def call(self, name: str, mesh: str, inputs, results: int = 1, **fields) -> list[int]:
         outputs = [self.value(mesh) for _ in range(results)]
-        self.ops.append(FragmentCall(name, mesh, tuple(inputs), tuple(outputs), **fields))
+        self.ops.append(CallNode(name, mesh, tuple(inputs), tuple(outputs), **fields))
         return outputs
 
     def transfer(self, source: int, mesh: str, **changes) -> int:
@@ -128,7 +128,7 @@ def update(w, g):
 BODIES = {"forward": (forward, ()), "backward": (backward, (3,)), "update": (update, (0,))}
 
 
-class Compiled:
+class JittedExecutable:
     """A jitted function as an executable of the runtime."""
 
     def __init__(self, name: str, function, donated=()) -> None:
@@ -140,14 +140,14 @@ class Compiled:
 
 
 def compiled(program, bodies=BODIES) -> dict:
-    return {(mesh, name): Compiled(name, *bodies[name]) for mesh, name in program.executables}
+    return {(mesh, name): JittedExecutable(name, *bodies[name]) for mesh, name in program.executables}
 
 
 def sequential(graph: EntryGraph, inputs, bodies=BODIES) -> list:
     """The graph's meaning: every op in program order on one device, nothing donated."""
     values = {spec.value: jnp.asarray(inputs[spec.index]) for spec in graph.inputs}
     for op in graph.ops:
-        if isinstance(op, FragmentCall):
+        if isinstance(op, CallNode):
             results = bodies[op.name][0](*[values[v] for v in op.inputs])
             values.update(zip(op.outputs, results, strict=True))
         else:

@@ -2,7 +2,6 @@
 
 module = parse_module(text)        # or mpmd.compile.lowering.lower(stablehlo)
 verify(module)
-evaluate(module, [array, ...])     # mpmd.compile.hlo.evaluator: what it means
 print_module(module)               # XLA parses it
 """
 

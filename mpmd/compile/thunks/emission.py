@@ -7,7 +7,7 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.analysis.liveness import done_of, is_start
@@ -20,6 +20,7 @@ from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import Poison
@@ -43,17 +44,26 @@ WITHOUT_KERNEL = SILENT | {"while", "conditional"}
 """Opcodes that are no kernel."""
 
 
-def tells_device(instruction: HloInstruction) -> bool:
+def is_device_number(instruction: HloInstruction) -> bool:
     """Whether an instruction gives the number of the device that runs the program."""
     module = instruction.parent.module
     others = {"partition-id": module.replica_count, "replica-id": module.num_partitions}
     return others.get(instruction.opcode) == 1
 
 
-class KernelPlans:
-    """The kernels of a module's instructions, each planned once."""
+Refuses = Callable[[HloInstruction, PlannedKernel | None], str]
+"""An instruction and its kernel, if it has one → why a target has no code for it; "" if it has."""
 
-    def __init__(self) -> None:
+
+class KernelPlans:
+    """The kernels of a module's instructions, each planned once.
+
+    Args:
+        refuses: of the target; by default everything that has a plan has code.
+    """
+
+    def __init__(self, refuses: Refuses = lambda instruction, planned: "") -> None:
+        self._refuses = refuses
         self._plans: dict[HloInstruction, PlannedKernel] = {}
         self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
@@ -61,11 +71,15 @@ class KernelPlans:
         """The kernel of an instruction.
 
         Raises:
-            NoPlan: no kernel computes it.
+            NoPlan: no kernel computes it, or the target has no code for the kernel.
         """
         found = self._plans.get(instruction)
         if found is None:
-            found = self._plans[instruction] = plan_instruction("kernel", instruction)
+            found = plan_instruction("kernel", instruction)
+            reason = self._refuses(instruction, found)
+            if reason:
+                raise NoPlan(reason)
+            self._plans[instruction] = found
         return found
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:
@@ -76,7 +90,7 @@ class KernelPlans:
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+                if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
                     continue
                 operands = tuple(instruction.operands)
                 if self._read.get(instruction) != operands:
@@ -91,7 +105,7 @@ class KernelPlans:
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
-        if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+        if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
             return False
         planned = self.of(instruction)
         if isinstance(planned, UpdatePlan | PlannedAttention):
@@ -153,7 +167,7 @@ class Emitter:
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
-            elif tells_device(instruction):
+            elif is_device_number(instruction):
                 thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
             else:
                 thunks += self._kernel(instruction)

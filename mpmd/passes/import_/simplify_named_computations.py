@@ -34,7 +34,7 @@ class SimplifyNamedComputations(FunctionPass):
         erase_dead_ops(f.body)
         for barrier in ir.walk(f):
             if barrier.operation.name == "stablehlo.optimization_barrier" and _is_in_computation(barrier):
-                _cut_passed_on_lanes(barrier)
+                _drop_forwarded_operands(barrier)
         changed = True
         while changed:
             changed = False
@@ -55,17 +55,17 @@ def _is_in_computation(op: ir.Op) -> bool:
     return isinstance(op.operation.parent.opview, ir.NamedComputation)
 
 
-def _cut_passed_on_lanes(barrier: ir.Op) -> None:
+def _drop_forwarded_operands(barrier: ir.Op) -> None:
     """Removes lanes from an argument of the computation to what it returns, with no other use."""
     kept: list[tuple[ir.Value, ir.Value]] = []
-    cut: list[tuple[ir.Value, ir.Value]] = []
+    dropped: list[tuple[ir.Value, ir.Value]] = []
     for operand, result in zip(barrier.operands, barrier.results):
         users = ir.users(result)
-        is_cut = ir.producer(operand) is None and len(users) == 1 and isinstance(users[0], ir.Return)
-        (cut if is_cut else kept).append((operand, result))
-    if not cut:
+        is_dropped = ir.producer(operand) is None and len(users) == 1 and isinstance(users[0], ir.Return)
+        (dropped if is_dropped else kept).append((operand, result))
+    if not dropped:
         return
-    for operand, result in cut:
+    for operand, result in dropped:
         ir.replace_uses(result, operand)
     if kept:
         made = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])

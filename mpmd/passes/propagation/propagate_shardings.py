@@ -78,7 +78,7 @@ class PropagateShardings(ModulePass):
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
-    tells_changes: ClassVar[bool] = False
+    reports_changes: ClassVar[bool] = False
     once_per_kind: bool = True
     tidy: bool = False
     share: bool = False

@@ -39,15 +39,15 @@ BODIES = {
 
 
 @pytest.fixture
-def stand_ins(tmp_path, monkeypatch):
+def placeholders(tmp_path, monkeypatch):
     """Experiments of a package of their own."""
-    package = tmp_path / "stand_ins"
+    package = tmp_path / "placeholders"
     package.mkdir()
     for name, body in BODIES.items():
         (package / f"{name}_it.py").write_text(EXPERIMENT.format(name=f"{name}_it", body=body))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(run, "LEAST_SECONDS", 0)
-    return {name: run.Entry(f"{name}_it", 200, package="stand_ins") for name in BODIES}
+    monkeypatch.setattr(run, "MIN_SECONDS", 0)
+    return {name: run.ListedExperiment(f"{name}_it", 200, package="placeholders") for name in BODIES}
 
 
 def run_them(entries, out, budget=600.0):
@@ -59,8 +59,8 @@ def run_them(entries, out, budget=600.0):
     return findings, json.loads((out / "gpu.json").read_text())["experiments"]
 
 
-def test_each_experiment_ends_in_its_own_way(stand_ins, tmp_path):
-    findings, found = run_them([stand_ins[name] for name in ("work", "die", "raise")], tmp_path / "out")
+def test_each_experiment_ends_in_its_own_way(placeholders, tmp_path):
+    findings, found = run_them([placeholders[name] for name in ("work", "die", "raise")], tmp_path / "out")
     assert {name: e["status"] for name, e in found.items()} == {
         "work_it": "compiled",
         "die_it": "crashed (SIGABRT)",
@@ -78,19 +78,19 @@ def test_each_experiment_ends_in_its_own_way(stand_ins, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_experiment_that_hangs_is_ended(stand_ins, tmp_path):
-    hanging = dataclasses.replace(stand_ins["hang"], seconds=20)
-    _, found = run_them([hanging, stand_ins["work"]], tmp_path / "out")
+def test_an_experiment_that_hangs_is_ended(placeholders, tmp_path):
+    hanging = dataclasses.replace(placeholders["hang"], seconds=20)
+    _, found = run_them([hanging, placeholders["work"]], tmp_path / "out")
     assert found["hang_it"]["status"] == "time limit" and found["work_it"]["status"] == "compiled"
     assert found["hang_it"]["figures"] == {"a": {"before": 1.5}}
 
 
-def test_missing_packages_and_a_spent_budget_are_said(stand_ins, tmp_path, monkeypatch):
+def test_missing_packages_and_a_spent_budget_are_said(placeholders, tmp_path, monkeypatch):
     gone = prepare.Package("no-such-distribution", (1,), "1.0", "this test")
     monkeypatch.setitem(prepare.PACKAGES, gone.name, gone)
-    _, found = run_them([dataclasses.replace(stand_ins["work"], needs=(gone.name,))], tmp_path)
+    _, found = run_them([dataclasses.replace(placeholders["work"], needs=(gone.name,))], tmp_path)
     assert found["work_it"]["status"] == "skipped: needs no-such-distribution"
-    _, found = run_them([stand_ins["work"]], tmp_path, budget=-1.0)
+    _, found = run_them([placeholders["work"]], tmp_path, budget=-1.0)
     assert found["work_it"]["status"] == "skipped: the budget is used up"
 
 

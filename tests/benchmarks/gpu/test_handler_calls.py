@@ -13,15 +13,15 @@ from benchmarks.gpu.handler import (
     PRODUCT_WORDS,
     STREAM_GET_BYTES,
     WORKSPACE_BYTES,
-    Buffer,
-    Copy,
     Fill,
+    GpuBuffer,
     Handler,
     Launch,
+    MemoryCopy,
     Multiply,
     Scalar,
 )
-from benchmarks.gpu.table import ENTRIES, Recorder
+from benchmarks.gpu.table import ENTRIES, RecordingTable
 from mpmd.compile.backends.native_cpu.target import host_target
 
 STREAM, CONTEXT, KERNELS = 0x77, 0xCC, [0xA0, 0xA1]
@@ -32,12 +32,20 @@ STEPS = (
         1,
         (8, 12, 2),
         128,
-        (Buffer(0), Buffer(2), Scalar("i32", -5), Scalar("float", 0.25), None),
+        (GpuBuffer(0), GpuBuffer(2), Scalar("i32", -5), Scalar("float", 0.25), None),
         shared=70000,
     ),
-    Fill(Buffer(3), 0x3F800000, 1024),
-    Copy(Buffer(3), Buffer(2), 4096),
-    Multiply(1, a=Buffer(0), b=Buffer(1), d=Buffer(2), workspace=Buffer(3), bias=Buffer(1), aux=Buffer(0)),
+    Fill(GpuBuffer(3), 0x3F800000, 1024),
+    MemoryCopy(GpuBuffer(3), GpuBuffer(2), 4096),
+    Multiply(
+        1,
+        a=GpuBuffer(0),
+        b=GpuBuffer(1),
+        d=GpuBuffer(2),
+        workspace=GpuBuffer(3),
+        bias=GpuBuffer(1),
+        aux=GpuBuffer(0),
+    ),
 )
 
 
@@ -62,7 +70,7 @@ def frame(**options):
 
 def test_every_step_calls_its_function_with_its_arguments(handler, records):
     kinds = [POINTER, POINTER, ctypes.c_int, ctypes.c_float, POINTER]
-    recorder = Recorder({0xA1: kinds})
+    recorder = RecordingTable({0xA1: kinds})
     handler.bind(recorder.table, KERNELS, records, CONTEXT)
     assert frame().run(handler)
     assert [call.name for call in recorder.calls] == [
@@ -92,7 +100,7 @@ def test_every_step_calls_its_function_with_its_arguments(handler, records):
 
 
 def test_addresses_are_read_anew_in_every_call(handler, records):
-    recorder = Recorder()
+    recorder = RecordingTable()
     handler.bind(recorder.table, KERNELS, records)
     before = handler.calls
     for base in (0x10000, 0x20000):
@@ -104,7 +112,7 @@ def test_addresses_are_read_anew_in_every_call(handler, records):
 
 @pytest.mark.parametrize("at", range(1, 8))
 def test_a_call_that_fails_ends_the_handler_and_is_named(handler, records, at):
-    recorder = Recorder(fail_at=at, status=719)
+    recorder = RecordingTable(fail_at=at, status=719)
     handler.bind(recorder.table, KERNELS, records)
     call = frame()
     assert not call.run(handler)
@@ -117,7 +125,7 @@ def test_a_call_that_fails_ends_the_handler_and_is_named(handler, records, at):
 
 @pytest.mark.parametrize(("arguments", "results", "which"), [(1, 2, "arg_count"), (2, 3, "ret_count")])
 def test_a_frame_with_other_buffers_is_refused(handler, records, arguments, results, which):
-    recorder = Recorder()
+    recorder = RecordingTable()
     handler.bind(recorder.table, KERNELS, records)
     call = CallFrame([1] * arguments, [1] * results)
     assert not call.run(handler)
@@ -140,6 +148,6 @@ def test_the_question_for_the_stream_is_that_of_the_header():
 
 
 def test_the_table_has_an_entry_for_every_function():
-    recorder = Recorder()
+    recorder = RecordingTable()
     assert len(recorder.table) == len(ENTRIES) and all(recorder.table)
     assert len(set(recorder.table)) == len(ENTRIES)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 import mpmd
 from mpmd.api.lowering import compile_options
-from mpmd.compile.backends.native_cpu.artefact import Artefact
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.cache import DiskCache, compiler_version, key_of
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
@@ -298,12 +299,12 @@ def test_damaged_code_is_compiled_again(folder, mesh, damage):
 def test_bytes_that_are_no_artefact():
     for data in (b"", b"x" * 100, bytes(40)):
         with pytest.raises(CompileError, match="these bytes are no compiled fragment"):
-            Artefact.from_bytes(data)
+            Artefact.from_bytes(data, NativeCpu())
 
 
 def test_artefacts_keep_every_field(mesh):
     made = NativeCpuBackend().compile(fragment_of(lambda x, y: (x + y, x * 2), X, X, donated=(0,)), mesh).made
-    again = Artefact.from_bytes(made.to_bytes())
+    again = Artefact.from_bytes(made.to_bytes(), NativeCpu())
     assert again == dataclasses.replace(made, texts=dict(made.texts))
     assert again.aliases and again.code.llvm == made.code.llvm != ""
     assert again.to_bytes() == made.to_bytes()

@@ -11,7 +11,7 @@ import pytest
 
 from mpmd.compile.analysis.liveness import is_start
 from mpmd.compile.hlo import verify
-from mpmd.compile.pipelines import cpu_preparation
+from mpmd.compile.pipelines import preparation
 from tests.support.meshes import evaluated, part, partitioned
 
 WIDE, DEEP, BATCH = 8, 3, 8
@@ -39,7 +39,7 @@ def prepared(devices, spec):
     axes, specs = {"data": devices}, [[WHOLE, WHOLE]] * DEEP + [[ROWS, WHOLE]]
     wanted = [[], *[[spec, WHOLE]] * DEEP]
     module = partitioned(lambda *a: gradients(*a), given(), axes, specs, wanted)
-    for pass_ in cpu_preparation(devices):
+    for pass_ in preparation(devices):
         pass_.run(module)
     verify(module)
     return module, evaluated(module, given(), axes, specs), wanted

@@ -265,14 +265,14 @@ def test_passes_of_mlir_are_text_and_never_python() -> None:
 
 
 def test_what_a_pass_raises_reaches_its_caller(module: ir.Module) -> None:
-    class Fails(FunctionPass):
+    class FailingPass(FunctionPass):
         name = "mpmd-fails"
 
         def rewrite_function(self, f: ir.Func) -> None:
             raise KeyError(f.symbol)
 
     with pytest.raises(KeyError, match="main"):
-        Fails().run(module)
+        FailingPass().run(module)
     verify(module)
 
 

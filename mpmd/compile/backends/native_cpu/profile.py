@@ -19,7 +19,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import Device, cpu_device
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts
-from mpmd.compile.kernels.cost.workload import Workload, plan_workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
 from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
 from mpmd.compile.kernels.plan import KernelPlan
 
@@ -184,7 +184,11 @@ def measured_device(target: CpuTarget, cores: int) -> Device:
 
 
 def profile_plan(
-    plan: KernelPlan, target: CpuTarget, device: Device, costs: ProfiledCosts, work: Workload | None = None
+    plan: KernelPlan,
+    target: CpuTarget,
+    device: Device,
+    costs: ProfiledCosts,
+    work: KernelWorkload | None = None,
 ) -> float:
     """Seconds that a plan takes on one core, measured unless the costs know it.
 

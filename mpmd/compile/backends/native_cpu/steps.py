@@ -33,7 +33,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import OWN, Piece
+from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -55,12 +55,12 @@ class NativeProgram:
     """Steps, and the memory they work in.
 
     Attributes:
-        program: its table holds the parameters, the results and the arena.
+        threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
-    program: ThreadedProgram
+    threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
@@ -276,7 +276,9 @@ class _Lowering:
     def _settle(self, thunk: CollectiveThunk) -> Settle:
         return Settle(self._publications[thunk.start or thunk.name].number, thunk.plan.groups)
 
-    def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
+    def _moves(
+        self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
+    ) -> list[Move]:
         """The kernel of a piece; none for an empty array."""
         if not piece.plan.size:
             return []
@@ -340,8 +342,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)

@@ -26,7 +26,7 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts, measured_by
-from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
 from mpmd.compile.kernels.plan import KernelPlan
@@ -87,7 +87,7 @@ class Tuning:
         with measured_by(self.seconds):
             yield
 
-    def seconds(self, plan: KernelPlan, work: Workload) -> float | None:
+    def seconds(self, plan: KernelPlan, work: KernelWorkload) -> float | None:
         """What a plan takes on one thread; None if its arrays are too large to try."""
         if sum(operand.bytes for operand in plan.operands) > _LONGEST:
             return None

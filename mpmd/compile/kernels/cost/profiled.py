@@ -19,12 +19,12 @@ from pathlib import Path
 
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import projected
-from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.kernels.plan import KernelPlan
 
 _VERSION = 1
 
-Measurer = Callable[[KernelPlan, Workload], float | None]
+Measurer = Callable[[KernelPlan, KernelWorkload], float | None]
 """From a plan and its work to the seconds that its kernel takes; None for one that cannot be tried."""
 
 _MEASURER: contextvars.ContextVar[Measurer | None] = contextvars.ContextVar("measurer", default=None)
@@ -71,11 +71,11 @@ class ProfiledCosts:
             self.unreadable += 1
             return
         if known and math.isfinite(seconds) and seconds > 0 and math.isfinite(ratio) and ratio > 0:
-            self._remember(key, place, seconds, ratio)
+            self._store(key, place, seconds, ratio)
         else:
             self.unreadable += 1
 
-    def _remember(self, key: str, place: tuple[str, str], seconds: float, ratio: float) -> None:
+    def _store(self, key: str, place: tuple[str, str], seconds: float, ratio: float) -> None:
         if key not in self._seconds:
             self._ratios.setdefault(place, []).append(ratio)
         self._seconds[key] = seconds
@@ -89,7 +89,7 @@ class ProfiledCosts:
         """What a kernel was measured to take, if it was."""
         return self._seconds.get(self.key(device, text))
 
-    def measure(self, device: Device, text: str, work: Workload, run: Callable[[], float]) -> float:
+    def measure(self, device: Device, text: str, work: KernelWorkload, run: Callable[[], float]) -> float:
         """What a kernel takes: from the file, or measured now and written there.
 
         Args:
@@ -103,7 +103,7 @@ class ProfiledCosts:
             return self._seconds[key]
         seconds = run()
         ratio = seconds / projected(work, device).seconds
-        self._remember(key, (device.name, work.kind), seconds, ratio)
+        self._store(key, (device.name, work.kind), seconds, ratio)
         self._append(
             {
                 "version": _VERSION,
@@ -132,7 +132,7 @@ class ProfiledCosts:
         ratios = self._ratios.get((device.name, kind), [])
         return math.exp(sum(math.log(r) for r in ratios) / len(ratios)) if ratios else 1.0
 
-    def price(self, device: Device, text: str, work: Workload) -> float:
+    def price(self, device: Device, text: str, work: KernelWorkload) -> float:
         """The best knowledge of a kernel's time: measured, else projected and corrected for its kind."""
         known = self.seconds(device, text)
         return (

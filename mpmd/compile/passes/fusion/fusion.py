@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
 from mpmd.compile.passes.fusion.outline import outline
@@ -64,7 +64,7 @@ class Fusion(HloPass):
                 f"option search of {self.name} is {self.search!r}\n  it is {GREEDY!r} or {BEAM!r}"
             )
 
-    @remembering()
+    @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import Prices
 
 _KEPT = 3
 """Patterns that are kept for each group."""
 _BEAM = 4
 """Selections that are followed in each cluster."""
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 
-Node = Group | HloInstruction
+Node = FusionGroup | HloInstruction
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def join_patterns(
         kept: patterns that are kept for each group.
         beam: selections that are followed in each cluster.
     """
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         space = PatternSpace(grouping, most, multi_output, prices)
         patterns = space.patterns(kept)
         chosen = plan_patterns(space, patterns, beam)
@@ -119,7 +119,7 @@ class PatternSpace:
 
     def _followers(self, node: Node) -> Iterator[Node]:
         """The nodes that read a node, or run after it."""
-        for member in node.members if isinstance(node, Group) else [node]:
+        for member in node.members if isinstance(node, FusionGroup) else [node]:
             for user in (*self.grouping.readers(member), *member.control_successors):
                 found: Node = self.grouping.group_of.get(user, user)
                 if found is not node:

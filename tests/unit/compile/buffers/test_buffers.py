@@ -16,7 +16,7 @@ from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers import packing
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.buffers.packing import Block, alignment_of, pack
+from mpmd.compile.buffers.packing import LiveBlock, alignment_of, pack
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.hlo import parse_module
@@ -30,7 +30,7 @@ from tests.support.scheduled_loop import LOOP
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 60), st.integers(0, 20)).map(
-        lambda t: Block(t[0], (LiveRange(t[1], t[1] + t[2]),))
+        lambda t: LiveBlock(t[0], (LiveRange(t[1], t[1] + t[2]),))
     ),
     max_size=40,
 )
@@ -52,7 +52,7 @@ def test_packed_blocks_never_overlap(blocks):
 
 
 def test_blocks_that_fit_are_packed_to_the_bound():
-    blocks = [Block(640, (LiveRange(k, k + 1),)) for k in range(50)]
+    blocks = [LiveBlock(640, (LiveRange(k, k + 1),)) for k in range(50)]
     packed = pack(blocks)
     assert packed.size == packed.lower_bound == 2 * 640
 
@@ -61,12 +61,12 @@ def test_blocks_that_fit_are_packed_to_the_bound():
     ("blocks", "tries"),
     [
         ([(3, 1, 3), (1, 2, 5), (1, 4, 7), (3, 6, 9)], 0),  # large ones first are 64 bytes above the bound
-        ([(2, 3, 6), (2, 5, 5), (5, 2, 4), (4, 5, 8)], packing._MOST_TRIES),  # as are all fixed orders
+        ([(2, 3, 6), (2, 5, 5), (5, 2, 4), (4, 5, 8)], packing._MAX_TRIES),  # as are all fixed orders
     ],
 )
 def test_several_orders_and_a_search_find_what_one_order_misses(blocks, tries, monkeypatch):
-    monkeypatch.setattr(packing, "_MOST_TRIES", tries)
-    packed = pack([Block(64 * size, (LiveRange(start, end),)) for size, start, end in blocks])
+    monkeypatch.setattr(packing, "_MAX_TRIES", tries)
+    packed = pack([LiveBlock(64 * size, (LiveRange(start, end),)) for size, start, end in blocks])
     assert packed.size == packed.lower_bound
 
 
@@ -113,7 +113,7 @@ def test_the_report_says_what_packing_wastes():
     assignment = made().assignment
     tight = dataclasses.replace(assignment.packing, lower_bound=assignment.packing.size - 64)
     text = assignment_report(dataclasses.replace(assignment, packings={0: tight}))
-    assert f" arena: {tight.size} bytes, 64 above the most that is alive at once" in text
+    assert f" arena: {tight.size} bytes, 64 above the maximum live at once" in text
 
 
 @pytest.mark.parametrize("row", [37, 1])

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.model import init_params, loss_of
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from mpmd.compile.lowering import lower
@@ -28,7 +28,7 @@ def of_step(name: str) -> FragmentModule:
 
 def prepared(fragment: FragmentModule, axes=None):
     """The module that kernels are made of: fusions, one order, aliases."""
-    return prepare_fragment(fragment, host_target(), axes=axes).module
+    return prepare_fragment(fragment, NativeCpu(), axes=axes).module
 
 
 def exchange(module, xla) -> None:

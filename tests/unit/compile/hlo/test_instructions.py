@@ -127,7 +127,7 @@ def test_removal_keeps_the_order_of_its_neighbours(module):
 def test_circles_are_found(module):
     s, d = named(module, "s"), named(module, "d")
     s.replace_operand(0, d)
-    with pytest.raises(HloError, match="computation main: instructions depend on each other in a circle"):
+    with pytest.raises(HloError, match="computation main: instructions depend on each other in a cycle"):
         module.entry.post_order()
 
 
@@ -193,7 +193,7 @@ def test_call_order_finds_recursion():
     first.build(first.call(second.computation, [first.computation.root]))
     second.build(second.call(first.computation, [second.computation.root]))
     module.set_entry(first.computation)
-    with pytest.raises(HloError, match="computations call each other in a circle through first"):
+    with pytest.raises(HloError, match="computations call each other in a cycle through first"):
         module.call_order()
 
 

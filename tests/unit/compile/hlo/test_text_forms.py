@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.errors import HloError
+from tests.support.hlo_meaning import evaluate
 from tests.support.xla_hlo import XlaError
 
 X = "x = f32[4,8]{1,0} parameter(0)"
@@ -104,9 +104,7 @@ OLD = {
     "map": module(X, "ROOT r = f32[4,8] map(x), to_apply=f", before=NEGATE),
     "broadcast": module("x = f32[] parameter(0)", "ROOT r = f32[8] broadcast(x)"),
     "literal": module(X, 'ROOT r = f32[1] custom-call(x), custom_call_target="f", literal=s32[2]{0} {1, 2}'),
-    "literals": module(
-        'ROOT r = f32[1] custom-call(), custom_call_target="f", literal=(s32[] 1)'
-    ),
+    "literals": module('ROOT r = f32[1] custom-call(), custom_call_target="f", literal=(s32[] 1)'),
     "no header": (
         "ENTRY %e (x: f32[2]) -> f32[2] {\n  %x = f32[2] parameter(0)\n"
         "  ROOT %n = f32[2] negate(f32[2] %x)\n}\n"

@@ -65,7 +65,7 @@ def test_a_transformer_step_before_and_after_optimisation(lowered, xla):
 
 
 def test_a_transformer_step_lowered_by_us(lowered, xla):
-    from mpmd.compile.hlo.evaluator import evaluate
+    from tests.support.hlo_meaning import evaluate
 
     module = lower(lowered.compiler_ir("stablehlo"))
     round_trips(print_module(module), xla)

@@ -8,7 +8,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.masking import SMALL, Guard, triangle_of
-from mpmd.compile.kernels.plan import Reduce
+from mpmd.compile.kernels.plan import ReduceNode
 from mpmd.compile.kernels.precision import without_rounding
 
 T = 8
@@ -55,7 +55,7 @@ def test_a_comparison_of_positions_is_a_triangle(mask, offset):
     triangle = triangle_of(plan, frozenset({factor}))
     assert triangle is not None
     assert triangle.offset == offset
-    top = next(k for k, n in enumerate(plan.nodes) if isinstance(n, Reduce) and n.op == "maximum")
+    top = next(k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode) and n.op == "maximum")
     assert triangle.guards == (Guard(top, -1e9, SMALL),)
     assert triangle.fills == {0: 0.0}
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, delinearized, dim, linear, strides_of, value
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Operand, Reduce, Store
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Operand, ReduceNode, Store
 from mpmd.errors import CompileError
 
 
@@ -122,12 +122,16 @@ Y = Store(1, DENSE, 0)
         ([X, Load("s32", 2, dim(0)), Apply("f32", "add", (0, 1))], [Y], "add of f32 and s32: convert"),
         ([X, Apply("s32", "negate", (0,))], [Y], "negate of f32 gives f32, not s32"),
         ([X, Apply("s8", "bitcast-convert", (0,))], [Y], "from f32 to s8: sizes differ"),
-        ([X, Reduce("f32", "mean", 0, "row")], [Y], "no reduction is named mean"),
-        ([X, Reduce("f32", "add", 0, "diagonal")], [Y], "neither row nor column"),
+        ([X, ReduceNode("f32", "mean", 0, "row")], [Y], "no reduction is named mean"),
+        ([X, ReduceNode("f32", "add", 0, "diagonal")], [Y], "neither row nor column"),
         ([X], [Store(2, dim(0), 0)], "stores f32 to n, which holds s32"),
-        ([X, Reduce("f32", "add", 0, "column")], [Store(1, DENSE, 1)], "%1 has no d0, but its place in y"),
         (
-            [X, Reduce("f32", "add", 0, "column"), Apply("f32", "add", (0, 1))],
+            [X, ReduceNode("f32", "add", 0, "column")],
+            [Store(1, DENSE, 1)],
+            "%1 has no d0, but its place in y",
+        ),
+        (
+            [X, ReduceNode("f32", "add", 0, "column"), Apply("f32", "add", (0, 1))],
             [Store(1, dim(1), 2)],
             "combines a sum over the outer dims with %0, which is inside of it",
         ),

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.kernels.evaluate import apply
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.plan import Apply
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 
 
@@ -106,7 +106,7 @@ def test_a_group_that_lies_across_two_others_leads_back():
     )
     grouping = Grouping(module.entry)
     by_name = {i.name: grouping.group_of[i] for i in grouping.order if i in grouping.group_of}
-    across: Group = grouping.join(by_name["early"], by_name["late"])
+    across: FusionGroup = grouping.join(by_name["early"], by_name["late"])
     assert len(across.members) == 2
-    assert grouping.would_circle(by_name["a"], by_name["b"])
-    assert not grouping.would_circle(by_name["a"], by_name["g"])
+    assert grouping.would_create_cycle(by_name["a"], by_name["b"])
+    assert not grouping.would_create_cycle(by_name["a"], by_name["g"])

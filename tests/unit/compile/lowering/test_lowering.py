@@ -9,12 +9,12 @@ import pytest
 from jax.extend.mlir import ir as mlir
 
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering import lower
 from mpmd.compile.lowering.dense import parse_dense
 from mpmd.compile.lowering.reader import read_program, shape_of
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate, evaluate_devices
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -251,7 +251,7 @@ def test_custom_calls_keep_layouts_aliases_and_configuration(xla):
             '  %0 = "stablehlo.unary_einsum"(%x) <{einsum_config = "a->a"}> '
             ": (tensor<2xf32>) -> tensor<2xf32>\n"
             "  return %0 : tensor<2xf32>\n}",
-            r"cannot lower stablehlo.unary_einsum\(f32\[2\]\{0\}\): no rule lowers this operation",
+            r"cannot lower stablehlo.unary_einsum\(f32\[2\]\{0\}\): there is no rule for this operation",
         ),
         (
             "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n  return %x : tensor<?xf32>\n}",
@@ -265,7 +265,7 @@ def test_custom_calls_keep_layouts_aliases_and_configuration(xla):
             "func.func @main(%x: tensor<2xf32>) -> tensor<1xf32> {\n"
             "  %0 = stablehlo.custom_call @Sharding(%x) : (tensor<2xf32>) -> tensor<1xf32>\n"
             "  return %0 : tensor<1xf32>\n}",
-            "a mark for the partitioner changes the shape; partition the program first",
+            "a marker for the partitioner changes the shape; partition the program first",
         ),
     ],
 )

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
-from mpmd.compile.buffers.borrowing import borrow
-from mpmd.compile.buffers.packing import Block, Room, bits
+from mpmd.compile.buffers.output_reuse import borrow
+from mpmd.compile.buffers.packing import LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
@@ -147,7 +148,7 @@ def test_poison_is_written_where_nothing_is_and_read_by_nobody():
 
 def fills_by_default():
     fragment = fragment_of(held_long, ones(8, 8), ones(8, 8))
-    return any(is_poison(t) for t in prepare_fragment(fragment, host_target()).thunks)
+    return any(is_poison(t) for t in prepare_fragment(fragment, NativeCpu()).thunks)
 
 
 def test_all_tests_compile_with_poison():
@@ -169,8 +170,8 @@ def test_poison_shows_a_value_that_ends_too_early():
     with pytest.raises(CompileError, match="holds nothing"):
         check(thing, early)
     native = native_program("early", early, thing.assignment, PlanCode(host_target()))
-    code = compile_with_handler(native.program, host_target(), arguments=2, results=1, arena=True)
-    wrong = dataclasses.replace(thing, native=native, code=code)
+    code = compile_with_handler(native.threaded, host_target(), arguments=2, results=1, arena=True)
+    wrong = dataclasses.replace(thing, program=native, code=code)
     assert np.isnan(run(fragment, arguments, wrong)[0]).any()
 
 
@@ -184,11 +185,15 @@ def test_temporaries_borrow_the_memory_of_results():
     assert thing.assignment.borrowed > 0
     assert thing.assignment.arena_bytes < 2 * 64 * 64 * 4
     check_memory(thing)
-    assert "borrowed from results" in assignment_report(thing.assignment)
+    assert "reused from results" in assignment_report(thing.assignment)
 
 
 def test_only_as_much_is_borrowed_as_lowers_the_peak():
-    blocks = [Block(100, (LiveRange(0, 4),)), Block(60, (LiveRange(2, 3),)), Block(90, (LiveRange(8, 9),))]
+    blocks = [
+        LiveBlock(100, (LiveRange(0, 4),)),
+        LiveBlock(60, (LiveRange(2, 3),)),
+        LiveBlock(90, (LiveRange(8, 9),)),
+    ]
     rooms = {7: Room(100, bits((LiveRange(5, 9),)))}
     assert borrow(blocks, rooms) == {0: (7, 0)}
     assert borrow(blocks, {}) == {}
@@ -196,7 +201,11 @@ def test_only_as_much_is_borrowed_as_lowers_the_peak():
 
 
 def test_what_is_borrowed_at_the_same_time_lies_apart():
-    blocks = [Block(64, (LiveRange(0, 4),)), Block(64, (LiveRange(0, 4),)), Block(64, (LiveRange(0, 4),))]
+    blocks = [
+        LiveBlock(64, (LiveRange(0, 4),)),
+        LiveBlock(64, (LiveRange(0, 4),)),
+        LiveBlock(64, (LiveRange(0, 4),)),
+    ]
     loans = borrow(blocks, {1: Room(128)})
     assert sorted(loans.values()) == [(1, 0), (1, 64)]
 

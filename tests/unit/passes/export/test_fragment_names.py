@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from mpmd.ir import Origin
-from mpmd.passes.export.fragment_names import MAX_LENGTH, Site, fragment_name, has_transposed, site_text
+from mpmd.passes.export.fragment_names import (
+    MAX_LENGTH,
+    FragmentOrigin,
+    fragment_name,
+    has_transposed,
+    site_text,
+)
 
 
-def sites(origins: str, *counters: int | None, stage: int | None = None) -> list[Site]:
+def sites(origins: str, *counters: int | None, stage: int | None = None) -> list[FragmentOrigin]:
     """Sites of `"f g'"`: names between spaces, a prime for each transposition."""
     found = tuple(Origin(o.rstrip("'"), o.count("'")) for o in origins.split())
-    return [Site(found, stage, counter) for counter in counters]
+    return [FragmentOrigin(found, stage, counter) for counter in counters]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,7 @@ def sites(origins: str, *counters: int | None, stage: int | None = None) -> list
         (sites("f", 0, None), "p7_f_fwd"),
     ],
 )
-def test_names(of: list[Site], expected: str) -> None:
+def test_names(of: list[FragmentOrigin], expected: str) -> None:
     assert fragment_name(7, of, transposed=True) == expected
 
 

@@ -11,11 +11,12 @@ from mpmd.compile.backends.mixed import backend as mixed_backend
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.coverage import refusals
-from mpmd.compile.compiler import NativeBackend
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
+from mpmd.compile.thunks.coverage import refusals
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import fragment_of
 from tests.support.random_hlo import random_case
 from tests.support.random_hlo.comparison import differences
@@ -122,10 +123,10 @@ def test_a_loop_is_refused_for_what_it_holds():
     def loop(x):
         return jax.lax.fori_loop(0, 3, lambda _, v: eigenvectors(v), x)
 
-    refused = refusals(prepared(fragment_of(loop, SQUARE)).entry)
+    refused = refusals(prepared(fragment_of(loop, SQUARE)).entry, NativeCpu().refuses)
     assert [i.opcode for i in refused] == ["while"]
     assert "it holds" in next(iter(refused.values()))
-    assert refusals(prepared(fragment_of(lambda x: jnp.tanh(x) @ x, SQUARE)).entry) == {}
+    assert refusals(prepared(fragment_of(lambda x: jnp.tanh(x) @ x, SQUARE)).entry, NativeCpu().refuses) == {}
 
 
 # -- through JAX --------------------------------------------------------------------------------------
@@ -141,9 +142,9 @@ def places(x):
     return jnp.take(jnp.cos(x), best, axis=0).sum(0), best, x + 1
 
 
-def without_cosines(computation):
+def without_cosines(computation, refuses):
     """As if cosines were no kernels: native code has everything that JAX says without a call."""
-    found = refusals(computation)
+    found = refusals(computation, refuses)
     for instruction in computation:
         inside = (
             [i for c in instruction.called for i in c] if instruction.opcode == "while" else [instruction]
@@ -173,7 +174,7 @@ def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
 
 def test_donated_arguments_are_taken():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    made = NativeBackend().compile(fragment_of(eigenvectors, SQUARE, donated=(0,)), mesh)
+    made = FallbackBackend(NativeCpuBackend()).compile(fragment_of(eigenvectors, SQUARE, donated=(0,)), mesh)
     given = jax.device_put(SQUARE)
     np.testing.assert_allclose(made(given)[0], eigenvectors(SQUARE), rtol=1e-4, atol=1e-5)
     assert isinstance(made, MixedExecutable) and given.is_deleted()
@@ -184,5 +185,5 @@ def test_a_fragment_with_nothing_native_says_every_reason():
         return [jax.ffi.ffi_call(name, jax.typeof(x))(x) for name in ("first", "second")]
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    with pytest.raises(CompileError, match=r"(?s)does not call first.*does not call second"):
+    with pytest.raises(CompileError, match=r"(?s)no kernel calls first.*no kernel calls second"):
         MixedBackend(NativeCpuBackend()).compile(fragment_of(both, SQUARE), mesh)

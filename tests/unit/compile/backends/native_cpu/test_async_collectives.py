@@ -14,14 +14,14 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Publish, Settle
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.meeting import MESH_AT
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT
 from mpmd.compile.backends.native_cpu.program import Run
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
@@ -57,7 +57,7 @@ def on_two(function=work, backend=None, given=GIVEN, wanted=WANTED, size=64):
 
 def prepared(made, *, poison=False, options=None, module=None):
     return prepare_fragment(
-        made.fragment, host_target(), options or CompileOptions(), module, axes={"x": 2}, poison=poison
+        made.fragment, NativeCpu(), options or CompileOptions(), module, axes={"x": 2}, poison=poison
     )
 
 
@@ -85,7 +85,7 @@ def test_other_work_runs_between_a_start_and_its_end():
 
     made = on_two(function, given=GIVEN, wanted=(P(), P()), size=256)
     made.check(1e-4)
-    kinds = [type(step) for step in checked(prepared(made, options=EAGER)).native.program.steps]
+    kinds = [type(step) for step in checked(prepared(made, options=EAGER)).program.threaded.steps]
     assert Run in kinds[kinds.index(Publish) : kinds.index(Exchange)], kinds
 
 
@@ -97,7 +97,7 @@ def test_devices_wait_for_the_end_only_where_they_touch_what_was_exchanged():
 
     made = on_two(function, given=GIVEN, wanted=(P(), P()))
     made.check(1e-4)
-    kinds = [type(s) for s in prepared(made).native.program.steps]
+    kinds = [type(s) for s in prepared(made).program.threaded.steps]
     assert Run in kinds[kinds.index(Exchange) : kinds.index(Settle)], "what was gathered is read at once"
 
 
@@ -132,7 +132,7 @@ def test_what_was_started_is_not_touched_before_its_end():
 
 def test_poison_in_free_memory_changes_nothing():
     made = on_two()
-    compiled = prepare_fragment(made.fragment, host_target(), axes={"x": 2}, poison=True).compiled()
+    compiled = prepare_fragment(made.fragment, NativeCpu(), axes={"x": 2}, poison=True).compiled()
     backend = NativeCpuBackend()
     poisoned = backend.load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(poisoned(*made.arguments), made.jitted(*made.arguments), strict=True):
@@ -203,7 +203,7 @@ def test_all_kinds_of_starts_under_way_at_the_same_time():
     lines = STARTED.replace("  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n", "")
     lines = lines.replace("  s = ((", "  w = f32[1,6] slice(z), slice={[0:1], [0:6]}\n  s = ((")
     module = parse_module(lines)
-    compiled = prepare_fragment(made.fragment, host_target(), module=module, axes={"x": 2}).compiled()
+    compiled = prepare_fragment(made.fragment, NativeCpu(), module=module, axes={"x": 2}).compiled()
     assert sum(isinstance(t, StartThunk) for t in compiled.thunks) == 4
     native = NativeCpuBackend().load(compiled.artefact(), made.fragment, mesh_of({"x": 2}))
     for got, want in zip(native(*made.arguments), made.jitted(*made.arguments), strict=True):

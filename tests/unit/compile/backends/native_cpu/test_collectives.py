@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 from mpmd.errors import CompileError
@@ -150,12 +151,12 @@ def test_calls_that_follow_each_other_at_once():
 def sum_of_two(patience):
     """A program of two devices whose calls wait for so many naps."""
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
-    compiled = prepare_fragment(made.fragment, host_target(), axes={"x": 2}).compiled()
+    compiled = prepare_fragment(made.fragment, NativeCpu(), axes={"x": 2}).compiled()
     return register(
         compiled.code,
         host_target(),
-        arena_bytes=compiled.native.arena_bytes,
-        constants=compiled.native.constants,
+        arena_bytes=compiled.program.arena_bytes,
+        constants=compiled.program.constants,
         instance=f"alone{patience}",
         devices=(0, 1),
         patience=patience,

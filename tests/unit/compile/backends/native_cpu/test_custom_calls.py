@@ -170,8 +170,9 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert metadata["api_version"] + version["major_version"] == ffi_frame.METADATA["major"]
     assert metadata["api_version"] + version["minor_version"] == ffi_frame.METADATA["minor"]
     assert metadata["traits"] == ffi_frame.METADATA["traits"]
-    api, offered = layout("XLA_FFI_Api"), (
-        *("Error_Create", "Stream_Get", "State_Set", "RunId_Get", "DeviceOrdinal_Get"),
+    api, offered = (
+        layout("XLA_FFI_Api"),
+        (*("Error_Create", "Stream_Get", "State_Set", "RunId_Get", "DeviceOrdinal_Get"),),
     )
     assert [api[f"XLA_FFI_{name}"] for name in offered] == list(ffi_frame.API.values())
     assert frame["ctx"] == ffi_frame.FRAME["context"]

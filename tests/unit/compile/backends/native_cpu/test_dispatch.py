@@ -95,17 +95,17 @@ def test_numbers_do_not_depend_on_threads(name, pool):
 
 
 def test_a_loop_of_small_steps_is_the_first_threads():
-    steps = compiled(fragment_of(recurrent, *CASES["recurrent"][1])).native.program.steps
+    steps = compiled(fragment_of(recurrent, *CASES["recurrent"][1])).program.threaded.steps
     loops = [inner for step in steps if isinstance(step, Alone) for inner in step.steps]
     assert any(isinstance(inner, While) for inner in loops)
     assert not any(isinstance(step, While) for step in steps)
     large = compiled(fragment_of(recurrent, normal(4, 200, 256), normal(256, 256), normal(200, 256)))
-    assert any(isinstance(step, While) for step in large.native.program.steps)
+    assert any(isinstance(step, While) for step in large.program.threaded.steps)
 
 
 def test_small_steps_wait_for_large_ones_and_not_for_each_other():
     made = compiled(fragment_of(small_between_large, *CASES["small between large"][1]))
-    steps = made.native.program.steps
+    steps = made.program.threaded.steps
     chains = [step for step in steps if isinstance(step, Alone) and len(step.steps) > 1]
     assert len(chains) == 1 and chains[0].waits
     after = steps[steps.index(chains[0]) + 1]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.options import CompileOptions
 from mpmd.options import PipelineOptions
 from tests.support.native_fragments import check_memory, fragment_of, run
@@ -34,7 +34,7 @@ BORDER = ARGUMENTS[0].nbytes * 2 + ARGUMENTS[1].nbytes
 
 def temporaries(options=None, reserved=0):
     fragment = dataclasses.replace(fragment_of(kept, *ARGUMENTS), reserved_bytes=reserved)
-    made = prepare_fragment(fragment, host_target(), options or CompileOptions())
+    made = prepare_fragment(fragment, NativeCpu(), options or CompileOptions())
     return made.assignment.arena_bytes
 
 
@@ -45,7 +45,7 @@ def test_values_are_computed_again_until_a_fragment_fits():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         options = CompileOptions(memory_bytes=BORDER + limit)
-        made = prepare_fragment(fragment, host_target(), options).compiled()
+        made = prepare_fragment(fragment, NativeCpu(), options).compiled()
     assert made.assignment.arena_bytes <= limit < free
     check_memory(made)
     np.testing.assert_allclose(
@@ -111,10 +111,10 @@ def test_only_what_has_a_kernel_is_computed_again(share):
     dims = [heads, heads, heads, (4, 16, 64), (64, 256), (256, 64), (4, 32, 64)]
     arguments = [(random.standard_normal(d) * 0.05).astype(np.float32) for d in dims]
     fragment = fragment_of(trained_block, *arguments)
-    assignment = prepare_fragment(fragment, host_target()).assignment
+    assignment = prepare_fragment(fragment, NativeCpu()).assignment
     border = sum(a.size for a in assignment.allocations if a.kind != "arena")
     options = CompileOptions(memory_bytes=border + int(assignment.arena_bytes * share))
-    made = prepare_fragment(fragment, host_target(), options).compiled()
+    made = prepare_fragment(fragment, NativeCpu(), options).compiled()
     assert made.assignment.arena_bytes < assignment.arena_bytes
     check_memory(made)
     wanted = jax.jit(trained_block)(*arguments)

@@ -9,12 +9,12 @@ import pytest
 from jax.sharding import Mesh
 
 import mpmd
-from mpmd.compile.backends.native_cpu import miscompiled
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compiler import NativeBackend
+from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
+from mpmd.compile.thunks import miscompiled
 from mpmd.compile.thunks.emission import Emitter
 from mpmd.errors import MiscompiledError
 from tests.support.native_fragments import compiled, fragment_of
@@ -35,7 +35,7 @@ def broken(monkeypatch):
 
 
 def by_native(**options):
-    backend = NativeBackend(NativeCpuBackend(options=CompileOptions(**options)))
+    backend = FallbackBackend(NativeCpuBackend(options=CompileOptions(**options)))
     return backend.compile(fragment_of(function, X), MESH)
 
 
@@ -82,7 +82,7 @@ def test_a_part_of_a_fragment_that_is_wrong_leaves_all_of_it_to_xla(broken):
     def spectrum(x):
         return jnp.linalg.eigvalsh(jnp.tanh(x @ x)) @ jnp.sort(jnp.tanh(x @ x).sum(0) * x)
 
-    made = NativeBackend().compile(fragment_of(spectrum, X), MESH)
+    made = FallbackBackend(NativeCpuBackend()).compile(fragment_of(spectrum, X), MESH)
     assert made.backend == "xla" and made.reasons[0].startswith("a check found a mistake")
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept, prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.driver import compiled_or_kept, prepare_fragment
 from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of, run
@@ -18,7 +18,7 @@ FRAGMENT = fragment_of(lambda x: x + 1, X)
 
 
 def compiled(folder):
-    return prepare_fragment(FRAGMENT, host_target(), CompileOptions(kernel_overrides=folder)).compiled()
+    return prepare_fragment(FRAGMENT, NativeCpu(), CompileOptions(kernel_overrides=folder)).compiled()
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_what_llvm_refuses_is_an_error(tmp_path, kernel):
 def test_kernels_from_files_are_not_cached(tmp_path, kernel):
     path, text = kernel
     cache = DiskCache(tmp_path / "cache")
-    compiled_or_kept(FRAGMENT, host_target(), CompileOptions(cache=cache))
+    compiled_or_kept(FRAGMENT, NativeCpu(), CompileOptions(cache=cache))
     path.write_text(text.replace("fadd", "fsub"))
     changed = CompileOptions(cache=cache, kernel_overrides=tmp_path)
-    made, kept = compiled_or_kept(FRAGMENT, host_target(), changed)
+    made, kept = compiled_or_kept(FRAGMENT, NativeCpu(), changed)
     assert not kept and "fsub" in made.code.llvm
-    made, kept = compiled_or_kept(FRAGMENT, host_target(), CompileOptions(cache=cache))
+    made, kept = compiled_or_kept(FRAGMENT, NativeCpu(), CompileOptions(cache=cache))
     assert kept and "fsub" not in made.code.llvm

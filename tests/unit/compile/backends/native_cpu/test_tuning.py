@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu import tuning
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
@@ -16,6 +16,7 @@ from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling, tilings
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.tuning import Tuning, costs_path, tuning_for
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.cost.profiled import ProfiledCosts
 from mpmd.compile.options import CompileOptions
@@ -75,19 +76,19 @@ ARGUMENTS = [floats(32, 48), floats(48, 64), floats(64)]
 def test_kernels_are_timed_once_and_kept_beside_the_cache(tmp_path, timed):
     fragment = fragment_of(function, *ARGUMENTS)
     options = CompileOptions(cache=DiskCache(tmp_path), kernel_costs="measured")
-    made = prepare_fragment(fragment, host_target(), options)
+    made = prepare_fragment(fragment, NativeCpu(), options)
     path = costs_path(tmp_path, host_target())
     first = len(timed)
     assert first > 2 and len(path.read_text().splitlines()) == first
     np.testing.assert_allclose(run(fragment, ARGUMENTS, made.compiled())[0], function(*ARGUMENTS), rtol=1e-5)
     tuning._COSTS.clear()  # as another process
-    prepare_fragment(fragment, host_target(), options)
+    prepare_fragment(fragment, NativeCpu(), options)
     assert len(timed) == first
 
 
 def test_nothing_is_timed_unless_asked(tmp_path, timed):
     options = CompileOptions(cache=DiskCache(tmp_path))
-    prepare_fragment(fragment_of(function, *ARGUMENTS), host_target(), options)
+    prepare_fragment(fragment_of(function, *ARGUMENTS), NativeCpu(), options)
     assert not timed and not costs_path(tmp_path, host_target()).exists()
     assert tuning_for(host_target(), options) is None
     assert options.key != dataclasses.replace(options, kernel_costs="measured").key
@@ -100,8 +101,8 @@ def test_fusion_follows_what_was_measured(monkeypatch, tmp_path):
         tuning, "profile_plan", lambda plan, target, device, costs, work: 1e-6 if len(plan.nodes) < 4 else 1.0
     )
     fragment = fragment_of(lambda x: jax.nn.softmax(x), floats(16, 64))
-    apart = prepare_fragment(fragment, host_target(), CompileOptions(kernel_costs="measured"))
-    together = prepare_fragment(fragment, host_target())
+    apart = prepare_fragment(fragment, NativeCpu(), CompileOptions(kernel_costs="measured"))
+    together = prepare_fragment(fragment, NativeCpu())
     assert len(together.thunks) == 1 < len(apart.thunks)
     assert any("together they take 1000000.0 us" in notice for notice in apart.notices)
 
@@ -117,8 +118,8 @@ def test_a_product_takes_its_fastest_tiling(monkeypatch):
     fragment = fragment_of(lambda a, b: a @ b, floats(256, 768), floats(768, 512))
 
     def tiling_of(options):
-        made = prepare_fragment(fragment, host_target(), options)
-        return made.native.program.kernels()[0].tiling
+        made = prepare_fragment(fragment, NativeCpu(), options)
+        return made.program.threaded.kernels()[0].tiling
 
     assert tiling_of(CompileOptions(kernel_costs="measured")) == quick
     assert tiling_of(CompileOptions()) == usual
@@ -178,6 +179,6 @@ def test_real_times(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_COSTS", {})
     fragment = fragment_of(lambda x: jnp.tanh(x).sum(-1), floats(8, 16))
     options = CompileOptions(cache=DiskCache(tmp_path), kernel_costs="measured")
-    prepare_fragment(fragment, host_target(), options)
+    prepare_fragment(fragment, NativeCpu(), options)
     costs = ProfiledCosts(costs_path(tmp_path, host_target()))
     assert costs.unreadable == 0 and costs._seconds and all(s > 0 for s in costs._seconds.values())

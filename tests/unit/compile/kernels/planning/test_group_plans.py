@@ -1,6 +1,8 @@
 """What makes a group of instructions one kernel, and why others are none."""
 
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.kernels.plan import Load
+from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.passes.fusion.grouping import Grouping
 
@@ -13,7 +15,7 @@ sum {
 """
 
 
-def planned(entry: str, members: str) -> GroupPlan | str:
+def planned(entry: str, members: str) -> GroupPlan | DotPlan | str:
     """The kernel of some instructions of a program, or why they are none."""
     grouping = Grouping(parse_module(f"HloModule m\n{SUM}\nENTRY e {{\n{entry}\n}}\n").entry)
     return grouping.plan([i for i in grouping.order if i.name in members.split()])
@@ -72,3 +74,24 @@ def test_values_are_traced_once_however_often_they_are_read():
     lines += [f"{'ROOT ' * (k == 60)}x{k} = f32[8] add(x{k - 1}, x{k - 1})" for k in range(1, 61)]
     made = planned("\n".join(lines), " ".join(f"x{k}" for k in range(1, 61)))
     assert isinstance(made, GroupPlan) and len(made.plan.nodes) == 61
+
+
+def test_a_mask_on_both_sides_of_a_transpose_does_not_move_the_sums():
+    entry = """
+  a = f32[4,4] parameter(0)
+  b = f32[4,4] parameter(1)
+  c = f32[4,4] parameter(2)
+  k = pred[4,4] parameter(3)
+  zero = f32[] constant(0)
+  zeros = f32[4,4] broadcast(zero), dimensions={}
+  d = f32[4,4] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  s = f32[4,4] select(k, zeros, d)
+  t = f32[4,4] transpose(s), dimensions={1,0}
+  m = f32[4,4] multiply(t, c)
+  ROOT r = f32[4,4] select(k, zeros, m)"""
+    made = planned(entry, "zeros d s t m r")
+    assert isinstance(made, DotPlan)
+    sums, (result,) = made.plan.sums, made.plan.epilogue.stores
+    (read,) = (n for n in made.plan.epilogue.nodes if isinstance(n, Load) and n.operand == sums)
+    assert str(read.index) == "d0*4 + d1"
+    assert str(result.index) == "d0 + d1*4"

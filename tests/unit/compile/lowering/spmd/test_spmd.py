@@ -105,7 +105,7 @@ def test_a_program_of_another_mesh_is_refused():
 
 def test_a_sum_of_nothing_partial_is_refused():
     body = '%b = sdy.all_reduce {"x"} %a out_sharding=<@m, [{}]> : tensor<4xf32>\n  return %b : tensor<4xf32>'
-    with pytest.raises(CompileError, match="does not follow an operation that gives partial results"):
+    with pytest.raises(CompileError, match="does not follow an operation with partial results"):
         lower_for_mesh(text_on('<["x"=2]>', body), {"x": 2}, [[[]]], [[[]]])
 
 

@@ -118,7 +118,7 @@ def test_equal_kernels_share_code():
         return [jnp.tanh(a) for a in arrays]
 
     made = compiled(fragment_of(step, *[floats(33)] * 12))
-    names = {r.kernel.name for r in made.native.program.steps}
+    names = {r.kernel.name for r in made.program.threaded.steps}
     assert len(made.thunks) == 12
     assert len(names) == 1
 

@@ -18,7 +18,7 @@ from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.prices import Prices
-from mpmd.compile.pipelines import cpu_pipeline
+from mpmd.compile.pipelines import optimization_pipeline
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 from tests.support.native_fragments import fragment_of
@@ -29,7 +29,7 @@ floats = Floats()
 
 def before_fusion(function, *arguments):
     module = lower(fragment_of(function, *arguments).text)
-    for pass_ in cpu_pipeline():
+    for pass_ in optimization_pipeline():
         if isinstance(pass_, AttentionStitching | Fusion):
             return module
         pass_.run(module)

@@ -2,7 +2,7 @@
 
 from mpmd.compile.hlo import HloModule, parse_module, print_module
 from mpmd.compile.kernels.planning import kernels
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion import Fusion
 
 LAYER = """  n{k} = negate(x{k})
@@ -39,6 +39,6 @@ def test_equal_layers_are_planned_once(monkeypatch):
 def test_a_pass_by_itself_does_what_it_does_in_a_pipeline():
     alone, together = layers(4), layers(4)
     Fusion().run(alone)
-    with remembering():
+    with caching_plans():
         Fusion().run(together)
     assert print_module(alone) == print_module(together)

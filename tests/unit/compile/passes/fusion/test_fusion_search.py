@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.fusion import Fusion
@@ -167,7 +167,7 @@ def test_groups_of_patterns_compute_the_same(function):
     arguments = [floats(32, 48), floats(48), floats(48)]
     fragment = fragment_of(function, *arguments)
     options = CompileOptions(pass_options=("hlo-fusion{search=beam}",))
-    made = prepare_fragment(fragment, host_target(), options).compiled()
+    made = prepare_fragment(fragment, NativeCpu(), options).compiled()
     for got, wanted in zip(
         run(fragment, arguments, made), jax.tree.leaves(function(*arguments)), strict=True
     ):
@@ -178,7 +178,7 @@ def test_patterns_join_what_a_row_needs():
     """The search alone, without the pairs that the pass joins after it, makes one kernel of a softmax."""
     fragment = fragment_of(jax.nn.softmax, floats(16, 64))
     options = CompileOptions(disable_passes=("hlo-fusion",))
-    module = prepare_fragment(fragment, host_target(), options).module
+    module = prepare_fragment(fragment, NativeCpu(), options).module
     grouping = Grouping(module.entry)
     before = len(grouping.groups())
     join_patterns(grouping, 96, True, Prices())

@@ -47,13 +47,13 @@ def test_circles_are_those_that_a_search_through_everything_finds(seed):
             break
         a, b = rng.sample(groups, 2)
         wanted = circles(grouping, a, b)
-        assert grouping.would_circle(a, b) == wanted
+        assert grouping.would_create_cycle(a, b) == wanted
         if wanted:
             refused += 1
         elif rng.random() < 0.5:
             if rng.random() < 0.3:  # somebody asks about others in between
                 c, d = rng.sample(groups, 2)
-                grouping.would_circle(c, d)
+                grouping.would_create_cycle(c, d)
             grouping.join(a, b)
             joined += 1
     assert joined and refused
@@ -67,8 +67,8 @@ def test_groups_may_join_in_any_order_if_they_are_no_circle_together():
     )
     grouping = Grouping(module.entry)
     a, m, b, c, d = (grouping.group_of[i] for i in grouping.order if i in grouping.group_of)
-    assert grouping.would_circle(a, b), "through m"
+    assert grouping.would_create_cycle(a, b), "through m"
     together = grouping.join(grouping.join(a, b), m)  # a and b alone would have been a circle
-    assert grouping.would_circle(together, d), "through c"
-    assert not grouping.would_circle(together, c)
-    assert not grouping.would_circle(grouping.join(together, c), d)
+    assert grouping.would_create_cycle(together, d), "through c"
+    assert not grouping.would_create_cycle(together, c)
+    assert not grouping.would_create_cycle(grouping.join(together, c), d)

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.fragments import cases
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.options import CompileOptions
@@ -18,7 +18,7 @@ CASES = {name: (function, arrays) for name, function, arrays in cases(SIZE, "f32
 
 def repeated_in(name, known=CASES, **options):
     function, arrays = known[name]
-    made = prepare_fragment(fragment_of(function, *arrays), host_target(), CompileOptions(**options))
+    made = prepare_fragment(fragment_of(function, *arrays), NativeCpu(), CompileOptions(**options))
     return repeated_values(made.module)
 
 

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.lowering.spmd.hlo_shardings import Stride, common_mesh, parse_sharding
 from mpmd.compile.passes.spmd import SpmdPartitioner
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.native_hlo import fragment_of_module
 
 STEPS = Path(__file__).parents[5] / "../shared/conformance/hlo"
@@ -187,7 +187,7 @@ def test_one_mesh_has_the_axes_of_all_shardings():
         (parameter("x", "f32[8,4]", 0, "{manual}"), "takes tiled and replicated values"),
         (parameter("x", "f32[6,4]", 0, ROWS), "dim 0 of parameter 0, .* does not divide into 8 equal parts"),
         (parameter("x", "f32[8,4]", 0, "{devices=[4,1]<=[4]}"), "is not over the 8 devices"),
-        (parameter("x", "f32[8,4]", 0, "{devices=[8,1]0,1,2,3,4,5,7,6}"), "is no tiling of a mesh"),
+        (parameter("x", "f32[8,4]", 0, "{devices=[8,1]0,1,2,3,4,5,7,6}"), "is not a tiling of a mesh"),
         (parameter("x", "f32[8,4]", 0, "{devices=[8]<=[8]}"), "has 1 dims, its shape is"),
     ],
 )
@@ -210,5 +210,5 @@ def test_whole_training_steps_have_native_code(name):
     verify(step)
     axes = {"d": devices} if devices > 1 else None
     assert (
-        prepare_fragment(fragment_of_module(step), host_target(), module=step, axes=axes).compiled().code.code
+        prepare_fragment(fragment_of_module(step), NativeCpu(), module=step, axes=axes).compiled().code.code
     )

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.dump import Dump
 from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
@@ -22,7 +23,7 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.attention import Search
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
-from mpmd.compile.pipelines import cpu_pipeline
+from mpmd.compile.pipelines import optimization_pipeline
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients
@@ -103,7 +104,7 @@ def test_what_is_computed_again_is_a_matter_of_costs(bandwidth, kept):
     device = dataclasses.replace(HOST, levels=((math.inf, bandwidth),))
     fragment = fragment_of(gradients(attention), *inputs(2, 128, 32))
     module = lower(fragment.text)
-    for pass_ in cpu_pipeline():
+    for pass_ in optimization_pipeline():
         if isinstance(pass_, AttentionStitching):
             break
         pass_.run(module)
@@ -236,7 +237,7 @@ def test_without_a_softmax():
 def test_off_computes_product_by_product():
     x, w = inputs(2, 30, 16)
     fragment = fragment_of(attention, x, w)
-    made = prepare_fragment(fragment, host_target(), CompileOptions(attention_stitching="off")).compiled()
+    made = prepare_fragment(fragment, NativeCpu(), CompileOptions(attention_stitching="off")).compiled()
     assert not stitched(made)
     (off,), (auto,) = run(fragment, [x, w], made), run(fragment, [x, w], compiled(fragment))
     np.testing.assert_allclose(off, auto, rtol=2e-5, atol=2e-5)
@@ -253,7 +254,7 @@ def test_dumps_say_what_was_refused(tmp_path):
         return jnp.einsum("tv,vd->td", jax.nn.softmax(x @ table.T), table)
 
     fragment = fragment_of(head, floats(512, 256), floats(1024, 256))
-    made = prepare_fragment(fragment, host_target(), CompileOptions(dump=Dump(tmp_path))).compiled()
+    made = prepare_fragment(fragment, NativeCpu(), CompileOptions(dump=Dump(tmp_path))).compiled()
     assert not stitched(made)
     (notices,) = tmp_path.rglob("notices.txt")
     assert "one large product" in notices.read_text()

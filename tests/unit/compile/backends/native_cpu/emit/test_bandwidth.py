@@ -161,7 +161,7 @@ def test_sums_over_rows_of_any_number(dtype, rows, width):
 # -- squares ------------------------------------------------------------------------------------------------
 
 
-class Names:
+class NameBuilder:
     """Stands for a builder: values are lists of names, and a shuffle picks from two of them."""
 
     def __init__(self):
@@ -180,7 +180,7 @@ class Names:
 @pytest.mark.parametrize("element", ["i8", "i16", "float", "double"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_a_square_is_transposed(element, size):
-    f = Names()
+    f = NameBuilder()
     rows = [f.value(element, [(r, c) for c in range(size)]) for r in range(size)]
     columns = [f.lanes[v.text] for v in transpose(f, rows)]
     assert columns == [[(r, c) for r in range(size)] for c in range(size)]

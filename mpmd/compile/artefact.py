@@ -17,17 +17,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
-from mpmd.compile.backends.native_cpu.meeting import MeshLayout
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, fingerprint
+from mpmd.compile.target import Code, Target
 from mpmd.errors import CompileError
 
-_FORMAT = 2
+_FORMAT = 3
 _TEXTS = {
     "hlo": "after_optimizations.txt",
     "buffers": "buffer-assignment.txt",
@@ -37,7 +34,7 @@ _TEXTS = {
     "costs": "costs.txt",
     "bars": "costs.svg",
 }
-_SIZES = struct.Struct("<5Q")
+_SIZES = struct.Struct("<4Q")
 
 
 class Texts(Mapping[str, str]):
@@ -69,17 +66,17 @@ class Artefact:
     """A compiled fragment, apart from this process.
 
     Attributes:
-        code: its machine code.
+        code: what it is run from.
         arena_bytes: temporary memory of a call, constants included.
         constants: what the arena begins with and keeps.
         aliases: argument → the result that takes its memory.
         costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, and the seconds that
             computing and moving data bound.
         memory: bytes that a call takes.
-        texts: file name → what can be read: HLO, buffers, thunks, kernels; the code brings LLVM's assembly.
+        texts: file name → what can be read: HLO, buffers, thunks, kernels; the code has texts of its own.
     """
 
-    code: CompiledProgram
+    code: Code
     arena_bytes: int
     constants: bytes
     aliases: dict[int, int]
@@ -87,21 +84,19 @@ class Artefact:
     memory: MemoryStats
     texts: Mapping[str, str]
 
-    def text(self, what: str, target: CpuTarget) -> str:
+    def text(self, what: str, target: Target) -> str:
         """One of its texts.
 
         Args:
-            what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"costs"`, `"bars"`, `"llvm"` or
-                `"assembly"`.
-            target: the CPU that it was compiled for.
+            what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"costs"`, `"bars"`, or a text of
+                the target's code.
+            target: what it was compiled for.
 
         Raises:
             CompileError: another word.
         """
-        if what == "llvm":
-            return self.code.llvm
-        if what == "assembly":
-            return assembly_of(self.code.llvm, target)
+        if what in target.code_texts:
+            return target.code_text(self.code, what)
         if what not in _TEXTS:
             return unknown_text(what, "native fragments")
         return self.texts[_TEXTS[what]]
@@ -111,23 +106,16 @@ class Artefact:
         texts = zlib.compress(json.dumps(dict(self.texts)).encode(), 1)
         head = {
             "format": _FORMAT,
-            "name": self.code.name,
-            "pointers": self.code.pointers,
-            "workspace_bytes": self.code.workspace_bytes,
-            "imports": self.code.imports,
-            "exports": self.code.exports,
-            "devices": self.code.devices,
-            "mesh": None if self.code.mesh is None else dataclasses.astuple(self.code.mesh),
             "arena_bytes": self.arena_bytes,
             "aliases": sorted(self.aliases.items()),
             "costs": self.costs,
             "memory": dataclasses.asdict(self.memory),
         }
-        parts = [json.dumps(head).encode(), self.code.code, self.code.listing, self.constants, texts]
+        parts = [json.dumps(head).encode(), self.code.to_bytes(), self.constants, texts]
         return b"".join([_SIZES.pack(*map(len, parts)), *parts])
 
     @staticmethod
-    def from_bytes(data: bytes) -> Artefact:
+    def from_bytes(data: bytes, target: Target) -> Artefact:
         """What `to_bytes` wrote.
 
         Raises:
@@ -139,23 +127,12 @@ class Artefact:
                 raise ValueError(f"{len(data)} bytes, expected {sum(sizes, _SIZES.size)}")
             ends = itertools.accumulate(sizes, initial=_SIZES.size)
             parts = [data[start : start + size] for start, size in zip(ends, sizes)]
-            head, code, listing, constants, texts = parts
+            head, code, constants, texts = parts
             said = json.loads(head)
             if said["format"] != _FORMAT:
                 raise ValueError(f"format {said['format']}, expected {_FORMAT}")
-            program = CompiledProgram(
-                said["name"],
-                said["pointers"],
-                said["workspace_bytes"],
-                code,
-                tuple(said["imports"]),
-                tuple(said["exports"]),
-                listing,
-                said["devices"],
-                None if said["mesh"] is None else MeshLayout(*said["mesh"]),
-            )
             return Artefact(
-                program,
+                target.code_from_bytes(code),
                 said["arena_bytes"],
                 constants,
                 {int(argument): int(result) for argument, result in said["aliases"]},
@@ -172,12 +149,13 @@ class KeptArtefacts:
 
     Args:
         cache: where they lie.
-        target: the CPU.
+        target: what they are compiled for.
         settings: further text that their code depends on.
     """
 
-    def __init__(self, cache: DiskCache, target: CpuTarget, settings: str) -> None:
+    def __init__(self, cache: DiskCache, target: Target, settings: str) -> None:
         self.cache = cache
+        self.target = target
         self.place = (target.key(), settings)
 
     def of_fragment(self, fragment: FragmentModule) -> Artefact | None:
@@ -208,7 +186,7 @@ class KeptArtefacts:
         if data is None:
             return None
         try:
-            return Artefact.from_bytes(data)
+            return Artefact.from_bytes(data, self.target)
         except CompileError as error:
             self.cache.discard(key, str(error))
             return None

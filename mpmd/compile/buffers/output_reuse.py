@@ -1,8 +1,8 @@
-"""Temporaries in the memory of results, before those are written.
+"""Reuse of output buffers: temporaries in the memory of results, before those are written.
 
-A result's memory is the program's from its beginning.  Until the result is computed, and between the last
-use of a donated parameter and the result that takes its place, other values may lie there: as many as lower
-the most that is in use at once elsewhere, and no more.
+A result's memory belongs to the program from its beginning.  Until the result is computed, and between the
+last use of a donated parameter and the result that takes its place, it may hold other values.  Values move
+there only while that lowers the peak of the arena.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpmd.compile.buffers.packing import Block, Room
+from mpmd.compile.buffers.packing import LiveBlock, Room
 
-Loan = tuple[int, int]
+ReusedSlice = tuple[int, int]
 """(number of an allocation, offset in it)."""
 
 
-def borrow(blocks: Sequence[Block], rooms: Mapping[int, Room]) -> dict[int, Loan]:
-    """Blocks that go into other memory.
+def reuse_outputs(blocks: Sequence[LiveBlock], rooms: Mapping[int, Room]) -> dict[int, ReusedSlice]:
+    """Blocks that move into output buffers.
 
-    The largest block that is in use at the peak moves first; then the peak is another.  It ends when nothing
-    at the peak finds room.
+    The largest block that is in use at the peak moves first; then the peak is another.  The end is reached
+    when no block at the peak fits.
 
     Args:
-        blocks: what the arena would hold.
+        blocks: the blocks of the arena.
         rooms: by number of the allocation; they are filled.
 
     Returns:
-        Where each block lies that moved, by its number in `blocks`.
+        The slice of each block that moved, by its number in `blocks`.
     """
-    moved: dict[int, Loan] = {}
+    moved: dict[int, ReusedSlice] = {}
     if not rooms or not blocks:
         return moved
     in_use = np.zeros(max(b.spans[-1].end for b in blocks) + 1, np.int64)
@@ -45,9 +45,9 @@ def borrow(blocks: Sequence[Block], rooms: Mapping[int, Room]) -> dict[int, Loan
         chosen = None
         for number in [k for k in waiting if when[k] >> instant & 1]:
             waiting.remove(number)
-            loan = _find(blocks[number].size, when[number], by_capacity, rooms)
-            if loan is not None:
-                chosen, moved[number] = number, loan
+            slice_ = _find(blocks[number].size, when[number], by_capacity, rooms)
+            if slice_ is not None:
+                chosen, moved[number] = number, slice_
                 break
         if chosen is None:
             break
@@ -56,7 +56,7 @@ def borrow(blocks: Sequence[Block], rooms: Mapping[int, Room]) -> dict[int, Loan
     return moved
 
 
-def _find(size: int, when: int, order: Sequence[int], rooms: Mapping[int, Room]) -> Loan | None:
+def _find(size: int, when: int, order: Sequence[int], rooms: Mapping[int, Room]) -> ReusedSlice | None:
     """The smallest allocation with room for a block, which is placed there."""
     for number in order:
         offset = rooms[number].place(size, when)

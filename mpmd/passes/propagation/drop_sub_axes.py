@@ -1,4 +1,4 @@
-"""mpmd-cut-sub-axes."""
+"""mpmd-drop-sub-axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmd.passes.propagation import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class CutSubAxes(FunctionPass):
+class DropSubAxes(FunctionPass):
     """Lets nothing but whole axes shard what goes from fragment to fragment.
 
         f = m1["f"] in_shardings=[[{"x":(1)2}, {"y"}]] (a) {...}  -->  in_shardings=[[{}, {"y"}]]
@@ -24,7 +24,7 @@ class CutSubAxes(FunctionPass):
     Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-cut-sub-axes"
+    name: ClassVar[str] = "mpmd-drop-sub-axes"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -32,6 +32,6 @@ class CutSubAxes(FunctionPass):
         for op in ir.ops(f, (ir.Fragment, ir.Transfer)):
             for name in ("in_shardings", "out_shardings", shardings.ARGUMENT):
                 old = shardings.read(op, name)
-                new = [shardings.cut_at_sub_axes(sharding) for sharding in old]
+                new = [shardings.drop_sub_axes(sharding) for sharding in old]
                 if new != old:
                     shardings.write(op, name, new)

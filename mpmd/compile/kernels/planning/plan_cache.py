@@ -33,33 +33,31 @@ class _Known:
     values: Sequence[HloInstruction]
 
 
-_remembered: contextvars.ContextVar[dict[Hashable, _Known] | None] = contextvars.ContextVar(
-    "plans", default=None
-)
+_plans: contextvars.ContextVar[dict[Hashable, _Known] | None] = contextvars.ContextVar("plans", default=None)
 
 
 @contextlib.contextmanager
-def remembering() -> Iterator[None]:
+def caching_plans() -> Iterator[None]:
     """Inside, no structure is planned twice.  What the groups call must not change meanwhile.
 
     Within another one, what that one remembers is used and added to.
     """
-    if _remembered.get() is not None:
+    if _plans.get() is not None:
         yield
         return
-    token = _remembered.set({})
+    token = _plans.set({})
     try:
         yield
     finally:
-        _remembered.reset(token)
+        _plans.reset(token)
 
 
-def remembered(planner: Planner[Planned]) -> Planner[Planned]:
-    """A planner that asks what is remembered first."""
+def cached_plan(planner: Planner[Planned]) -> Planner[Planned]:
+    """A planner that asks what is cached_plan first."""
 
     @functools.wraps(planner)
     def plan(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> Planned:
-        known = _remembered.get()
+        known = _plans.get()
         if known is None:
             return planner(name, group, results)
         structure, values = structure_of(group, results)
