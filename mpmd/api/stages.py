@@ -85,12 +85,16 @@ class Traced:
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
-        called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
-        partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
-        )
+        partitioned = self.partition(lowered, observer)
         warn_user(partitioned.warnings)
         return Lowered(self, lowered, partitioned)
+
+    def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
+        """Takes the step as JAX lowered it through the passes."""
+        called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
+        return partition(
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
+        )
 
 
 @dataclasses.dataclass

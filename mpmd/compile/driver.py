@@ -62,10 +62,10 @@ def prepare_fragment(
     module.is_scheduled = False  # an order was given: one of those that may be
     clock("lowering")
 
-    timing, generation = Timing(), target.generation(options)
+    timing, generation = Timing(), target.generation()
     passes = configured(target.passes(devices, options), options)
     watch = watch_of(fragment, module, options.dump)
-    with diagnostics.collecting() as found, generation.measuring():
+    with diagnostics.collecting() as found:
         run_pipeline(module, dumping_inside(passes, fragment, options.dump), watch, timing)
     clock("passes")
 

@@ -7,7 +7,6 @@ thunks to something that runs.  `backends/targets.py` is the table of targets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
@@ -45,9 +44,6 @@ class Code(Protocol):
 
 class CodeGeneration(Protocol):
     """Of one compilation, how kernels become code."""
-
-    def measuring(self) -> AbstractContextManager[None]:
-        """Lets passes ask what kernels take, where the options say that kernels are timed."""
 
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
@@ -89,12 +85,8 @@ class Target(Protocol):
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Why there is no code for an instruction and its kernel, if it has one; "" if there is."""
 
-    def generation(self, options: CompileOptions) -> CodeGeneration:
-        """How kernels become code in one compilation.
-
-        Raises:
-            CompileError: the options ask for something that this machine cannot do.
-        """
+    def generation(self) -> CodeGeneration:
+        """How kernels become code in one compilation."""
 
     def compile(self, program: Any, fragment: FragmentModule, options: CompileOptions) -> Code:
         """The code of a program that `CodeGeneration.program` built.

@@ -33,6 +33,7 @@ def layers(ws, x):
 def picked(table, rows):
     return jnp.take_along_axis(table, rows[:, None], 1)
 
+
 TABLE = floats(8, 4)
 
 FUNCTIONS = {

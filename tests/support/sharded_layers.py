@@ -37,6 +37,7 @@ def of_state(specs):
     """The same shardings for parameters and velocities."""
     return ({f"s{s}": specs for s in range(STAGES)},) * 2
 
+
 ROWS = {"up": P("data"), "bias": None, "down": None}
 
 DATA = {"in_shardings": (None, P("data"), P("data"))}

@@ -162,6 +162,7 @@ def shardings(model, axes):
     state = (model.specs, model.specs) if "model" in axes else None
     return {"in_shardings": (state, *(P("data") if "data" in axes else None for _ in model.batch))}
 
+
 UNLIKE = {
     "one and two for data": ({"data": 1}, {"data": 2}),
     "two and four for data": ({"data": 2}, {"data": 4}),

@@ -97,12 +97,14 @@ def test_sums_of_bf16_products_keep_nan_and_infinity():
 def test_which_sums_are_of_bf16_products():
     target = named_target("avx512_bf16")
     plan = sums(2, 64)
-    dots = [dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "Reduce"]
+    dots = [
+        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"
+    ]
     assert [len(d) for d in dots] == [1, 2, 2]
     assert not any(
         dot_factors(named_target("avx512"), plan, k)
         for k, n in enumerate(plan.nodes)
-        if type(n).__name__ == "Reduce"
+        if type(n).__name__ == "ReduceNode"
     )
     b = PlanBuilder("other", (2, 64), row_dims=1)
     x, one = b.convert(b.load_dense(b.operand("x", "bf16", 128)), "f32"), b.load(
@@ -112,7 +114,7 @@ def test_which_sums_are_of_bf16_products():
     b.store_dense(b.operand("y", "f32", 2), b.apply("add", scaled, b.reduce_row("maximum", x)), (0,))
     plan = b.finish()
     assert not any(
-        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "Reduce"
+        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"
     ), "one factor is the same in all lanes, and a maximum is no sum"
 
 

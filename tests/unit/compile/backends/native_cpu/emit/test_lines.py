@@ -282,7 +282,7 @@ def test_how_many_rows_at_once():
     target = named_target("avx512")
 
     def rows(plan, line_bytes=4096):
-        roots = [n.arg for n in plan.nodes if type(n).__name__ == "Reduce"]
+        roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
         return rows_at_once(plan, target, roots, line_bytes)
 
     assert rows(columns((64, 512), "f32")[0]) == 4
@@ -303,7 +303,7 @@ def test_how_many_rows_at_once():
 
 def test_what_is_asked_for_ahead():
     def ahead(plan, l3_bytes):
-        roots = [n.arg for n in plan.nodes if type(n).__name__ == "Reduce"]
+        roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
         return [
             plan.operands[n.operand].name
             for n in lines_to_come(plan, replace(host_target(), l3_bytes=l3_bytes), roots)
@@ -313,7 +313,7 @@ def test_what_is_asked_for_ahead():
     assert ahead(norm_gradients(64, 512, "f32"), 1 << 30) == []
     plan = columns((64, 512), "bf16")[0]
     assert ahead(plan, 0) == []
-    roots = [n.arg for n in plan.nodes if type(n).__name__ == "Reduce"]
+    roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
     assert len(lines_to_come(plan, replace(host_target(), l3_bytes=0), roots, narrowest=1)) == 1
     b = PlanBuilder("gaps", (64, 512), row_dims=1)
     x = b.load(b.operand("x", "f32", 64 * 600), dim(0) * 600 + dim(1))
