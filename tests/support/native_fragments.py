@@ -9,7 +9,7 @@ import numpy as np
 
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.compilation import Compilation

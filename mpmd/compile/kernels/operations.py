@@ -15,8 +15,6 @@ import numpy as np
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.kernels.narrow import NARROW
 
-Array = Any
-
 FLOATS = ("bf16", "f16", "f32", "f64")
 SIGNED = ("s8", "s16", "s32", "s64")
 UNSIGNED = ("u8", "u16", "u32", "u64")
