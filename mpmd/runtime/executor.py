@@ -130,11 +130,6 @@ class Executor:
         self._closed = self._interrupted = False
         self.steps = 0
 
-    @property
-    def issues_from_one_thread(self) -> bool:
-        """Whether the caller's thread issues everything."""
-        return self._one_thread
-
     def run(
         self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
     ) -> list[Any]:

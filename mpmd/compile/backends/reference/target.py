@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
 from collections.abc import Mapping, Sequence
@@ -95,10 +94,6 @@ class Reference:
     def generation(self) -> Reference:
         """See `Target`."""
         return self
-
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing is measured."""
-        return contextlib.nullcontext()
 
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """The meaning of a plan needs no memory of the fragment."""
