@@ -14,7 +14,6 @@ from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
-from mpmd.compile.passes.fusion.prices import PROJECTED
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
@@ -26,14 +25,13 @@ from mpmd.support.passes import Pass, with_overrides
 
 
 def optimization_pipeline(
-    devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
+    devices: int = 1, attention_stitching: str = "auto", jitter: str = ""
 ) -> list[Pass]:
     """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
-        costs: what prices groups for fusion.
         jitter: regular expression on the values that are made a little wrong; empty for none.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
@@ -43,7 +41,7 @@ def optimization_pipeline(
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         SortPrefix(),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(costs=costs),  # last change of what computes
+        Fusion(),  # last change of what computes
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 

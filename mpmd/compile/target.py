@@ -7,7 +7,6 @@ thunks to something that runs.  `backends/targets.py` is the table of targets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
@@ -43,28 +42,6 @@ class Code(Protocol):
         """The code as bytes; equal code gives equal bytes.  `Target.code_from_bytes` reads them."""
 
 
-class CodeGeneration(Protocol):
-    """Of one compilation, how kernels become code."""
-
-    def measuring(self) -> AbstractContextManager[None]:
-        """Lets passes ask what kernels take, where the options say that kernels are timed."""
-
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
-        """Bytes that the kernels of a plan need while they run, beside operands and results."""
-
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
-        """The `Program` of a sequence of thunks.
-
-        Args:
-            name: symbol of its entry.
-            thunks: what it does.
-            assignment: where its values are.
-
-        Raises:
-            CompileError: the target cannot run it.
-        """
-
-
 class Target(Protocol):
     """A kind of device that fragments are compiled for."""
 
@@ -89,15 +66,23 @@ class Target(Protocol):
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Why there is no code for an instruction and its kernel, if it has one; "" if there is."""
 
-    def generation(self, options: CompileOptions) -> CodeGeneration:
-        """How kernels become code in one compilation.
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Bytes that the kernels of a plan need while they run, beside operands and results."""
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
+        """The `Program` of a sequence of thunks.
+
+        Args:
+            name: symbol of its entry.
+            thunks: what it does.
+            assignment: where its values are.
 
         Raises:
-            CompileError: the options ask for something that this machine cannot do.
+            CompileError: the target cannot run it.
         """
 
     def compile(self, program: Any, fragment: FragmentModule, options: CompileOptions) -> Code:
-        """The code of a program that `CodeGeneration.program` built.
+        """The code of a program that `program` built.
 
         Raises:
             CompileError: a kernel that the options name does not fit.

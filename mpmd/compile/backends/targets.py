@@ -6,13 +6,9 @@ A new target is a line here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.stamp import register_stamp
-from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
 from mpmd.compile.options import CompileOptions
@@ -32,8 +28,3 @@ NAMED: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
 def execution_stamp() -> str:
     """The target of the custom call that writes when it runs, by which XLA's fragments on CPU are timed."""
     return register_stamp()[0]
-
-
-def measuring_kernels(path: Path) -> AbstractContextManager[None]:
-    """Lets passes ask meanwhile what kernels take on this machine; times are kept in a file."""
-    return Tuning(host_target(), path).measuring()

@@ -1,18 +1,15 @@
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.profile import measured_device, profile_plan
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import H200, cpu_device
 from mpmd.compile.kernels.cost.models import projected, speed_of_light
 from mpmd.compile.kernels.cost.products import product_workloads
-from mpmd.compile.kernels.cost.profiled import ProfiledCosts
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
@@ -115,46 +112,6 @@ def test_matmul_prices_follow_dtype_and_shape():
     half = product(1024, 1024, 1024, "bf16")
     assert 1.8 < projected(big, CPU).seconds / projected(half, CPU).seconds < 2.2
     assert speed_of_light(product(1, 4096, 4096), CPU).limiter == "memory"
-
-
-def test_measurements_are_kept_and_calibrate(tmp_path):
-    path = tmp_path / "costs" / "kernels.jsonl"
-    costs, work = ProfiledCosts(path), plan_workload(elementwise(1000))
-    calls = []
-
-    def run():
-        calls.append(1)
-        return 2 * projected(work, CPU).seconds
-
-    first = costs.measure(CPU, "kernel a", work, run)
-    assert costs.measure(CPU, "kernel a", work, run) == first and len(calls) == 1
-    assert costs.correction(CPU, "loop") == pytest.approx(2) and costs.correction(CPU, "row") == 1
-    assert costs.price(CPU, "kernel b", work) == pytest.approx(2 * projected(work, CPU).seconds)
-    again = ProfiledCosts(path)
-    assert again.seconds(CPU, "kernel a") == first and again.correction(CPU, "loop") == pytest.approx(2)
-    assert again.seconds(H200, "kernel a") is None
-    # a torn line, another version and nonsense are measured again, not believed
-    good = path.read_text().splitlines()[0]
-    wrong = [
-        good[: len(good) // 2],
-        json.dumps({**json.loads(good), "version": 99}),
-        '{"seconds": NaN}',
-        "[]",
-    ]
-    wrong.append(json.dumps({**json.loads(good), "seconds": -1}))
-    path.write_text("\n".join([*wrong, good]) + "\n")
-    damaged = ProfiledCosts(path)
-    assert damaged.unreadable == len(wrong) and damaged.seconds(CPU, "kernel a") == first
-
-
-def test_profiling_runs_a_plan_once(tmp_path):
-    target = host_target()
-    device = measured_device(target, 1)
-    assert device.matmul_rate("f32") > 1e9 and device.bandwidth > 1e8
-    costs, plan = ProfiledCosts(tmp_path / "costs.jsonl"), softmax(32, 128)
-    seconds = profile_plan(plan, target, device, costs)
-    assert 0 < seconds < 1
-    assert profile_plan(plan, target, device, ProfiledCosts(tmp_path / "costs.jsonl")) == seconds
 
 
 def test_sharing_is_allowed_exactly_when_running_in_place_gives_the_same():

@@ -9,9 +9,6 @@ import pytest
 
 from mpmd.compile.hlo import print_module
 from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.cost.profiled import ProfiledCosts
-from mpmd.compile.kernels.cost.workload import plan_workload
-from mpmd.compile.kernels.planning.groups import plan_group
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
@@ -83,19 +80,7 @@ def test_what_takes_longer_together_stays_apart():
     assert len(grouping.groups()) == 1
 
 
-def test_measured_costs_are_asked_where_they_are_given(tmp_path):
-    module = before_fusion(jax.nn.softmax, floats(16, 64))
-    grouping = Grouping(module.entry)
-    members = [i for i in grouping.order if i in grouping.group_of][:1]
-    planned = grouping.plan(members)
-    plan = plan_group("kernel", grouping.closure(members), grouping.results(members)).plan
-    costs = ProfiledCosts(tmp_path / "costs.jsonl")
-    costs.measure(HOST, plan.text(), plan_workload(plan), lambda: 0.25)
-    assert Prices(str(tmp_path / "costs.jsonl")).of(members, lambda: planned) == 0.25
-    assert Prices().of(members, lambda: planned) < 0.01
-
-
-def test_no_such_model(tmp_path):
+def test_no_such_model():
     with pytest.raises(ConfigError, match="option costs of hlo-fusion is 'fast'"):
         Fusion(costs="fast")
 
@@ -116,3 +101,9 @@ def test_what_takes_longer_to_compute_again_is_kept():
     assert not [m for m in fused(after_a_product(1))[1] if "is kept" in m]
     found = [m for m in fused(after_a_product(11))[1] if "is kept" in m]
     assert len(found) == 1 and "computing it again" in found[0]
+
+
+def test_a_value_that_others_read_too_is_written_all_the_same():
+    value = before_fusion(lambda x: jnp.tanh(jnp.exp(x)), floats(64, 64)).entry.root.operands[0]
+    assert Prices().saved(value, 1, 0) == pytest.approx(2 * Prices().saved(value, 1, 1))
+    assert Prices().saved(value, 2, 0) == pytest.approx(3 * Prices().saved(value, 1, 5))

@@ -4,7 +4,6 @@
 |---|---|
 | `backend.py`, `dispatch.py` | the backend; which thread runs a program |
 | `compilation.py` | the CPU as a target of the driver |
-| `tuning.py` | choices that are measured |
 | `target.py` | the CPU as data |
 | `llvm/` | IR as text, object files, loading |
 | `math/` | exp, log, tanh ... for vectors of any width |
@@ -20,5 +19,5 @@
 | `ffi_frame.py`, `custom_call.py` | the frame of an XLA FFI call; the custom call of all programs |
 | `handler.py`, `ffi.py`, `jax_function.py` | a program's handler, its registration, the function of JAX |
 | `timing.py`, `stamp.py` | when programs run, and when XLA's fragments do |
-| `instance.py`, `direct.py`, `profile.py` | programs and single kernels run without XLA, and what they take |
+| `instance.py`, `direct.py` | programs and single kernels run without XLA |
 """

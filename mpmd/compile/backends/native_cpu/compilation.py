@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -13,29 +12,16 @@ from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.storage import MEMORY
 from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
-from mpmd.compile.backends.native_cpu.tuning import tuning_for
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.trace import PAIRS
-from mpmd.compile.options import MEASURED, CompileOptions
-from mpmd.compile.passes.fusion import prices
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
-
-
-class CpuCodeGeneration(PlanCode):
-    """The CPU kernels of one compilation; see `CodeGeneration`."""
-
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Lets passes ask for measured times; see `CodeGeneration`."""
-        return contextlib.nullcontext() if self.tuning is None else self.tuning.measuring()
-
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> NativeProgram:
-        """Thunks as steps; see `CodeGeneration`."""
-        return native_program(name, thunks, assignment, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +42,7 @@ class NativeCpu:
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """The passes of CPUs; see `Target`."""
-        costs = prices.MEASURED if options.kernel_costs == MEASURED else prices.PROJECTED
-        return optimization_pipeline(devices, options.attention_stitching, costs, options.float_jitter)
+        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions; see `Target`."""
@@ -71,9 +56,13 @@ class NativeCpu:
                 return f"native code has no values of type {shape.dtype}"
         return ""
 
-    def generation(self, options: CompileOptions) -> CpuCodeGeneration:
-        """How kernels become code; see `Target`."""
-        return CpuCodeGeneration(self.cpu, tuning_for(self.cpu, options))
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Partial sums that the threads of a kernel keep; see `Target`."""
+        return PlanCode(self.cpu).scratch_bytes(plan)
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> NativeProgram:
+        """Thunks as steps; see `Target`."""
+        return native_program(name, thunks, assignment, PlanCode(self.cpu))
 
     def compile(
         self, program: NativeProgram, fragment: FragmentModule, options: CompileOptions

@@ -26,7 +26,6 @@ from mpmd.compile.backends.native_cpu.program import (
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -70,12 +69,10 @@ class PlanCode:
 
     Args:
         target: the CPU.
-        tuning: measures the ways to compute a product; None takes the one by rule.
     """
 
-    def __init__(self, target: CpuTarget, tuning: Tuning | None = None) -> None:
+    def __init__(self, target: CpuTarget) -> None:
         self.target = target
-        self.tuning = tuning
         self._sequences: dict[str, KernelSequence] = {}
 
     def of(self, plan: KernelPlan, in_place: tuple[int, ...] = ()) -> KernelSequence:
@@ -352,12 +349,11 @@ class _Lowering:
             return Matrix(view.dtype, view.row, view.column, view.batch)
 
         gemm = Gemm(plan.m, plan.n, plan.k, matrix(plan.a), matrix(plan.b), matrix(plan.c), plan.batch)
-        tiling = None if self.code.tuning is None else self.code.tuning.tiling(plan, gemm)
         if plan.epilogue is None:
-            return gemm_kernel(name, gemm, self.target, None, tiling)
+            return gemm_kernel(name, gemm, self.target)
         epilogue = PlanEpilogue(replace(plan.epilogue, name=f"{name}_epilogue"), plan.sums)
         epilogue.check(gemm)
-        return gemm_kernel(name, gemm, self.target, epilogue, tiling)
+        return gemm_kernel(name, gemm, self.target, epilogue)
 
 
 def _in_place(kernel: KernelThunk) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from mpmd.compile.backends.target_backend import unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import DEFAULTS, MODELLED, CompileOptions
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 
 
@@ -107,8 +107,8 @@ class ReferenceBackend:
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """See `TargetBackend`."""
-        if self.options.kernel_costs != MODELLED or self.options.kernel_overrides is not None:
-            return "the reference has no kernels that could be measured or be taken from files"
+        if self.options.kernel_overrides is not None:
+            return "the reference has no kernels of LLVM that files could replace"
         return unfit_for_targets(self.name, fragment, mesh)
 
     def relocate(

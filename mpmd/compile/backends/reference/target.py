@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ class ReferenceProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """NumPy, for devices of any platform; see `Target`.  It generates no code: it is its `CodeGeneration`."""
+    """NumPy, for devices of any platform; see `Target`."""
 
     code_texts: ClassVar[Mapping[str, str]] = {}
 
@@ -82,7 +81,7 @@ class Reference:
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """Those of the native target, so that its thunks and memory are what is run; see `Target`."""
-        return optimization_pipeline(devices, options.attention_stitching, jitter=options.float_jitter)
+        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter)
 
     def schedule(self, devices: int) -> list[Pass]:
         """Likewise."""
@@ -92,20 +91,12 @@ class Reference:
         """Every plan has a meaning."""
         return ""
 
-    def generation(self, options: CompileOptions) -> Reference:
-        """See `Target`."""
-        return self
-
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing is measured."""
-        return contextlib.nullcontext()
-
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """The meaning of a plan needs no memory of the fragment."""
         return 0
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ReferenceProgram:
-        """The thunks as they are; see `CodeGeneration`."""
+        """The thunks as they are; see `Target`."""
         values = []
         for value in assignment.constants:
             literal = value.instruction.literal

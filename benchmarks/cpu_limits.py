@@ -1,4 +1,4 @@
-"""Measuring: the limits of this CPU, and what kernels take on it."""
+"""The limits of this CPU, measured: multiply-adds, copies and reads of one core."""
 
 from __future__ import annotations
 
@@ -18,33 +18,12 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import Device, cpu_device
-from mpmd.compile.kernels.cost.profiled import ProfiledCosts
-from mpmd.compile.kernels.cost.workload import Workload, plan_workload
-from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan
 
-_ROUNDS, _ROUND_SECONDS = 5, 1e-3
 _CHAINS = 12  # independent sums: more than latency times units of any core
 _READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best
 _READ_BYTES = 256  # of each of them in turn
 _READ_AHEAD = 1536  # bytes
 _LINE_BYTES = 64
-
-
-def best_seconds(run: Callable[[], object]) -> float:
-    """Seconds of one call: the best of some rounds, each long enough to be timed."""
-    run()
-    start = time.perf_counter()
-    run()
-    once = time.perf_counter() - start
-    repeat = max(1, int(_ROUND_SECONDS / max(once, 1e-9)))
-    best = once
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for _ in range(repeat):
-            run()
-        best = min(best, (time.perf_counter() - start) / repeat)
-    return best
 
 
 def fma_peak(target: CpuTarget, dtype: str = "f32", *, steps: int = 200_000) -> Callable[[], float]:
@@ -181,29 +160,3 @@ def measured_device(target: CpuTarget, cores: int) -> Device:
         memory_bandwidth=peaks[2],
         caches=(target.l1_bytes, target.l2_bytes, target.l3_bytes),
     )
-
-
-def profile_plan(
-    plan: KernelPlan, target: CpuTarget, device: Device, costs: ProfiledCosts, work: Workload | None = None
-) -> float:
-    """Seconds that a plan takes on one core, measured unless the costs know it.
-
-    Args:
-        plan: the plan.
-        target: this CPU.
-        device: under whose name the costs keep it.
-        costs: what is known already.
-        work: the plan's, if that was computed.
-    """
-
-    def run() -> float:
-        sequence = DirectSequence(plan_kernels(plan, target), target)
-        rng = np.random.default_rng(0)
-        arrays = []
-        for operand in plan.operands:
-            array = aligned_empty((operand.size,), NUMPY_DTYPE[operand.dtype])
-            array[:] = rng.uniform(0.1, 1, operand.size) if operand.dtype in FLOATS else 0
-            arrays.append(array)
-        return best_seconds(lambda: sequence(*arrays))
-
-    return costs.measure(device, plan.text(), work or plan_workload(plan), run)
