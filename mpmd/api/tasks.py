@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -9,12 +10,12 @@ from mpmd import ir
 from mpmd.api.config import Config
 from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
-# What stands in for a schedule that comes to every mesh once where microbatches come several times.
+# The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
 
 
@@ -32,6 +33,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[str]] = {}
     fragments = task_fragments(main)
+    first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
     for microbatches in rounds_of(main, fragments):
@@ -40,13 +42,13 @@ def task_orders(module: ir.Module, config: Config) -> str:
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
-        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
+        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
             orders.setdefault(mesh, []).extend(tasks)
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
-    """Compares what a schedule orders with what the step has.
+    """Compares the tasks that a schedule orders with those of the step.
 
     Raises:
         ScheduleError: the step has a backward pass, and the schedule does not order it.
@@ -55,7 +57,7 @@ def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment])
         diagnostics.warning(
             f"schedule {schedule.name!r} has nothing to order: no named computation is in a loop over "
             "microbatches, and fragments run in the order of the data flow\n"
-            "  cut the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
+            f"  split the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
         )
     elif not schedule.has_backward and any(fragment.is_backward for fragment in fragments):
         raise ScheduleError(
@@ -74,14 +76,14 @@ def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[i
     return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
 
 
-def mirrored_places(config: Config) -> dict[str, Place]:
+def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
     All names of a stage go together.  Stages without a number have the number of their mesh.
     """
     meshes = list(config.topology)
     stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
-    first = {stages[name]: place.mesh for name, place in config.assignment.items()}
+    first = _first_copies(config)
     numbers = sorted(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
@@ -95,7 +97,7 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     }
 
 
-def numbered(config: Config) -> dict[str, Place]:
+def numbered(config: Config) -> dict[str, NamePlacement]:
     """The assignment with a stage for every name."""
     meshes = list(config.topology)
     return {
@@ -104,18 +106,35 @@ def numbered(config: Config) -> dict[str, Place]:
     }
 
 
-def _stage_of(place: Place, meshes: Sequence[str]) -> int:
+def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 
+def _first_copies(config: Config) -> dict[int, str]:
+    """The mesh that each stage is assigned to, where the stages of a mesh may have copies on another one."""
+    meshes = list(config.topology)
+    return {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+
+
 def _round_orders(
-    main: ir.Func, fragments: Sequence[TaskFragment], microbatches: Sequence[int], schedule: PipelineSchedule
+    main: ir.Func,
+    fragments: Sequence[TaskFragment],
+    microbatches: Sequence[int],
+    schedule: PipelineSchedule,
+    first_copies: dict[int, str],
 ) -> dict[str, list[str]]:
-    """The tasks of one loop over microbatches, for each mesh that takes part."""
+    """The tasks of one loop over microbatches, for each mesh that takes part.
+
+    The first half of the microbatches uses the first copies of the stages.  A stage that only others need,
+    such as one whose result a loop returns from its last iteration, has the mesh that it has there, unless
+    the schedule keeps second copies elsewhere.
+    """
     meshes = main.topology.schedulable
     staged = [_staged(fragment, meshes) for fragment in fragments]
     half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
+    found = {fragment.stage: fragment.mesh for fragment in staged}
+    found |= {stage: mesh for stage, mesh in first_copies.items() if stage in found}
+    found |= {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
     stages = _in_pipeline_order(main, fragments, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
     try:
@@ -152,7 +171,7 @@ def _round_orders(
 def _stages_text(
     main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
 ) -> str:
-    """What the stages and meshes that a schedule numbers are for the user, a line each."""
+    """The stages and meshes of a schedule by the user's names, a line each."""
     ops = ir.ops(main)
     lines = []
     for number, stage in enumerate(stages):
@@ -166,8 +185,8 @@ def _stages_text(
 def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
     """The table for a program in which the backward of these stages is whole.
 
-    Nothing waits for the backward of the first stage: it stands where the table has its second half, if
-    the step is shorter so.
+    No stage waits for the backward of the first stage: it takes the position of the second half of the
+    table's backward, if the step is shorter so.
     """
     if not table.splits_backward:
         return table
@@ -197,30 +216,34 @@ def _in_pipeline_order(
     stages = sorted({fragment.stage for fragment in staged if fragment.stage is not None})
     if any(fragment.stage is not None for fragment in fragments):
         return stages
-    first = _first_way(fragments)
-    sign = -1 if first[0].is_backward else 1
+    longest = _longest_way(fragments)
+    sign = -1 if longest[0].is_backward else 1
     depth: dict[int, int] = {}
-    for fragment, found in depths_of(main, first).items():
+    for fragment, found in depths_of(main, longest).items():
         stage = main.topology.schedulable.index(fragment.mesh)
         depth[stage] = max(depth.get(stage, found), found)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 
-def _first_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
-    """The forward fragments of the first microbatch, or its backward fragments if it has no others."""
-    of_first = [fragment for fragment in fragments if fragment.microbatch == fragments[0].microbatch]
-    return [fragment for fragment in of_first if not fragment.is_backward] or of_first
+def _longest_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
+    """The forward fragments of the first microbatch that has the most; backward ones if there are no others.
+
+    A microbatch has fewer than others where nothing uses what it would compute.
+    """
+    forward = [fragment for fragment in fragments if not fragment.is_backward] or fragments
+    longest, _ = collections.Counter(fragment.microbatch for fragment in forward).most_common(1)[0]
+    return [fragment for fragment in forward if fragment.microbatch == longest]
 
 
 def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
-    there are no stages to give.  Whether it gave any.
+    The backward way visits in the opposite order; where a way visits a mesh more often than the longest
+    forward way, no stages are assigned.  Returns whether any were.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
-    first = depths_of(main, _first_way(fragments))
-    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in first.items()})
+    longest = depths_of(main, _longest_way(fragments))
+    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in longest.items()})
     if len(ways) == len({mesh for _, mesh in ways}):
         return False
     visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
@@ -229,10 +252,10 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
         for phases in ("F", "BI", "W"):
             some = [f for f in fragments if f.microbatch == microbatch and f.phase in phases]
             depths = depths_of(main, some)
-            for m, of_mesh in visits.items():
+            for m in {meshes.index(fragment.mesh) for fragment in some}:
                 here = [fragment for fragment in some if meshes.index(fragment.mesh) == m]
                 order = sorted({depths[fragment] for fragment in here})
-                numbers = of_mesh if phases == "F" else of_mesh[::-1]
+                numbers = visits.get(m, []) if phases == "F" else visits.get(m, [])[::-1]
                 if len(order) > len(numbers):
                     return False
                 stages |= {fragment.position: numbers[order.index(depths[fragment])] for fragment in here}
@@ -242,13 +265,13 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
 
 
 def _for_several_visits(schedule: PipelineSchedule, main: ir.Func) -> PipelineSchedule:
-    """The schedule, or one like it that may come to a mesh several times."""
+    """The schedule, or one like it that may visit a mesh several times."""
     other = _FOR_SEVERAL_VISITS.get(schedule.name)
     if other is None:
         return schedule
     diagnostics.warning(
         f"microbatches come to a mesh several times, which schedule {schedule.name!r} cannot order: "
-        f"{other!r} is taken instead",
+        f"{other!r} is used instead",
         main.location,
     )
     return get_schedule(other)

@@ -1,4 +1,4 @@
-"""What the data flow of a step says of its microbatches: their loops, and their way over the meshes."""
+"""Microbatches in the data flow of a step: their loops, and their way over the meshes."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def task_fragments(main: ir.Func) -> list[TaskFragment]:
 def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
     """The microbatches in groups, each of which needs the backward work of those before it.
 
-    Microbatches of one loop over a batch are one group.  Those of a second loop that uses what the first
-    one made of its gradients, such as an evaluation of new parameters, are another.
+    Microbatches of one loop over a batch are one group.  Those of a second loop that uses the gradients of
+    the first, such as an evaluation of new parameters, are another.
     """
     at = {fragment.position: fragment for fragment in fragments}
     found: dict[int, int] = {}
-    level: dict[ir.Value, int] = {}  # even while forward work was last on the way, odd after backward work
+    level: dict[ir.Value, int] = {}  # even if the last work on the way was forward, odd after backward work
     for position, op in enumerate(ir.ops(main)):
         reached = max((level.get(v, 0) for v in op.operands), default=0)
         fragment = at.get(position)
@@ -69,7 +69,7 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
 
 
 def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFragment, int]:
-    """How often a microbatch has changed meshes, on its longest way to each of its fragments.
+    """How often a microbatch changes meshes, on its longest way to each of its fragments.
 
     Args:
         main: the entry function.
@@ -77,7 +77,7 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
     """
     at = {fragment.position: fragment for fragment in fragments}
     found: dict[TaskFragment, int] = {}
-    reached: dict[ir.Value, dict[str, int]] = {}  # mesh that was visited last -> depth there
+    reached: dict[ir.Value, dict[str, int]] = {}  # last visited mesh -> depth there
     for position, op in enumerate(ir.ops(main)):
         before: dict[str, int] = {}
         for value in op.operands:

@@ -105,22 +105,22 @@ def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
     return found[1], found[2], found[3]
 
 
-class Topology(dict[str, sdy.MeshAttr]):
+class TopologyAttr(dict[str, sdy.MeshAttr]):
     """Mesh name -> sdy mesh, in pipeline order: a function's `topology` attribute."""
 
     @staticmethod
-    def of(attribute: ir.Attribute) -> Topology:
+    def of(attribute: ir.Attribute) -> TopologyAttr:
         """The meshes of `#mpmd.topology<...>`."""
-        return Topology(_topology_meshes(str(attribute)))
+        return TopologyAttr(_topology_meshes(str(attribute)))
 
     @staticmethod
-    def from_axes(meshes: dict[str, dict[str, int]]) -> Topology:
+    def from_axes(meshes: dict[str, dict[str, int]]) -> TopologyAttr:
         """A topology from mesh name -> axis name -> size."""
 
         def text(axes: dict[str, int]) -> str:
             return ", ".join(f'"{name}"={size}' for name, size in axes.items())
 
-        return Topology(
+        return TopologyAttr(
             (name, sdy.MeshAttr(ir.Attribute.parse(f"#sdy.mesh<[{text(axes)}]>", context())))
             for name, axes in meshes.items()
         )

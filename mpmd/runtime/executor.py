@@ -22,16 +22,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
-from mpmd.runtime.decode import Engine, decode
+from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import keep_freed_memory
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
     BoundCall,
     BoundInstruction,
     CallFailed,
-    Executable,
-    Frame,
+    FragmentExecutable,
     Observer,
+    StepState,
     failure_of,
     issue_all,
 )
@@ -87,8 +87,8 @@ class Executor:
     def __init__(
         self,
         program: Program,
-        executables: Mapping[tuple[str, str], Executable],
-        engine: Engine,
+        executables: Mapping[tuple[str, str], FragmentExecutable],
+        engine: ArrayEngine,
         options: RuntimeOptions = RuntimeOptions(),
     ) -> None:
         """Verifies and decodes.
@@ -152,7 +152,7 @@ class Executor:
                 )
             self._check_arguments(inputs)
             watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
-            frame = Frame(
+            frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
                 channels=self._make_channels(),
@@ -168,7 +168,7 @@ class Executor:
             except CallFailed as failed:
                 first = self._first_failure(failed)
                 frame.forget()
-                raise first.as_error(self._what_is_gone(frame, first.number)) from first.cause
+                raise first.as_error(self._consumed_arguments(frame, first.number)) from first.cause
             except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
                 frame.stop()
                 frame.forget()
@@ -231,7 +231,7 @@ class Executor:
                     f"pass a copy"
                 )
 
-    def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], Executable]) -> bool:
+    def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
         if len(self.program.streams) == 1:
@@ -269,7 +269,7 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.forget_finished()
 
-    def _issue(self, frame: Frame, one_thread: bool) -> None:
+    def _issue(self, frame: StepState, one_thread: bool) -> None:
         self._settle()
         issue_all(self._decoded.feeds, frame)
         if one_thread:
@@ -303,7 +303,7 @@ class Executor:
         self._forget()
         return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
 
-    def _what_is_gone(self, frame: Frame, failed: int) -> str:
+    def _consumed_arguments(self, frame: StepState, failed: int) -> str:
         if failed != frame.number:
             return "the results of that step have no value; continue from a checkpoint"
         if not self.program.donated_inputs:
@@ -327,7 +327,7 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.unfinished.clear()
 
-    def _delete_donated(self, frame: Frame) -> None:
+    def _delete_donated(self, frame: StepState) -> None:
         """Ends the donated arguments that no fragment consumed: the user gave them away."""
         for k in self.program.donated_inputs:
             if k not in self._forwarded and not _is_deleted(frame.inputs[k]):

@@ -17,7 +17,7 @@ import functools
 
 # From <malloc.h>; glibc takes at most half of a thread's heap for the first, and an int for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
+_MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def keep_freed_memory() -> bool:
 
     Source: mallopt(3).
     """
-    return _set((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER))
+    return _set((_MMAP_THRESHOLD, _MAX_BLOCK), (_TRIM_THRESHOLD, _NEVER))
 
 
 def _set(*settings: tuple[int, int]) -> bool:

@@ -14,12 +14,11 @@ import mpmd
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions
-from tests.differential.test_meshes import CASES, two_layers
-from tests.differential.test_sharded_models import MESHES, UNLIKE, pipelined_on, shardings
 from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
 from tests.support.flax_models import FLAX_MODELS
 from tests.support.models import MODELS
-from tests.support.sharded_models import SHARDED_MODELS, STAGES
+from tests.support.sharded_layers import CASES, two_layers
+from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, UNLIKE, pipelined_on, shardings
 
 pytestmark = pytest.mark.usefixtures("plain_xla", "poison")
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.differential.test_sharded_models import MESHES, shardings
 from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
 from tests.support.models import MODELS
-from tests.support.sharded_models import SHARDED_MODELS, STAGES
+from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, shardings
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -43,7 +43,7 @@ _NOT_FOR_USERS = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class GraphOutcome:
     """What became of a graph under a schedule.
 
     Attributes:
@@ -152,12 +152,12 @@ def _places(rng: random.Random, names: Sequence[str], meshes: Sequence[str]) -> 
     return dict(on)
 
 
-def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[Outcome]:
+def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
     """What becomes of a graph under each schedule."""
     arguments = graph.arguments()
     want = jax.tree.leaves(jax.jit(graph.step())(*copied(arguments)))
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-    known: dict[str, Outcome] = {}
+    known: dict[str, GraphOutcome] = {}
     traced = None
     for schedule in schedules:
         try:
@@ -169,11 +169,11 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
             yield refusal(schedule, error)
             continue
         except Exception as error:  # whatever else arises is what is looked for
-            yield Outcome(schedule, "crash", f"{type(error).__name__}: {error}")
+            yield GraphOutcome(schedule, "crash", f"{type(error).__name__}: {error}")
             continue
         unreadable = [text for text in (*lowered.warnings, *lowered.notices) if _NOT_FOR_USERS.search(text)]
         if unreadable:
-            yield Outcome(schedule, "unreadable", unreadable[0])
+            yield GraphOutcome(schedule, "unreadable", unreadable[0])
             continue
         text = lowered.as_text("mpmd")
         if text not in known:
@@ -181,20 +181,20 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
         yield dataclasses.replace(known[text], schedule=schedule)
 
 
-def refusal(schedule: str, error: mpmd.errors.MpmdError) -> Outcome:
+def refusal(schedule: str, error: mpmd.errors.MpmdError) -> GraphOutcome:
     """A graph that cannot be: the error has to be one for its reader."""
     internal = isinstance(error, (IRError, ProgramError)) or _NOT_FOR_USERS.search(str(error))
-    return Outcome(schedule, "unreadable" if internal else "refused", f"{type(error).__name__}: {error}")
+    return GraphOutcome(schedule, "unreadable" if internal else "refused", f"{type(error).__name__}: {error}")
 
 
-def _compared(got: Sequence[Any], want: Sequence[Any]) -> Outcome:
+def _compared(got: Sequence[Any], want: Sequence[Any]) -> GraphOutcome:
     if len(got) != len(want):
-        return Outcome("", "wrong", f"{len(got)} results instead of {len(want)}")
+        return GraphOutcome("", "wrong", f"{len(got)} results instead of {len(want)}")
     difference = relative_difference(list(got), list(want))
-    return Outcome("", "equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
+    return GraphOutcome("", "equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
 
 
-def told(found: Mapping[int, Sequence[Outcome]]) -> str:
+def told(found: Mapping[int, Sequence[GraphOutcome]]) -> str:
     """What became of graphs, by seed: how many of each verdict, and the first lines of what was refused."""
     verdicts = collections.Counter(o.verdict for of_seed in found.values() for o in of_seed)
     lines = [f"{len(found)} graphs, {verdicts.total()} programs: {dict(verdicts.most_common())}"]
@@ -209,7 +209,9 @@ def told(found: Mapping[int, Sequence[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def report(seeds: Sequence[int], schedules: Sequence[str] = tuple(SCHEDULES)) -> tuple[str, list[Outcome]]:
+def report(
+    seeds: Sequence[int], schedules: Sequence[str] = tuple(SCHEDULES)
+) -> tuple[str, list[GraphOutcome]]:
     """What became of the graphs of some seeds, as text, and the outcomes that no user must see."""
     found = {seed: list(outcomes(draw_graph(seed), schedules)) for seed in seeds}
     return told(found), [o for of_seed in found.values() for o in of_seed if not o.is_good]
@@ -217,7 +219,7 @@ def report(seeds: Sequence[int], schedules: Sequence[str] = tuple(SCHEDULES)) ->
 
 def main(first: int, end: int) -> None:
     """Prints what became of the graphs of these seeds: a line for each that is bad or slow, and a table."""
-    found: dict[int, list[Outcome]] = {}
+    found: dict[int, list[GraphOutcome]] = {}
     for seed in range(first, end):
         start = time.process_time()
         found[seed] = list(outcomes(draw_graph(seed)))

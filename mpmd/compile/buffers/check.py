@@ -17,11 +17,12 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
     """Compare all pairs of values; slow, and for tests.
 
     Two values may touch at one instant: where an operation may write its result over an operand, or where a
-    loop or a branch hands a value on.  What is started may touch what it is written over until it has ended.
+    loop or a branch forwards a value.  The result of an asynchronous start may touch its operand until the
+    done.
 
     Args:
-        assignment: what is checked.
-        may_share: what kernels say.
+        assignment: the assignment to check.
+        may_share: which operands results may overwrite.
 
     Raises:
         CompileError: values overlap, or a slice reaches beyond its allocation; all are named.
@@ -30,7 +31,7 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
     for value, place in assignment.slices.items():
         allocation = assignment.allocations[place.allocation]
         if place.offset + place.size > allocation.size or place.size < value.byte_size:
-            problems.append(f"{value} of {value.byte_size} bytes lies at {place} of {allocation}")
+            problems.append(f"{value} of {value.byte_size} bytes is at {place} of {allocation}")
     for a, b in combinations(assignment.slices, 2):
         if not assignment.slices[a].overlaps(assignment.slices[b]):
             continue

@@ -21,7 +21,7 @@ from mpmd.compile.kernels.plan import (
     KernelPlan,
     Load,
     Node,
-    Reduce,
+    ReduceNode,
     Store,
     store_level,
 )
@@ -80,7 +80,7 @@ class _Evaluator:
             return self._position(node.index).astype(dtype)
         if isinstance(node, Load):
             return self._load(node)
-        if isinstance(node, Reduce):
+        if isinstance(node, ReduceNode):
             return self._reduce(node)
         return apply(node, [self.values[a] for a in node.args])
 
@@ -93,7 +93,7 @@ class _Evaluator:
             return np.zeros(guard.shape, source.dtype)
         return np.where(guard, source[np.where(guard, position, 0)], np.zeros((), source.dtype))
 
-    def _reduce(self, node: Reduce) -> Array:
+    def _reduce(self, node: ReduceNode) -> Array:
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
         shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]

@@ -43,7 +43,7 @@ INTEGERS = SIGNED + UNSIGNED
 
 
 @dataclass(frozen=True)
-class Operation:
+class ElementwiseOperation:
     """An elementwise operation.
 
     Attributes:
@@ -145,7 +145,7 @@ def _clz(a: Array) -> Array:
     return count.astype(a.dtype)
 
 
-_MEANINGS: list[Operation] = []
+_MEANINGS: list[ElementwiseOperation] = []
 
 
 def _row(
@@ -156,7 +156,7 @@ def _row(
     dtypes: tuple[str, ...],
     result: str = "same",
 ) -> None:
-    _MEANINGS.append(Operation(name, arity, meaning, cycles, dtypes, result))
+    _MEANINGS.append(ElementwiseOperation(name, arity, meaning, cycles, dtypes, result))
 
 
 _NUMBERS, _LOGIC = FLOATS + INTEGERS, (*INTEGERS, "pred")
@@ -213,7 +213,7 @@ for _direction, _compare in (
 _row("convert", 1, lambda a: a, 1, (*_NUMBERS, "pred", *NARROW), "given")
 _row("bitcast-convert", 1, lambda a: a, 0, (*_NUMBERS, *NARROW), "given")
 
-OPERATIONS: dict[str, Operation] = {row.name: row for row in _MEANINGS}
+OPERATIONS: dict[str, ElementwiseOperation] = {row.name: row for row in _MEANINGS}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import Device, cpu_device
 from mpmd.compile.kernels.cost.models import speed_of_light
-from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.schedule.heap import Heap
 from mpmd.errors import PassError
 from mpmd.support.passes import Pass
@@ -57,7 +57,7 @@ class Clock:
         products = instruction.opcode == "dot" or any(
             i.opcode == "dot" for c in instruction.called for i in c
         )
-        work = Workload(
+        work = KernelWorkload(
             kind="matmul" if products else "loop",
             flops=float(cost.flops + _TRANSCENDENTAL * cost.transcendentals),
             vector_bytes=0.0,

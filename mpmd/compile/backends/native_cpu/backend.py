@@ -119,7 +119,7 @@ class NativeCpuBackend:
         if unfit:
             raise CompileError(unfit)
         made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
-        return self._load(made, fragment, mesh, kept)
+        return self.load(made, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
@@ -132,11 +132,12 @@ class NativeCpuBackend:
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.made, fragment, mesh, executable.kept)
 
-    def _load(
+    def load(
         self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
+        """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and self.is_large(made)

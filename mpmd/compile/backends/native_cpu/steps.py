@@ -32,7 +32,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import OWN, Piece
+from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -273,7 +273,9 @@ class _Lowering:
     def _settle(self, thunk: CollectiveThunk) -> Settle:
         return Settle(self._publications[thunk.start or thunk.name].number, thunk.plan.groups)
 
-    def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
+    def _moves(
+        self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
+    ) -> list[Move]:
         """The kernel of a piece; none for an empty array."""
         if not piece.plan.size:
             return []

@@ -15,7 +15,7 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_attention, evaluate_product
 from mpmd.compile.kernels.nodes import Operand
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.planning.collectives import OWN, Piece
+from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.thunks.poison import POISON
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
@@ -87,7 +87,9 @@ def _met(waiting: dict[int, CollectiveThunk | None]) -> tuple[int, ...]:
     raise CompileError(f"the devices of a mesh wait for each other in different collectives: {names}")
 
 
-def _exchange(thunk: CollectiveThunk, piece: Piece, group: Sequence[int], memories: Sequence[Memory]) -> None:
+def _exchange(
+    thunk: CollectiveThunk, piece: CollectiveKernel, group: Sequence[int], memories: Sequence[Memory]
+) -> None:
     """A kernel of a collective, by each device of a group that runs it; shared work is done by the first."""
     plan = thunk.plan
     for device in group[:1] if piece.shared else group:

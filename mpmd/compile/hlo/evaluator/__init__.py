@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.engine import Engine, check_arguments
+from mpmd.compile.hlo.evaluator.engine import Evaluator, check_arguments
 from mpmd.compile.hlo.module import HloModule
 from mpmd.errors import HloError
 
-__all__ = ["Engine", "evaluate", "evaluate_devices"]
+__all__ = ["Evaluator", "evaluate", "evaluate_devices"]
 
 
 def evaluate(module: HloModule, arguments: Sequence[Any]) -> Any:
@@ -53,7 +53,7 @@ def evaluate_devices(module: HloModule, arguments: Sequence[Sequence[Any]]) -> l
     for row in rows:
         check_arguments(module.entry, row)
     with np.errstate(all="ignore"):
-        return Engine(replicas, partitions).run(module.entry, rows, list(range(count)))
+        return Evaluator(replicas, partitions).run(module.entry, rows, list(range(count)))
 
 
 def _as_value(argument: Any) -> Any:

@@ -17,14 +17,14 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 Rows = Sequence[Sequence[Value]]
-GroupRule = Callable[[HloInstruction, Rows, list[int], "Engine"], list[Value]]
+GroupRule = Callable[[HloInstruction, Rows, list[int], "Evaluator"], list[Value]]
 """(instruction, operands of each device, the devices, engine) → value of each device."""
 
 
-def _members(instruction: HloInstruction, devices: list[int], engine: Engine) -> list[list[int]]:
+def _members(instruction: HloInstruction, devices: list[int], engine: Evaluator) -> list[list[int]]:
     """Groups as positions in `devices`.
 
     Raises:
@@ -48,7 +48,7 @@ def _pack(instruction: HloInstruction, values: Sequence[Array]) -> Value:
     return tuple(values) if len(values) > 1 or instruction.shape.is_tuple else values[0]
 
 
-def _join(computation: HloComputation, parts: Sequence[Array], engine: Engine) -> Array:
+def _join(computation: HloComputation, parts: Sequence[Array], engine: Evaluator) -> Array:
     """The reduction of one array per member, in the members' order."""
     opcode, dtype = simple_opcode(computation), dtype_of(parts[0])
     if opcode in ("add", "multiply") and DTYPES[dtype].kind in ("float", "complex"):
@@ -65,7 +65,9 @@ def _join(computation: HloComputation, parts: Sequence[Array], engine: Engine) -
     return total
 
 
-def _all_reduce(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _all_reduce(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
         joined = [
@@ -76,7 +78,9 @@ def _all_reduce(instruction: HloInstruction, rows: Rows, devices: list[int], eng
     return out
 
 
-def _all_gather(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _all_gather(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     axis = instruction.dimensions[0]
     for group in _members(instruction, devices, engine):
@@ -87,14 +91,14 @@ def _all_gather(instruction: HloInstruction, rows: Rows, devices: list[int], eng
 
 
 def _all_gather_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
 ) -> list[Value]:
     results = _all_gather(instruction, rows, devices, engine)
     return [(tuple(row) if len(row) > 1 else row[0], result) for row, result in zip(rows, results)]
 
 
 def _reduce_scatter(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
 ) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     axis = instruction.dimensions[0]
@@ -108,7 +112,9 @@ def _reduce_scatter(
     return out
 
 
-def _all_to_all(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _all_to_all(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     """Member i sends part j to member j, which puts it at place i."""
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
@@ -123,7 +129,7 @@ def _all_to_all(instruction: HloInstruction, rows: Rows, devices: list[int], eng
 
 
 def _ragged_all_to_all(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
 ) -> list[Value]:
     """Rows `input_offsets[j]` to `+ send_sizes[j]` go to member j, at its row `output_offsets[j]`."""
     out: list[Value] = [row[1].copy() for row in rows]
@@ -136,7 +142,7 @@ def _ragged_all_to_all(
     return out
 
 
-def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
     """The first member's value; zeros on devices in no group."""
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
     for group in _members(instruction, devices, engine):
@@ -145,7 +151,7 @@ def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engi
     return out
 
 
-def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
     """The source's value; zeros on devices that are nobody's target."""
     place = {device: k for k, device in enumerate(devices)}
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
@@ -158,7 +164,7 @@ def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine
 
 
 def _permute_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
 ) -> list[Value]:
     if len(rows[0]) != 1:
         raise HloError(
@@ -173,11 +179,13 @@ def _permute_start(
     return [(row[0], result, *contexts) for row, result in zip(rows, plain)]
 
 
-def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
     return [row[0] for row in rows]
 
 
-def _second_part(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _second_part(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     return [row[0][1] for row in rows]
 
 

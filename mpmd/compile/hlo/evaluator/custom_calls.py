@@ -14,10 +14,10 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 
-def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """Marks for the partitioner and the placement of memory change no value."""
     if instruction.shape.logical is not instruction.operands[0].shape.logical:
         raise HloError(
@@ -27,12 +27,12 @@ def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: En
     return operands[0]
 
 
-def _top_k(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _top_k(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     values = instruction.shape.elements[0]
     return top_k(operands[0], values.dtype, values.dims[-1], largest=True)
 
 
-def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """Memory whose content nobody may read before writing it: zeros here."""
     return np.zeros(instruction.shape.dims, instruction.shape.numpy_dtype)
 
@@ -48,7 +48,7 @@ TARGETS: dict[str, Rule] = {
 }
 
 
-def _custom_call(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _custom_call(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     rule = TARGETS.get(instruction.custom_call_target)
     if rule is None:
         raise HloError(

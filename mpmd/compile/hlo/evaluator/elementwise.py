@@ -19,7 +19,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -95,14 +95,14 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _unary(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _unary(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     opcode, dtype = instruction.opcode, instruction.operands[0].shape.dtype
     if opcode in _EXACT:
         return narrow(_EXACT[opcode](exact(operands[0], dtype)), instruction.shape.dtype)
     return narrow(_PLAIN[opcode](widen(operands[0], dtype)), instruction.shape.dtype)
 
 
-def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0]
 
 
@@ -112,12 +112,12 @@ def _unsigned(array: Array, dtype: str) -> tuple[Array, int]:
     return array.astype(np.int64).astype(np.uint64) & np.uint64((1 << bits) - 1), bits
 
 
-def _popcnt(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _popcnt(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     dtype = instruction.shape.dtype
     return narrow(np.bitwise_count(_unsigned(operands[0], dtype)[0]), dtype)
 
 
-def _leading_zeros(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _leading_zeros(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     dtype = instruction.shape.dtype
     left, bits = _unsigned(operands[0], dtype)
     count = np.full(left.shape, bits, np.int64)
@@ -238,11 +238,11 @@ def combine(opcode: str, a: Array, b: Array, dtype: str) -> Array:
     return narrow(_BINARY[opcode](widen(a, dtype), widen(b, dtype), dtype), dtype)
 
 
-def _binary(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _binary(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return combine(instruction.opcode, operands[0], operands[1], instruction.shape.dtype)
 
 
-def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     real, imaginary = operands
     made = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
     made.real, made.imag = real, imaginary
@@ -270,7 +270,7 @@ def total_order_key(array: Array, dtype: str) -> Array:
     return np.where(raw < 0, raw ^ np.array(integer_range(f"s{bits}")[1], raw.dtype), raw)
 
 
-def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     dtype = instruction.operands[0].shape.dtype
     direction = _COMPARE[instruction.direction]
     if instruction.attributes.get("comparison_type") == "TOTALORDER":
@@ -278,17 +278,17 @@ def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Eng
     return np.asarray(direction(widen(operands[0], dtype), widen(operands[1], dtype)))
 
 
-def _select(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _select(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.where(operands[0], operands[1], operands[2])
 
 
-def _clamp(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _clamp(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     dtype = instruction.shape.dtype
     low, value, high = (widen(v, dtype) for v in operands)
     return narrow(np.minimum(np.maximum(low, value), high), dtype)
 
 
-def _map(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _map(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return engine.apply(instruction.to_apply, operands, instruction.shape.dims)
 
 

@@ -45,7 +45,7 @@ JOINT_RULES: dict[str, GroupRule] = {**GROUP_RULES, **CONTROL_RULES}
 """What the other opcodes mean, on all devices together."""
 
 
-class Engine:
+class Evaluator:
     """One evaluation of a program on one or several devices.
 
     Attributes:

@@ -12,7 +12,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.lapack_calls import options_of
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 
 def _transposed(matrix: Array) -> Array:
@@ -35,7 +35,7 @@ def _as_stated(instruction: HloInstruction, parts: Sequence[Array]) -> Value:
     return made if instruction.shape.is_tuple else made[0]
 
 
-def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """The factor in one half, the operand's other half, and 1 where the matrix is not positive definite."""
     lower = options_of(instruction).get("uplo", "L") == "L"
 
@@ -52,7 +52,7 @@ def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: En
     return _as_stated(instruction, _each(factor, exact(operands[0], instruction.operands[0].shape.dtype)))
 
 
-def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     options = options_of(instruction)
     dtype = instruction.operands[0].shape.dtype
 
@@ -67,7 +67,7 @@ def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], en
     return _as_stated(instruction, _each(solve, *(exact(v, dtype) for v in operands[:2])))
 
 
-def _lu(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _lu(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """L and U in one matrix, the row exchanged with each row (from 1), and the first zero pivot (from 1)."""
 
     def factor(a: Array) -> tuple[Array, Array, Array]:
@@ -87,7 +87,7 @@ def _lu(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) 
     return _as_stated(instruction, _each(factor, exact(operands[0], instruction.operands[0].shape.dtype)))
 
 
-def _qr(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _qr(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """R above Householder's vectors, and their factors."""
 
     def factor(a: Array) -> tuple[Array, Array]:
@@ -97,7 +97,7 @@ def _qr(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) 
     return _as_stated(instruction, _each(factor, exact(operands[0], instruction.operands[0].shape.dtype)))
 
 
-def _orthogonal(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _orthogonal(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """The first columns of the product of Householder's reflections."""
     packed, factors = (exact(v, instruction.operands[0].shape.dtype) for v in operands)
     rows, columns = packed.shape[-2:]
@@ -114,7 +114,7 @@ def _orthogonal(instruction: HloInstruction, operands: Sequence[Value], engine: 
     return _as_stated(instruction, [np.stack(parts)])
 
 
-def _eigen(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _eigen(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """Eigenvectors, eigenvalues in rising order, and whether it failed."""
     half = options_of(instruction).get("uplo", "L")
 
@@ -125,7 +125,7 @@ def _eigen(instruction: HloInstruction, operands: Sequence[Value], engine: Engin
     return _as_stated(instruction, _each(solve, exact(operands[0], instruction.operands[0].shape.dtype)))
 
 
-def _svd(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _svd(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """The overwritten operand, singular values, left and right vectors, and whether it failed."""
     full = options_of(instruction).get("mode", "A") == "A"
 

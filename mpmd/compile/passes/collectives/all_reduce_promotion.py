@@ -8,7 +8,7 @@ from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import reducer
 
 _WIDE = {"float": "f32", "signed": "s32", "unsigned": "u32"}
@@ -38,7 +38,7 @@ class AllReducePromotion(ComputationPass):
         rules: dict[str, tuple[Rule, ...]] = dict.fromkeys(("all-reduce", "reduce-scatter"), (self._widen,))
         return Rewriter(computation).run(rules, lambda i: len(i.operands) == 1)
 
-    def _widen(self, site: Site) -> HloInstruction | None:
+    def _widen(self, site: RewriteSite) -> HloInstruction | None:
         opcode = reducer(site.at.to_apply)
         if site.shape.dtype not in self.types or opcode is None:
             return None

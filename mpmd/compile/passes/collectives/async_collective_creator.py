@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 _OWN = {"all-reduce": 1, "all-gather": 2, "collective-permute": 2}
 _WRAPPED = ("reduce-scatter", "all-to-all", "collective-broadcast", "ragged-all-to-all")
@@ -51,7 +51,7 @@ class AsyncCollectiveCreator(ComputationPass):
         return sum(o.shape.byte_size for o in instruction.operands) >= self.least_bytes
 
 
-def _start(site: Site) -> HloInstruction:
+def _start(site: RewriteSite) -> HloInstruction:
     """A start of the same name; that of a gather gives its operands as well."""
     shape = site.shape
     if _OWN[site.at.opcode] == 2:
@@ -67,12 +67,12 @@ def _start(site: Site) -> HloInstruction:
     return site.build.add(f"{site.at.opcode}-done", start, shape=site.shape)
 
 
-def _start_permute(site: Site) -> HloInstruction:
+def _start_permute(site: RewriteSite) -> HloInstruction:
     """A start of the same name, or around a permute of several arrays a wrapper."""
     return _start(site) if len(site.operands) == 1 else _wrap(site)
 
 
-def _wrap(site: Site) -> HloInstruction:
+def _wrap(site: RewriteSite) -> HloInstruction:
     """An async-start of a computation with nothing but the collective."""
     module = site.build.computation.module
     body = module.create_computation(f"wrapped_{site.at.opcode.replace('-', '_')}")

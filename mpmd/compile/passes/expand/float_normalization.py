@@ -10,7 +10,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import reducer
 
 _EXACT = frozenset(["select", "copy", "convert", "bitcast-convert", "map", "stochastic-convert"])
@@ -52,17 +52,17 @@ class FloatNormalization(ComputationPass):
     def _is_narrow(self, shape: Shape) -> bool:
         return shape.is_array and shape.dtype in self.types
 
-    def _widen(self, site: Site) -> HloInstruction | None:
+    def _widen(self, site: RewriteSite) -> HloInstruction | None:
         if not any(self._is_narrow(s) for s in (site.shape, *(o.shape for o in site.operands))):
             return None
         operands = [self._wide(site, o) for o in site.operands]
         shape = site.shape.with_dtype("f32") if self._is_narrow(site.shape) else site.shape
         return site.build.convert(site.same(*operands, shape=shape), site.shape.dtype)
 
-    def _wide(self, site: Site, value: HloInstruction) -> HloInstruction:
+    def _wide(self, site: RewriteSite, value: HloInstruction) -> HloInstruction:
         return site.build.convert(value, "f32") if self._is_narrow(value.shape) else value
 
-    def _widen_reduction(self, site: Site) -> HloInstruction | None:
+    def _widen_reduction(self, site: RewriteSite) -> HloInstruction | None:
         if len(site.operands) != 2 or not self._is_narrow(site.shape):
             return None
         opcode = reducer(site.at.to_apply)

@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LogisticExpander(ComputationPass):
         return Rewriter(computation).run({"logistic": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction:
+def _expand(site: RewriteSite) -> HloInstruction:
     build = site.build
     one = build.full(1, site.shape.dtype, site.shape.dims)
     power = build.add("exponential", build.add("negate", site.operands[0]))

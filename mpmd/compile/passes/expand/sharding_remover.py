@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.errors import PassError
 
 _MARKS = frozenset(["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"])
@@ -51,7 +51,7 @@ class ShardingRemover(ComputationPass):
         return Rewriter(computation).run({"custom-call": (_operand,)}, lambda i: True)
 
 
-def _operand(site: Site) -> HloInstruction | None:
+def _operand(site: RewriteSite) -> HloInstruction | None:
     if site.at.custom_call_target not in _MARKS or len(site.operands) != 1:
         return None
     (x,) = site.operands

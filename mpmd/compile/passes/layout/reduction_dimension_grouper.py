@@ -9,7 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ReductionDimensionGrouper(ComputationPass):
         return Rewriter(computation).run({"reduce": (_grouped,)}, lambda i: not i.shape.dynamic)
 
 
-def _grouped(site: Site) -> HloInstruction | None:
+def _grouped(site: RewriteSite) -> HloInstruction | None:
     count = len(site.operands) // 2
     dims = site.operands[0].shape.dims
     groups: list[tuple[bool, list[int]]] = []

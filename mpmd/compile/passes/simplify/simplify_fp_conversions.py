@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SimplifyFpConversions(ComputationPass):
         return Rewriter(computation).run({"convert": (_drop_rounding,)}, lambda instruction: True)
 
 
-def _drop_rounding(site: Site) -> HloInstruction | None:
+def _drop_rounding(site: RewriteSite) -> HloInstruction | None:
     (inner,) = site.operands
     if inner.opcode != "convert":
         return None

@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_o
 from mpmd.compile.backends.native_cpu.storage import REGISTER, narrow, round_to
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import REDUCTIONS
-from mpmd.compile.kernels.plan import Apply, KernelPlan, Reduce, arguments
+from mpmd.compile.kernels.plan import Apply, KernelPlan, ReduceNode, arguments
 
 _EXTREMES = ("maximum", "minimum")
 
@@ -23,14 +23,14 @@ def sum_dtype(dtype: str) -> str:
     return "f32" if dtype in ("bf16", "f16") else dtype
 
 
-def reduce_node(plan: KernelPlan, number: int) -> Reduce:
+def reduce_node(plan: KernelPlan, number: int) -> ReduceNode:
     """A node that is known to be a reduction."""
     node = plan.nodes[number]
-    assert isinstance(node, Reduce)
+    assert isinstance(node, ReduceNode)
     return node
 
 
-def identity(node: Reduce, lanes: int) -> Value:
+def identity(node: ReduceNode, lanes: int) -> Value:
     """The neutral value of a reduction in every lane."""
     return constant(REDUCTIONS[node.op].identity(node.dtype), vector(REGISTER[node.dtype], lanes))
 
@@ -104,7 +104,7 @@ class Accumulators:
             last = constant(0, vector("i1", lanes)) if self._marks_nan(node) else identity(node, 1)
             self.start += [identity(node, wide)] * unroll + [last]
 
-    def _marks_nan(self, node: Reduce) -> bool:
+    def _marks_nan(self, node: ReduceNode) -> bool:
         """Whether NaNs are looked for apart."""
         masks = self.f.target.mask_registers and self.lanes == self.f.target.lanes()
         return masks and node.op in _EXTREMES and REGISTER[node.dtype] == "float"
@@ -131,7 +131,7 @@ class Accumulators:
         return result
 
     def _add_extremes(
-        self, node: Reduce, scopes: Sequence[tuple[Lanes, Scope]], result: list[Value], first: int
+        self, node: ReduceNode, scopes: Sequence[tuple[Lanes, Scope]], result: list[Value], first: int
     ) -> None:
         """Add to a maximum or minimum of numbers, and to the mask of where a NaN was."""
         f, vectors = self.f, list[Value]()
@@ -148,12 +148,12 @@ class Accumulators:
             mask = f.or_(mask, f.compare("uno", pair[0], pair[-1]))
         result[first + self.unroll] = mask
 
-    def _extreme(self, node: Reduce, value: Value, most: Value) -> Value:
+    def _extreme(self, node: ReduceNode, value: Value, most: Value) -> Value:
         """The larger or smaller one; of a NaN and a number `most`, which never is a NaN."""
         larger = node.op == "maximum"
         return self.f.larger_number(value, most) if larger else self.f.smaller_number(value, most)
 
-    def _finish_extreme(self, node: Reduce, values: Sequence[Value]) -> Value:
+    def _finish_extreme(self, node: ReduceNode, values: Sequence[Value]) -> Value:
         f = self.f
         *vectors, mask = values
         while len(vectors) > 1:
@@ -167,7 +167,7 @@ class Accumulators:
         for k, number in enumerate(self.reductions):
             node = reduce_node(self.plan, number)
 
-            def combine(a: Value, b: Value, node: Reduce = node) -> Value:
+            def combine(a: Value, b: Value, node: ReduceNode = node) -> Value:
                 return emit_combine(f, node.op, a, b, node.dtype)
 
             own = values[k * self.each : (k + 1) * self.each]

@@ -25,7 +25,7 @@ from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, Reduce, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.compile.kernels.sorting import sorting_of
 
@@ -157,7 +157,7 @@ def _suits_strips(plan: KernelPlan, target: CpuTarget) -> bool:
 
 def _sums_elements(plan: KernelPlan) -> bool:
     """Whether a reduction is of elements."""
-    sums = [n for n in plan.nodes if isinstance(n, Reduce)]
+    sums = [n for n in plan.nodes if isinstance(n, ReduceNode)]
     return any(plan.levels[n.arg] == ELEMENT for n in sums)
 
 
@@ -165,6 +165,6 @@ def _only_elements(plan: KernelPlan) -> bool:
     """Whether nothing happens once per row."""
     if not plan.row_dims:
         return False
-    sums = [n for n in plan.nodes if isinstance(n, Reduce)]
+    sums = [n for n in plan.nodes if isinstance(n, ReduceNode)]
     per_row = [s for s in plan.stores if store_level(plan, s) == ROW]
     return not per_row and all(plan.levels[n.arg] == ELEMENT for n in sums)

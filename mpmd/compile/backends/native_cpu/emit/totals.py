@@ -26,7 +26,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import BATCH, ELEMENT, KernelPlan, Load, Reduce, arguments, store_level
+from mpmd.compile.kernels.plan import BATCH, ELEMENT, KernelPlan, Load, ReduceNode, arguments, store_level
 
 _STREAMS = 4  # rows of all operands that are read side by side
 _MOST_SUMS = 16  # registers
@@ -55,7 +55,7 @@ class TotalKernel(PlanKernel):
         if sum(o.bytes for o in plan.operands) < target.l3_bytes:
             return False
         totals = _row_sums(plan)
-        inner = [k for k, n in enumerate(plan.nodes) if isinstance(n, Reduce) and k not in totals]
+        inner = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode) and k not in totals]
         used = [a for k, n in enumerate(plan.nodes) if k not in totals for a in arguments(n)]
         again = set(totals) & set(needed_nodes(plan, [reduce_node(plan, n).arg for n in inner]))
         wide = plan.extents[-1] >= target.lanes()
@@ -113,8 +113,12 @@ def _row_sums(plan: KernelPlan) -> dict[int, int]:
     """The sums of rows that are summed up, by the number of the sum over them."""
     found = dict[int, int]()
     for number, node in enumerate(plan.nodes):
-        inner = plan.nodes[node.arg] if isinstance(node, Reduce) else None
-        if isinstance(node, Reduce) and isinstance(inner, Reduce) and plan.levels[inner.arg] == ELEMENT:
+        inner = plan.nodes[node.arg] if isinstance(node, ReduceNode) else None
+        if (
+            isinstance(node, ReduceNode)
+            and isinstance(inner, ReduceNode)
+            and plan.levels[inner.arg] == ELEMENT
+        ):
             alike = inner.op == node.op == "add" and inner.dtype == node.dtype
             if alike and sum_dtype(node.dtype) == node.dtype:
                 found[number] = node.arg
