@@ -82,7 +82,9 @@ def prepare_fragment(
 
     def assign() -> BufferAssignment:
         plans.plan_all(CallGraph(module).sequential())
-        return assign_buffers(module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)))
+        return assign_buffers(
+            module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)), target.memory
+        )
 
     memory = options.memory_bytes
     assignment = fit(module, fragment, memory, assign) if memory else assign()

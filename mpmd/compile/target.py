@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
+from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
@@ -48,6 +50,14 @@ class Target(Protocol):
     @property
     def code_texts(self) -> Mapping[str, str]:
         """The texts of its code, as `Executable.as_text` names them → their file names in a dump."""
+
+    @property
+    def device(self) -> Device:
+        """What the cost models price kernels for: a description, so that choices are the same everywhere."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Its memory spaces, and where arrays begin."""
 
     def key(self) -> str:
         """Text that differs whenever code for two targets may differ; part of cache keys."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpmd.compile.kernels.cost.device import HOST, KernelLimits
 from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombiner
 from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimplifier
 from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
@@ -84,7 +85,7 @@ def inlining() -> list[Pass]:
     ]
 
 
-def expansion() -> list[Pass]:
+def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
         NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
@@ -98,7 +99,7 @@ def expansion() -> list[Pass]:
         LapackExpander(),  # makes cholesky and triangular-solve
         CholeskyExpander(),
         TriangularSolveExpander(),
-        FftExpander(),
+        FftExpander(most=limits.fft_length),
         MapInliner(),
         ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
         SpecialFunctionExpander(),  # after complex numbers, whose functions need them

@@ -13,8 +13,8 @@ from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
-from mpmd.compile.buffers.output_reuse import borrow
-from mpmd.compile.buffers.packing import LiveBlock, Room, bits
+from mpmd.compile.buffers.output_reuse import reuse_outputs
+from mpmd.compile.buffers.packing import DeviceMemory, LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
@@ -182,7 +182,7 @@ def test_temporaries_borrow_the_memory_of_results():
         return jnp.cos(x * y)
 
     thing = made(late, ones(64, 64), ones(64, 64))
-    assert thing.assignment.borrowed > 0
+    assert thing.assignment.reused > 0
     assert thing.assignment.arena_bytes < 2 * 64 * 64 * 4
     check_memory(thing)
     assert "reused from results" in assignment_report(thing.assignment)
@@ -195,9 +195,9 @@ def test_only_as_much_is_borrowed_as_lowers_the_peak():
         LiveBlock(90, (LiveRange(8, 9),)),
     ]
     rooms = {7: Room(100, bits((LiveRange(5, 9),)))}
-    assert borrow(blocks, rooms) == {0: (7, 0)}
-    assert borrow(blocks, {}) == {}
-    assert borrow([], rooms) == {}
+    assert reuse_outputs(blocks, rooms) == {0: (7, 0)}
+    assert reuse_outputs(blocks, {}) == {}
+    assert reuse_outputs([], rooms) == {}
 
 
 def test_what_is_borrowed_at_the_same_time_lies_apart():
@@ -206,7 +206,7 @@ def test_what_is_borrowed_at_the_same_time_lies_apart():
         LiveBlock(64, (LiveRange(0, 4),)),
         LiveBlock(64, (LiveRange(0, 4),)),
     ]
-    loans = borrow(blocks, {1: Room(128)})
+    loans = reuse_outputs(blocks, {1: Room(128)})
     assert sorted(loans.values()) == [(1, 0), (1, 64)]
 
 
@@ -276,10 +276,20 @@ def test_values_of_two_memory_spaces_never_share_an_allocation():
 
 def test_a_cpu_has_one_memory():
     module = parse_module(SPACES)
-    plans = KernelPlans()
-    assignment = assign_buffers(module, plans.may_share)
-    with pytest.raises(CompileError, match="a CPU has one memory; values lie in memory space 1"):
-        native_program("f", Emitter(assignment, plans).program(), assignment, PlanCode(host_target()))
+    with pytest.raises(CompileError, match="values are in memory space 1\n  the target has memory space 0"):
+        assign_buffers(module, KernelPlans().may_share, memory=NativeCpu().memory)
+
+
+def test_arrays_begin_where_the_memory_of_a_device_says():
+    module = parse_module(SPACES.replace(":S(1)", ""))
+
+    def offsets(alignment):
+        assignment = assign_buffers(module, lambda *_: False, memory=DeviceMemory(alignment))
+        arena = assignment.arenas[0].number
+        return {place.offset for place in assignment.slices.values() if place.allocation == arena}
+
+    assert {offset % 64 for offset in offsets(64)} == {0} != {offset % 256 for offset in offsets(64)}
+    assert {offset % 256 for offset in offsets(256)} == {0} and len(offsets(256)) > 1
 
 
 # -- pictures
