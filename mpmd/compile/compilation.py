@@ -51,7 +51,7 @@ class Prepared:
         module: the optimised, scheduled HLO.
         assignment: its memory.
         thunks: its work.
-        program: the target's steps, a `TargetProgram`.
+        program: the target's steps, a `ThunkProgram`.
         seconds: per phase.
         notices: what the passes had to say.
     """

@@ -21,7 +21,7 @@ from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 
 
-class TargetProgram(Protocol):
+class ThunkProgram(Protocol):
     """The steps of a fragment with addresses, before there is code of them."""
 
     @property
@@ -80,7 +80,7 @@ class Target(Protocol):
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
-        """The `TargetProgram` of a sequence of thunks.
+        """The `ThunkProgram` of a sequence of thunks.
 
         Args:
             name: symbol of its entry.
