@@ -232,7 +232,9 @@ def told(found: Mapping[int, Sequence[GraphOutcome]]) -> str:
     return "\n".join(lines)
 
 
-def report(seeds: Sequence[int], draw: Callable[[int], RandomGraph] = draw_graph) -> tuple[str, list[GraphOutcome]]:
+def report(
+    seeds: Sequence[int], draw: Callable[[int], RandomGraph] = draw_graph
+) -> tuple[str, list[GraphOutcome]]:
     """What became of the graphs of some seeds, as text, and the outcomes that no user must see."""
     found = {seed: list(outcomes(draw(seed))) for seed in seeds}
     return told(found), [o for of_seed in found.values() for o in of_seed if not o.is_good]
