@@ -96,13 +96,13 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             try:
                 kind = jax.typeof(leaf)
             except TypeError:
-                problems.append(f"{where} is {leaf!r}, which is no array")
-                advice["let the function close over what is no batch"] = None
+                problems.append(f"{where} is {leaf!r}, which is not an array")
+                advice["let the function close over what is not split"] = None
                 continue
             said = str(kind).removeprefix("~")
             if kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
-                advice["let the function close over what is no batch"] = None
+                advice["let the function close over what is not split"] = None
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
@@ -121,7 +121,7 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             "the batches of one call have different lengths:\n  "
             + "\n  ".join(list(lengths.values())[:_MAX_REPORTED])
             + "\n  all arrays are split into the same microbatches: they need as many rows, or one for each"
-            f" of the {num_microbatches} microbatches; let the function close over what is no batch"
+            f" of the {num_microbatches} microbatches; let the function close over what is not split"
         )
 
     def split(leaf: jax.Array) -> jax.Array:

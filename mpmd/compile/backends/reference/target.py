@@ -23,7 +23,7 @@ from mpmd.support.passes import Pass
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceProgram:
-    """Thunks and their memory: a `Program`, and its own `Code`.
+    """Thunks and their memory: a `ThunkProgram`, and its own `Code`.
 
     Attributes:
         thunks: in order.
