@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, Rule, Value
+from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 from tests.support.hlo_meaning.collectives import GroupRule, Rows
@@ -18,6 +18,15 @@ from tests.support.hlo_meaning.collectives import GroupRule, Rows
 if TYPE_CHECKING:
     from tests.support.hlo_meaning.meaning import Meaning
 
+
+class Token:
+    """The value of a token: nothing but an order."""
+
+    def __repr__(self) -> str:
+        return "token"
+
+
+TOKEN_VALUE = Token()
 
 def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     return engine.run_together(instruction.to_apply, rows, devices)
