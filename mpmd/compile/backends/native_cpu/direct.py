@@ -17,9 +17,8 @@ from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 
-_ALIGNMENT = 64
 _HUGE = 2 << 20  # bytes of a huge page
 _WORTH_HUGE = 1 << 20  # bytes that a huge page must hold, lest most of it be wasted
 
@@ -27,8 +26,8 @@ _WORTH_HUGE = 1 << 20  # bytes that a huge page must hold, lest most of it be wa
 def aligned_empty(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
     """An uninitialised array whose memory starts at a cache line, as XLA's buffers do."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    raw = np.empty(size + LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % LINE_BYTES
     return raw[start : start + size].view(dtype).reshape(shape)
 
 

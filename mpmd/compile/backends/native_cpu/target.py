@@ -15,6 +15,9 @@ import llvmlite.binding as binding
 
 from mpmd.errors import ConfigError
 
+LINE_BYTES = 64
+"""Bytes of a cache line, of every CPU that code is generated for."""
+
 ELEMENT_BYTES = {
     "i1": 1,
     "i8": 1,
