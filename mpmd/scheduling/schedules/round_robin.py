@@ -26,5 +26,6 @@ class RoundRobinSchedule(PipelineSchedule):
             return []
         return [
             f"schedule {self.name!r} comes to every mesh several times, but here to each once: it has "
-            f"nothing to interleave\n  give each mesh several stages that are not neighbours, or use {self.instead}"
+            "nothing to interleave\n  give each mesh several stages that are not neighbours, "
+            f"or use {self.instead}"
         ]
