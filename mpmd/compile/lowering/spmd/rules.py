@@ -35,9 +35,10 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = (
-    {*elementwise.RULES, "stablehlo.optimization_barrier"} - {"stablehlo.map", "stablehlo.bitcast_convert"}
-)
+_OF_ELEMENTS = {*elementwise.RULES, "stablehlo.optimization_barrier"} - {
+    "stablehlo.map",
+    "stablehlo.bitcast_convert",
+}
 
 _SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
 
