@@ -17,5 +17,5 @@
 | `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
 | `handler.py`, `ffi.py` | a program's handler, its registration |
-| `instance.py`, `direct.py` | programs and single kernels run without XLA |
+| `memory.py` | memory of programs, at cache lines and in huge pages |
 """

@@ -25,7 +25,6 @@ from mpmd.compile.backends.ffi.custom_call import (
 )
 from mpmd.compile.backends.ffi.frame import check_version
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
     DEVICES,
@@ -34,6 +33,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     PATIENCE,
     PATIENCE_NAPS,
 )
+from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool

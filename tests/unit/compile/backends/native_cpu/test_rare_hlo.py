@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 
 X = "x = f32[4,8]{1,0} parameter(0)"
