@@ -79,7 +79,7 @@ class Target(Protocol):
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
 
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
         """The `ThunkProgram` of a sequence of thunks.
 
         Args:
