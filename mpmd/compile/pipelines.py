@@ -54,7 +54,7 @@ def scheduling_pipeline(devices: int = 1) -> list[Pass]:
     Args:
         devices: how many run the program together.
     """
-    # Devices that share memory send nothing: what is hidden is that one is later than another.
+    # Devices that address each other's memory send nothing: one that is late is what others wait for.
     apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=1e-3, link=1e12)
     return [
         MemorySchedule(),  # memory is assigned for one order

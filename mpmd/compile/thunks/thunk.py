@@ -152,8 +152,8 @@ class _OfSeveralDevices:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what the devices do.
-        arrays: where this device's operands and results lie.
+        plan: of the collective.
+        arrays: this device's operands and results.
     """
 
     name: str
@@ -173,7 +173,7 @@ class _OfSeveralDevices:
 
 @dataclass(frozen=True)
 class StartThunk(_OfSeveralDevices):
-    """A device that says that its operands are there, and waits for nobody.
+    """A device that publishes its operands and does not wait.
 
     From here until the end others may read its operands and write its results.
     """
@@ -185,7 +185,7 @@ class StartThunk(_OfSeveralDevices):
 
 @dataclass(frozen=True)
 class CollectiveThunk(_OfSeveralDevices):
-    """Devices that meet and work on each other's arrays.
+    """Devices of a group that combine their arrays, once all of them are there.
 
     Attributes:
         start: name of the thunk with which it began; "" if it begins here.
