@@ -75,7 +75,7 @@ class PipelineOptions:
         kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that take the place of
             those that the native backend generates; `dump_to` shows these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
-            `reference`: the program of `native`, run by NumPy, to tell errors of generated code from others.
+            `reference`: the program of `native` run by NumPy, to find errors of generated code.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: what that folder may hold.

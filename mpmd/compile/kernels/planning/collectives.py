@@ -1,7 +1,8 @@
-"""What each device does in a collective, once all devices of its group are there: kernels on their arrays.
+"""A collective: which devices take part, and the kernels of those that address each other's memory.
 
-Devices share memory.  A device reads the arrays of the others where they lie, and in an all-reduce also
-writes into theirs: each sums a share of the elements for all.
+A kernel reads the arrays of other devices in place, and in an all-reduce also writes into theirs: each device
+sums a share of the elements for all.  A target whose devices exchange messages takes opcode and groups of a
+plan and leaves its kernels alone, or refuses the plan (`Target.refuses`).
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class CollectivePlan:
         opcode: its opcode.
         devices: how many devices run the program.
         groups: devices that wait for each other; each device is in one group at most.
-        members: per device the devices whose arrays it touches, as many for each.
+        members: per device the devices whose arrays its kernels touch, as many for each.
         ranks: per device its place in its group.
-        pieces: what is done.
+        pieces: its kernels, where devices address each other's memory.
         operands: how many arrays it reads; its results come after them.
     """
 
@@ -87,7 +88,7 @@ class CollectivePlan:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Numbers of the arrays that other devices touch."""
+        """Numbers of the arrays that kernels of other devices touch."""
         used = {p.array for piece in self.pieces for p in piece.pointers if p.member != OWN}
         return tuple(sorted(used))
 
