@@ -28,61 +28,61 @@ from mpmd.support.passes import Pass, with_overrides
 def cpu_pipeline(
     devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
 ) -> list[Pass]:
-    """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
+    """The passes before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
-        costs: what prices groups for fusion.
-        jitter: regular expression on the values that are made a little wrong; empty for none.
+        costs: the cost model of fusion.
+        jitter: regular expression on the values that are perturbed slightly; empty for none.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
-        *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
-        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        SortPrefix(),  # before fusion, which takes the slices to what reads them
+        *wrong,  # before anything else: later passes replace the user's operations
+        *cpu_preparation(devices),  # before this each instruction is one kernel, after it groups are
+        CopyInsertion(),  # before fusion, so that copies are fused into the producer of their value
+        SortPrefix(),  # before fusion, which fuses the slices into their users
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(costs=costs),  # last change of what computes
+        Fusion(costs=costs),  # last change of operations
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 
 
 def scheduling_pipeline(devices: int = 1) -> list[Pass]:
-    """What runs once kernels are planned and donated parameters have their results.
+    """The passes after kernels are planned and donated parameters are paired with results.
 
     Args:
         devices: how many run the program together.
     """
-    # Devices that share memory send nothing: what is hidden is that one is later than another.
+    # Devices that share memory send nothing: the latency to hide is the wait for the slowest.
     apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=1e-3, link=1e12)
     return [
-        MemorySchedule(),  # memory is assigned for one order
+        MemorySchedule(),  # buffers are assigned for one order
         *([apart] if devices > 1 else []),  # of all orders that need no more memory
     ]
 
 
 def cpu_preparation(devices: int = 1) -> list[Pass]:
-    """What makes of any program one of instructions that kernels can compute, each by itself.
+    """The passes that turn any program into instructions that have a kernel each.
 
     Args:
         devices: how many run the program together.
     """
     together = groups.communication() if devices > 1 else []
     return [
-        LayoutRemoval(),  # no later pass need know of layouts
-        *groups.inlining(),  # everything later looks at one computation at a time
-        *groups.expansion(),  # only operations that kernels have
+        LayoutRemoval(),  # no later pass needs layouts
+        *groups.inlining(),  # everything later handles one computation at a time
+        *groups.expansion(),  # only operations that have kernels
         *groups.simplification(),  # fewer and simpler ones
-        *together,  # constants are folded: what depends on the device alone can be told
-        *groups.products(),  # products as the kernels like them
+        *together,  # constants are folded: values that depend on the device alone are known
+        *groups.products(),  # products in the form of the kernels
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
-        FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
+        FlattenCallGraph(),  # equal loops and branches were joined; buffers are assigned to each by itself
     ]
 
 
 def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
-    """Passes without those that the options leave out, with the options that they give; groups likewise."""
+    """Passes without the disabled ones, with the options that are set; groups likewise."""
     found: list[Pass] = []
     for pass_ in passes:
         if isinstance(pass_, Fixpoint):
@@ -94,7 +94,7 @@ def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
 
 @dataclasses.dataclass(frozen=True)
 class Watched(Pass):
-    """A pass of a group that runs until nothing changes, and what is done whenever it changed something.
+    """A pass of a group that runs until nothing changes, and a callback after each change.
 
     Attributes:
         inner: the pass.
@@ -117,7 +117,7 @@ class Watched(Pass):
 
 
 def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None]) -> list[Pass]:
-    """Passes of which those inside of groups are watched; `after` is given the place of the group, too."""
+    """Passes of which those inside of groups are watched; `after` gets the position of the group, too."""
     found: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):

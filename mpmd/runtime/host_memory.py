@@ -1,13 +1,13 @@
-"""What the C library does with memory that fragments free.
+"""Settings of the C library for memory that fragments free.
 
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
-step takes a page fault for each 4 KiB that it touches: 90,000 faults and 0.2 of 2.4 CPU seconds in a step of
-eight transformer layers.  Kept, the same pages serve the next fragment; the process stays at its peak size.
+step takes a page fault for each 4 KiB that it touches.  With the settings here the same pages serve the next
+fragment; the process stays at its peak size.
 
-glibc also gives the threads of a process heaps of their own, and what is freed in one serves no other: each
-keeps the peak of its own threads, and these do not coincide.  `MALLOC_ARENA_MAX=1` in the environment makes
-it one heap; setting that later, when JAX has started its threads, has no measurable effect.
+glibc gives the threads of a process several heaps, and memory that is freed in one is not used by another:
+each keeps the peak of its own threads.  `MALLOC_ARENA_MAX=1` in the environment sets one heap; setting that
+after JAX has started its threads has no effect.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from __future__ import annotations
 import ctypes
 import functools
 
-# From <malloc.h>; glibc takes at most half of a thread's heap for the first, and an int for the second.
+# From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Has this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
+    """Makes this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
 
     Returns:
-        Whether the C library does that: glibc does, others have policies of their own.
+        Returns whether the C library supports it: glibc does.
 
     Source: mallopt(3).
     """

@@ -18,7 +18,7 @@ from mpmd.compile.schedule.heap import Heap
 from mpmd.errors import PassError
 from mpmd.support.passes import Pass
 
-_TRANSCENDENTAL = 10  # operations that one counts for
+_TRANSCENDENTAL = 10  # operations that count as one operation of this kind
 DEVICE = cpu_device(
     "rates",
     cores=1,
@@ -27,16 +27,16 @@ DEVICE = cpu_device(
     f32_flops=1e11,
     bf16_flops=1e11,
     memory_bandwidth=1e10,
-    caches=(0, 0, 0),  # they make no difference to speeds of light of large arrays
+    caches=(0, 0, 0),  # irrelevant for the speed of light of large arrays
 )
-"""What a program of several devices runs on, roughly: messages hide behind work of about their length."""
+"""A rough model of the devices: messages hide behind work of about their length."""
 
 
 class Clock:
     """Seconds of instructions, of messages, and of a whole order.
 
     Args:
-        device: what computes.
+        device: the device model.
         link: bytes per second between devices.
         latency: seconds before the first byte of a message arrives.
     """
@@ -48,7 +48,7 @@ class Clock:
         self._costs = CostModel()
 
     def seconds(self, instruction: HloInstruction) -> float:
-        """How long the device is busy with an instruction; starts and dones take no time themselves."""
+        """Seconds of the device for an instruction; starts and dones take none."""
         if is_start(instruction) or instruction.opcode.endswith("-done"):
             return 0.0
         cost = self._costs.instruction(instruction)
@@ -70,7 +70,7 @@ class Clock:
         return self.device.start_seconds + speed_of_light(work, self.device).seconds
 
     def flight(self, start: HloInstruction) -> float:
-        """How long a message takes from its start until it is there."""
+        """Seconds of a message from its start until its arrival."""
         size = max(
             sum(o.shape.byte_size for o in start.operands if o.shape.is_array),
             done_of(start).shape.byte_size if done_of(start).shape.is_array else 0,
@@ -89,14 +89,14 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class LatencyHidingSchedule(Pass):
-    """Moves starts and dones of messages apart, so that other work runs while they are under way.
+    """Moves starts and dones of messages apart, so that other work runs while they are in flight.
 
     s = all-reduce-start(x); d = all-reduce-done(s); y = dot(a, b)
         ->  s = all-reduce-start(x); y = dot(a, b); d = all-reduce-done(s)
 
-    Goes from the end to the beginning with a clock: a done stands as late as what needs it allows, and its
-    start so early that the message has arrived by then; between them stands what else is ready.  The order is
-    kept only if it takes less time by the clock, and at the most `memory_limit` bytes.
+    Goes from the end to the beginning with a clock: a done is as late as its users allow, and its start so
+    early that the message has arrived by then; other ready instructions come between.  The order is
+    kept only if it takes less time by the clock, and needs at most `memory_limit` bytes.
 
     Requires: the module is scheduled.
     Ensures: the module is scheduled; no computation takes longer than before by the model.
@@ -126,7 +126,7 @@ class LatencyHidingSchedule(Pass):
             PassError: the module is not scheduled.
         """
         if not module.is_scheduled:
-            raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule before it")
+            raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule first")
         if not any(is_start(i) for c in module.computations for i in c):
             return False
         clock = Clock(DEVICE, self.link, self.latency)
@@ -158,7 +158,7 @@ class LatencyHidingSchedule(Pass):
 class _Backwards:
     """List scheduling of one computation from its end to its beginning.
 
-    Time runs backwards: the clock tells the seconds until the computation ends.
+    Time runs backwards: the clock counts the seconds until the computation ends.
     """
 
     def __init__(self, computation: HloComputation, clock: Clock, most_in_flight: int) -> None:
@@ -184,10 +184,11 @@ class _Backwards:
     def _preference(self, instruction: HloInstruction) -> tuple[bool, bool, float, bool, int, int]:
         """Smallest first.
 
-        A done whose kind has room begins its message now: all that follows hides it.  A done without room
-        and a start whose message would not have arrived wait for other work.  Among the rest a start is
-        better, as it lets the next message begin; then what comes after more messages, as it leaves work that
-        needs none of them to hide them; then the order of before counts.
+        A done whose kind has a free slot begins its message now: all that follows hides it.  A done without a
+        slot and a start whose message would not have arrived wait for other work.  Among the rest a start is
+        better, as it lets the next message begin; then instructions after more messages, as independent work
+        is
+        left to hide them; then the old order decides.
         """
         done = _is_done(instruction)
         blocked = done and self.in_flight[_kind(instruction)] >= self.most
@@ -213,7 +214,7 @@ class _Backwards:
 
 
 def _messages_before(computation: HloComputation) -> dict[HloInstruction, int]:
-    """Per instruction how many messages, each needing the one before, must have arrived before it."""
+    """Per instruction the length of the longest chain of messages before it."""
     found: dict[HloInstruction, int] = {}
     for instruction in computation:
         before = dict.fromkeys((*instruction.operands, *instruction.control_predecessors))

@@ -1,7 +1,7 @@
-"""Where a fragment's time goes: what computing limits, what moving data limits, kernel by kernel.
+"""Compute-bound and memory-bound time of a fragment, kernel by kernel.
 
-Each kernel is priced twice for a device: at the speed of light, and as projected.  What the projection says
-computing takes most of is compute-bound; everything else, starting kernels and the call itself included, is
+Each kernel is priced twice for a device: at the speed of light, and as projected.  A kernel whose projection
+is mostly arithmetic is compute-bound; everything else, starting kernels and the call itself included, is
 memory-bound, as no faster arithmetic would shorten it.
 
 Source: the split of a step into a compute-intensive and a memory-intensive part, as TAO draws it.
@@ -32,7 +32,7 @@ from mpmd.compile.thunks.thunk import (
 )
 
 CALL_SECONDS = 1e-5
-"""What entering a fragment through JAX and leaving it takes; measured as 8 to 12 us."""
+"""Overhead of a call of a fragment through JAX."""
 
 COMPUTE, MEMORY = "compute", "memory"
 _BAR = 24
@@ -40,13 +40,13 @@ _BAR = 24
 
 @dataclass(frozen=True)
 class KernelCost:
-    """What one kernel of a fragment costs in a call.
+    """The cost of one kernel of a fragment in a call.
 
     Attributes:
-        label: what it is.
+        label: its description.
         times: how often a call runs it.
         flops: of all these runs, one per elementwise operation, two per multiply-add.
-        bytes: that all these runs must move at least.
+        bytes: lower bound of the bytes that all these runs move.
         light: at the speed of light, of one run.
         projection: as projected, of one run.
     """
@@ -65,16 +65,16 @@ class KernelCost:
 
     @property
     def limit(self) -> str:
-        """`compute` or `memory`: what bounds it; starting it counts as memory."""
+        """`compute` or `memory`: its bound; starting it counts as memory."""
         return COMPUTE if self.projection.limiter == "compute" else MEMORY
 
 
 @dataclass(frozen=True)
 class FragmentCosts:
-    """What the kernels of a fragment cost.
+    """The costs of the kernels of a fragment.
 
     Attributes:
-        device: which it is priced for.
+        device: the device model.
         kernels: in the order of their first runs.
     """
 
@@ -82,7 +82,7 @@ class FragmentCosts:
     kernels: tuple[KernelCost, ...]
 
     def seconds(self, limit: str) -> float:
-        """Projected seconds of a call that one limit bounds, those of the call itself among `memory`."""
+        """Projected seconds of a call with one bound, those of the call itself among `memory`."""
         overhead = CALL_SECONDS if limit == MEMORY else 0.0
         return sum(k.seconds for k in self.kernels if k.limit == limit) + overhead
 
@@ -99,7 +99,7 @@ class FragmentCosts:
         }
 
     def text(self) -> str:
-        """A table: what takes longest first, then both parts, and a bar for the share of each."""
+        """A table: the longest kernels first, then both sums, and a bar for the share of each."""
         whole = self.all_seconds
         lines = [_device_line(self.device), _HEAD]
         for k in sorted(self.kernels, key=lambda k: -k.seconds):
@@ -137,11 +137,11 @@ def _device_line(device: Device) -> str:
 
 
 def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
-    """The costs of a sequence of thunks, for `HOST`: a description, so that they are always the same.
+    """The costs of a sequence of thunks, for `HOST`: a fixed description, so that they are always the same.
 
     Args:
         thunks: the work of a fragment.
-        module: says how often loops run; where it does not say, they run once.
+        module: has the trip counts of loops; a loop with an unknown count runs once.
     """
     trips = trip_counts(module)
     found: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
@@ -180,7 +180,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def trip_counts(module: HloModule) -> dict[str, int]:
-    """How often loops run, by their names, where that is known."""
+    """Trip counts of loops, by their names, where known."""
     found = {}
     for computation in module.call_order():
         for instruction in computation:

@@ -1,4 +1,4 @@
-"""Kinds of thunks.  Each says which slices it reads and writes; order and concurrency follow from that."""
+"""Kinds of thunks.  Each lists the slices it reads and writes; order and concurrency follow from that."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class KernelThunk:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        operands: where each operand of the plan lies.
+        plan: its computation.
+        operands: the slice of each operand of the plan.
         scratch: memory that it uses while it runs; None if it needs none.
     """
 
@@ -37,7 +37,7 @@ class KernelThunk:
 
     @cached_property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read; what is changed in place is read, too."""
+        """Slices that are read, those updated in place included."""
         combined = {s.operand for s in self.plan.stores if s.combine}
         kept = [s for k, s in enumerate(self.operands) if k not in self.plan.results or k in combined]
         return tuple(kept)
@@ -56,8 +56,8 @@ class MatmulThunk:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        a, b: where the factors' arrays lie.
+        plan: its computation.
+        a, b: slices of the factors' arrays.
         operands: by number of the epilogue's operand; without an epilogue 0 is the result.
     """
 
@@ -91,14 +91,14 @@ class MatmulThunk:
 
 @dataclass(frozen=True)
 class AttentionThunk:
-    """Products, rows and products.
+    """Attention: products, an operation on rows, and products.
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        inputs: where the arrays lie: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
-            of the rows.
-        outputs: likewise for `c0` ... of the mixtures, and what the rows write.
+        plan: its computation.
+        inputs: slices of the arrays: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
+        of the rows.
+        outputs: likewise for `c0` ... of the mixtures, and the results of the rows.
     """
 
     name: str
@@ -152,8 +152,8 @@ class _OfSeveralDevices:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what the devices do.
-        arrays: where this device's operands and results lie.
+        plan: the work of the devices.
+        arrays: slices of this device's operands and results.
     """
 
     name: str
@@ -162,18 +162,18 @@ class _OfSeveralDevices:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change, whichever device writes them."""
+        """Slices that change, by any device."""
         return self.arrays[self.plan.operands :]
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, whichever device reads them."""
+        """Slices that are read, by any device."""
         return self.arrays[: self.plan.operands]
 
 
 @dataclass(frozen=True)
 class StartThunk(_OfSeveralDevices):
-    """A device that says that its operands are there, and waits for nobody.
+    """A device publishes that its operands are ready, and does not wait.
 
     From here until the end others may read its operands and write its results.
     """
@@ -185,10 +185,10 @@ class StartThunk(_OfSeveralDevices):
 
 @dataclass(frozen=True)
 class CollectiveThunk(_OfSeveralDevices):
-    """Devices that meet and work on each other's arrays.
+    """Devices synchronise and work on each other's arrays.
 
     Attributes:
-        start: name of the thunk with which it began; "" if it begins here.
+        start: name of the thunk of the asynchronous start; "" if it begins here.
     """
 
     start: str = ""
@@ -232,9 +232,9 @@ class WhileThunk:
 
     Attributes:
         name: of the loop.
-        condition: what computes the flag.
+        condition: computes the flag.
         flag: a byte.
-        body: what is repeated.
+        body: the repeated thunks.
     """
 
     name: str
