@@ -64,8 +64,9 @@ def make_config(
         in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
             means the same on all meshes that have it, whatever its size there; the others do not split.
         out_shardings: likewise for the results.
-        backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, or `"auto"`
-            (native on CPUs, XLA elsewhere); None for that of the options.
+        backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, `"auto"`
+            (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
+            on any platform); None for that of the options.
         options: pass options; None for those of the flags, read when a function is first traced.
 
     Raises:

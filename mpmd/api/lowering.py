@@ -281,7 +281,6 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         dump=dump,
         cache=cache,
         attention_stitching=options.attention_stitching,
-        kernel_costs=options.kernel_costs,
         float_jitter=options.float_jitter,
         kernel_overrides=overrides,
         memory_bytes=options.device_memory_bytes,

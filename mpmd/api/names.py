@@ -14,6 +14,7 @@ from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes import regions
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.program import Program
 from mpmd.support import diagnostics
@@ -92,12 +93,13 @@ def warn_of_vanished_names(module: ir.Module, before: Collection[str], config: C
         config: the user's.
     """
     left = {
-        origin.name
+        origin.name.removesuffix(SUFFIX)  # it may be that only the second copy of a stage runs
         for f in ir.funcs(module)
         for fragment in ir.walk(f, ir.Fragment)
         for origin in fragment.origins
     }
-    _warn_of_dead([name for name in config.assignment if name in before and name not in left], config)
+    called = [name for name in config.assignment if name in before]
+    _warn_of_dead([name for name in called if name.removesuffix(SUFFIX) not in left], config)
 
 
 def _warn_of_dead(names: Collection[str], config: Config) -> None:

@@ -85,12 +85,16 @@ class Traced:
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
-        called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
-        partitioned = partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
-        )
+        partitioned = self.partition(lowered, observer)
         warn_user(partitioned.warnings)
         return Lowered(self, lowered, partitioned)
+
+    def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
+        """Takes the step as JAX lowered it through the passes."""
+        called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
+        return partition(
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
+        )
 
 
 @dataclasses.dataclass
@@ -308,8 +312,8 @@ class Compiled:
             words = ", ".join(map(repr, dict.fromkeys([*DIALECTS, *TEXTS])))
             raise ConfigError(f"there is no text {what!r} of a step\n  there are {words}")
         if what == "costs":
-            native = [(name, e) for name, e in self.executables.items() if e.backend == "native"]
-            tables = [f"// {name}\n{e.as_text(what)}" for name, e in native]
+            ours = [(name, e) for name, e in self.executables.items() if e.backend not in ("xla", "zeros")]
+            tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 

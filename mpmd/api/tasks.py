@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[str]] = {}
     fragments = task_fragments(main)
+    first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
     for microbatches in rounds_of(main, fragments):
@@ -40,7 +42,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
-        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
+        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
             orders.setdefault(mesh, []).extend(tasks)
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
@@ -81,7 +83,7 @@ def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """
     meshes = list(config.topology)
     stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
-    first = {stages[name]: place.mesh for name, place in config.assignment.items()}
+    first = _first_copies(config)
     numbers = sorted(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
@@ -108,14 +110,31 @@ def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 
+def _first_copies(config: Config) -> dict[int, str]:
+    """The mesh that each stage is assigned to, where the stages of a mesh may have copies on another one."""
+    meshes = list(config.topology)
+    return {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+
+
 def _round_orders(
-    main: ir.Func, fragments: Sequence[TaskFragment], microbatches: Sequence[int], schedule: PipelineSchedule
+    main: ir.Func,
+    fragments: Sequence[TaskFragment],
+    microbatches: Sequence[int],
+    schedule: PipelineSchedule,
+    first_copies: dict[int, str],
 ) -> dict[str, list[str]]:
-    """The tasks of one loop over microbatches, for each mesh that takes part."""
+    """The tasks of one loop over microbatches, for each mesh that takes part.
+
+    The first half of the microbatches uses the first copies of the stages.  A stage that only others need,
+    such as one whose result a loop returns from its last iteration, has the mesh that it has there, unless
+    the schedule keeps second copies elsewhere.
+    """
     meshes = main.topology.schedulable
     staged = [_staged(fragment, meshes) for fragment in fragments]
     half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
+    found = {fragment.stage: fragment.mesh for fragment in staged}
+    found |= {stage: mesh for stage, mesh in first_copies.items() if stage in found}
+    found |= {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
     stages = _in_pipeline_order(main, fragments, staged)
     used = [mesh for mesh in meshes if mesh in found.values()]
     try:
@@ -197,30 +216,34 @@ def _in_pipeline_order(
     stages = sorted({fragment.stage for fragment in staged if fragment.stage is not None})
     if any(fragment.stage is not None for fragment in fragments):
         return stages
-    first = _first_way(fragments)
-    sign = -1 if first[0].is_backward else 1
+    longest = _longest_way(fragments)
+    sign = -1 if longest[0].is_backward else 1
     depth: dict[int, int] = {}
-    for fragment, found in depths_of(main, first).items():
+    for fragment, found in depths_of(main, longest).items():
         stage = main.topology.schedulable.index(fragment.mesh)
         depth[stage] = max(depth.get(stage, found), found)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 
-def _first_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
-    """The forward fragments of the first microbatch, or its backward fragments if it has no others."""
-    of_first = [fragment for fragment in fragments if fragment.microbatch == fragments[0].microbatch]
-    return [fragment for fragment in of_first if not fragment.is_backward] or of_first
+def _longest_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
+    """The forward fragments of the first microbatch that has the most; backward ones if there are no others.
+
+    A microbatch has fewer than others where nothing uses what it would compute.
+    """
+    forward = [fragment for fragment in fragments if not fragment.is_backward] or fragments
+    longest, _ = collections.Counter(fragment.microbatch for fragment in forward).most_common(1)[0]
+    return [fragment for fragment in forward if fragment.microbatch == longest]
 
 
 def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order; if it visits a mesh more often than the forward way,
-    no stages are assigned.  Returns whether any were.
+    The backward way visits in the opposite order; where a way visits a mesh more often than the longest
+    forward way, no stages are assigned.  Returns whether any were.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
-    first = depths_of(main, _first_way(fragments))
-    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in first.items()})
+    longest = depths_of(main, _longest_way(fragments))
+    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in longest.items()})
     if len(ways) == len({mesh for _, mesh in ways}):
         return False
     visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
@@ -229,10 +252,10 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
         for phases in ("F", "BI", "W"):
             some = [f for f in fragments if f.microbatch == microbatch and f.phase in phases]
             depths = depths_of(main, some)
-            for m, of_mesh in visits.items():
+            for m in {meshes.index(fragment.mesh) for fragment in some}:
                 here = [fragment for fragment in some if meshes.index(fragment.mesh) == m]
                 order = sorted({depths[fragment] for fragment in here})
-                numbers = of_mesh if phases == "F" else of_mesh[::-1]
+                numbers = visits.get(m, []) if phases == "F" else visits.get(m, [])[::-1]
                 if len(order) > len(numbers):
                     return False
                 stages |= {fragment.position: numbers[order.index(depths[fragment])] for fragment in here}

@@ -9,8 +9,6 @@ from pathlib import Path
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 
-MODELLED, MEASURED = "modelled", "measured"
-
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
@@ -22,14 +20,12 @@ class CompileOptions:
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
         attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
-        kernel_costs: `modelled` or `measured`: whether fusion and the tilings of products follow from models
-            or from timing kernels on this machine.
-        float_jitter: regular expression on the values that are perturbed slightly, to find fragile programs;
-        empty for none.
-        kernel_overrides: a folder of kernels in LLVM's assembly that replace generated ones.
-        memory_bytes: memory of a device; values are rematerialised where a fragment would need more than is
-        left beside the live buffers.  0 sets no limit.
-        cores: for each mesh on CPU its cores; a mesh that is missing has an arbitrary one.
+        float_jitter: regular expression on the values that are made a little wrong, to find what is fragile;
+            empty for none.
+        kernel_overrides: a folder of kernels in LLVM's assembly that take the place of generated ones.
+        memory_bytes: memory of a device; values are computed again where a fragment would need more than is
+            left beside what is alive meanwhile.  0 sets no limit.
+        cores: for each mesh on CPU the cores that work for it; a mesh without has one, whichever that is.
     """
 
     dump: Dump | None = None
@@ -37,7 +33,6 @@ class CompileOptions:
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
     attention_stitching: str = "auto"
-    kernel_costs: str = MODELLED
     float_jitter: str = ""
     kernel_overrides: Path | None = None
     memory_bytes: int = 0
@@ -47,8 +42,8 @@ class CompileOptions:
     def key(self) -> str:
         """Text that differs where the same fragment may compile to other code."""
         attention = f"attention={self.attention_stitching}"
-        choices = f"costs={self.kernel_costs} jitter={self.float_jitter}"
-        return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {choices} {self.memory_bytes}"
+        jitter = f"jitter={self.float_jitter}"
+        return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {jitter} {self.memory_bytes}"
 
 
 DEFAULTS = CompileOptions()

@@ -14,7 +14,6 @@ from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
-from mpmd.compile.passes.fusion.prices import PROJECTED
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
@@ -25,25 +24,24 @@ from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
 
-def cpu_pipeline(
-    devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
+def optimization_pipeline(
+    devices: int = 1, attention_stitching: str = "auto", jitter: str = ""
 ) -> list[Pass]:
     """The passes before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
-        costs: the cost model of fusion.
-        jitter: regular expression on the values that are perturbed slightly; empty for none.
+        jitter: regular expression on the values that are made a little wrong; empty for none.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
-        *wrong,  # before anything else: later passes replace the user's operations
-        *cpu_preparation(devices),  # before this each instruction is one kernel, after it groups are
-        CopyInsertion(),  # before fusion, so that copies are fused into the producer of their value
-        SortPrefix(),  # before fusion, which fuses the slices into their users
+        *wrong,  # before anything else: afterwards operations are no longer those that were written
+        *preparation(devices),  # before this each instruction stands alone, after it they are kernels
+        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        SortPrefix(),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(costs=costs),  # last change of operations
+        Fusion(),  # last change of what computes
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 
@@ -62,8 +60,8 @@ def scheduling_pipeline(devices: int = 1) -> list[Pass]:
     ]
 
 
-def cpu_preparation(devices: int = 1) -> list[Pass]:
-    """The passes that turn any program into instructions that have a kernel each.
+def preparation(devices: int = 1) -> list[Pass]:
+    """What makes of any program one of instructions that kernels can compute, each by itself.
 
     Args:
         devices: how many run the program together.

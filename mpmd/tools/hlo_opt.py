@@ -12,13 +12,9 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from mpmd.compile import hlo
-from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.errors import ConfigError, MpmdError, close_to
@@ -51,7 +47,6 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -print-ir-after-all         print the module after each pass, to standard error
   -print-ir-after-change      likewise, but only after passes that changed it
   -metadata                   print the metadata of instructions
-  -measure=FILE               for hlo-fusion with costs=measured: time kernels here, and keep that in FILE
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and groups
   -help                       print this
@@ -71,7 +66,6 @@ class HloCommand(TextCommand):
 
     passes: list[Pass] = dataclasses.field(default_factory=list)
     metadata: bool = False
-    measure: str = ""
 
 
 def run() -> None:
@@ -102,8 +96,6 @@ def read_command(argv: Sequence[str]) -> HloCommand:
             for part in split_outside_brackets(value or next(following, ""), ", \n\t"):
                 stem, _, options = part.partition("{")
                 command.passes += passes_named(stem, options.removesuffix("}"))
-        elif name == "measure":
-            command.measure = value or next(following, "")
         elif not set_switch(command, _SWITCHES, name, value):
             command.passes += passes_named(name, value)
 
@@ -158,9 +150,7 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
         after=_after(command, options),
         suffix=".hlo",
     )
-    measured = Tuning(host_target(), Path(command.measure)).measuring() if command.measure else nullcontext()
-    with measured:
-        run_pipeline(module, command.passes, watch, timing)
+    run_pipeline(module, command.passes, watch, timing)
     return hlo.print_module(module, options)
 
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
-from tests.property.test_partitioning import FUNCTIONS
 from tests.support.native_meshes import mesh_of, value_spec
+from tests.support.partitioned_functions import FUNCTIONS
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Publish, Settle
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.check import check_assignment
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
@@ -25,7 +25,7 @@ def prepared(seed, *, poison=False):
     module = collective_case(seed)[0].module
     fragment = fragment_of_module(module)
     axes = {"x": DEVICES}
-    return prepare_fragment(fragment, host_target(), EAGER, module.clone(), axes=axes, poison=poison)
+    return prepare_fragment(fragment, NativeCpu(), EAGER, module.clone(), axes=axes, poison=poison)
 
 
 def check(seed):
@@ -38,7 +38,7 @@ def check(seed):
     poisoned = prepared(seed, poison=True)
     places = poisoned.assignment
     check_thunks(poisoned.module, poisoned.thunks, places.at, places.allocations, places.results)
-    steps = made.native.program.steps
+    steps = made.program.threaded.steps
     at = {(type(s), s.number): k for k, s in enumerate(steps) if isinstance(s, Publish | Exchange | Settle)}
     numbers = [s.number for s in steps if isinstance(s, Publish)]
     for number in numbers:

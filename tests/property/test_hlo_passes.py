@@ -129,9 +129,7 @@ def keeps_order(seed: int, pass_: Pass) -> bool:
     before, wanted_orders = print_module(module), orders(module)
     run_pipeline(module, [pass_], WATCH)
     after = print_module(module)
-    problem = differences(
-        jax.tree.leaves(evaluate(module, case(seed).arguments)), wanted(seed), case(seed)
-    )
+    problem = differences(jax.tree.leaves(evaluate(module, case(seed).arguments)), wanted(seed), case(seed))
     if pass_.name not in UNROUNDED:
         assert not problem, f"seed {seed}: {problem}\n{before}\n---\n{after}"
     for early, late in wanted_orders:

@@ -1,4 +1,4 @@
-"""The meaning of a plan, by NumPy over the whole space: slow, obvious, what printers are tested by."""
+"""The meaning of plans, by NumPy over the whole space: slow, obvious, what printers are tested by."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
     if node.op == "convert":
         return np.asarray(convert(args[0], dtype_of(args[0]), node.dtype))
     if node.op == "bitcast-convert":
-        return np.ascontiguousarray(args[0]).view(dtype)
+        return np.asarray(args[0], order="C").view(dtype)  # which keeps a scalar one
     narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
     if narrow:  # computed in f32, rounded once
         args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]

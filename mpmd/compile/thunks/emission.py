@@ -7,7 +7,7 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.analysis.liveness import done_of, is_start
@@ -20,6 +20,7 @@ from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import Poison
@@ -50,10 +51,19 @@ def is_device_number(instruction: HloInstruction) -> bool:
     return others.get(instruction.opcode) == 1
 
 
-class KernelPlans:
-    """The kernels of a module's instructions, each planned once."""
+Refuses = Callable[[HloInstruction, PlannedKernel | None], str]
+"""An instruction and its kernel, if it has one → why a target has no code for it; "" if it has."""
 
-    def __init__(self) -> None:
+
+class KernelPlans:
+    """The kernels of a module's instructions, each planned once.
+
+    Args:
+        refuses: of the target; by default everything that has a plan has code.
+    """
+
+    def __init__(self, refuses: Refuses = lambda instruction, planned: "") -> None:
+        self._refuses = refuses
         self._plans: dict[HloInstruction, PlannedKernel] = {}
         self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
@@ -61,11 +71,15 @@ class KernelPlans:
         """The kernel of an instruction.
 
         Raises:
-            NoPlan: no kernel computes it.
+            NoPlan: no kernel computes it, or the target has no code for the kernel.
         """
         found = self._plans.get(instruction)
         if found is None:
-            found = self._plans[instruction] = plan_instruction("kernel", instruction)
+            found = plan_instruction("kernel", instruction)
+            reason = self._refuses(instruction, found)
+            if reason:
+                raise NoPlan(reason)
+            self._plans[instruction] = found
         return found
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SimplifyNamedComputations(FunctionPass):
 def _erase_dead_around(f: ir.Func) -> None:
     """Erases what only computes, is not used and stands outside of computations."""
     for op in reversed(ir.ops(f)):
-        if ir.is_unused(op) and ir.is_pure(op):
+        if is_dead(op):
             ir.erase(op)
 
 
@@ -120,7 +120,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
     if dropped:
         returned = op.returned
         op.returned = [returned[i] for i in kept]
-    dead = [inner for inner in ir.ops(op.body) if ir.is_unused(inner) and ir.is_pure(inner)]
+    dead = any(map(is_dead, ir.ops(op.body)))
     if dead:
         erase_dead_ops(op.body)
     if not ir.ops(op.body) and not kept:
@@ -128,7 +128,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
         return True
     unused = [i for i, arg in enumerate(op.args) if ir.is_unused(arg)]
     if not dropped and not unused:
-        return bool(dead)
+        return dead
     inputs = [v for i, v in enumerate(op.operands) if i not in set(unused)]
     ir.erase_args(op.body, unused)
     old = [op.results[i] for i in kept]

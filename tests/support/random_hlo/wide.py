@@ -18,7 +18,7 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
 from tests.support.random_hlo.draft import ANY, FLOATS, INTEGERS, Case, Draft, small_integers
-from tests.support.random_hlo.reductions import _identity as identity
+from tests.support.random_hlo.reductions import identity
 
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 70, 130)
 MAX_SIZE = 20_000

@@ -90,6 +90,22 @@ def test_nothing_to_split():
     assert "'zb_h1' splits the backward of the stages, but this step has no backward to split" in warning
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "dualpipe"])
+def test_a_stage_that_only_the_last_microbatch_needs(schedule):
+    first, last = (mpmd.named_computation(jnp.tanh, name=name) for name in ("first", "last"))
+
+    def body(carried, x):
+        h = first(x)
+        return first(last(h)), first(h)
+
+    step = lambda x: mpmd.microbatch_loop(body, jnp.ones((2, 4)), x, num_microbatches=4)  # noqa: E731
+    places = {"first": ("m1", 0), "last": ("m0", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule=schedule)
+    found = mpmd.jit(step, config).lower(X)
+    assert "last" in found.as_text("program")
+    assert not any("nothing of it runs" in w for w in found.warnings)
+
+
 @pytest.mark.parametrize(
     "options",
     [

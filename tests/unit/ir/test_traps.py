@@ -14,7 +14,7 @@ from mpmd.passes.bases import FunctionPass, mlir_pass
 from mpmd.passes.fragments.dropping import drop
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.verify import verify
-from tests.unit.ir.programs import TWO_FRAGMENTS
+from tests.support.ir_programs import TWO_FRAGMENTS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -135,7 +135,7 @@ from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
-from tests.unit.ir.programs import TWO_FRAGMENTS
+from tests.support.ir_programs import TWO_FRAGMENTS
 
 def fresh():
     gc.collect()

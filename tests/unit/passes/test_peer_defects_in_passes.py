@@ -13,9 +13,9 @@ from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity
 from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.fragment_programs import fragment, run
+from tests.support.ir_programs import HEAD, main_with
 from tests.support.named_programs import NamedProgram
-from tests.unit.ir.programs import HEAD, main_with
-from tests.unit.passes.programs import fragment, run
 
 
 def counter(number: int) -> str:

@@ -10,8 +10,7 @@ from mpmd.runtime.graph import CallNode, EntryGraph, OutputSpec
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Recv, Run, Send
 from mpmd.runtime.linearize import check_graph, linearize
 from mpmd.runtime.program import instruction_text
-
-from .pipelines import GraphBuilder, one_f_one_b
+from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
 
 
 def listing(program, mesh: str) -> list[str]:

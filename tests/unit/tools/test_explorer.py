@@ -26,7 +26,7 @@ from mpmd.tools.explorer import PassRecorder, Planned, explore
 from mpmd.tools.explorer.naming import Namer
 from mpmd.tools.explorer.text_tree import Numbering, pair, read_tree
 from tests.support import random_mpmd
-from tests.unit.ir.programs import HEAD, TWO_FRAGMENTS
+from tests.support.ir_programs import HEAD, TWO_FRAGMENTS
 
 DRIVER = Path(__file__).parents[2] / "support" / "page_driver.js"
 PASSES = ["-mpmd-fragment-dedup", "-mpmd-merge-inferred-fragments", "-mpmd-copy-constants", "-cse"]

@@ -91,7 +91,7 @@ def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
     """The clusters of a program.
 
     Args:
-        module: after `pipelines.cpu_preparation`; it stays as it is.
+        module: after `pipelines.preparation`; it stays as it is.
         refused: instructions of its entry that have no native code → why.
     """
     results = tuple(_arrays(module.entry.root))

@@ -1,4 +1,4 @@
-"""Running one kernel on NumPy arrays, without XLA: for tests, benchmarks and measured costs."""
+"""Running one kernel on NumPy arrays, without XLA: for tests and benchmarks."""
 
 from __future__ import annotations
 

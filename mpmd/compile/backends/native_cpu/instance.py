@@ -39,7 +39,7 @@ class ProgramInstance:
         self.barrier = np.zeros(MEETING_BYTES + 64, np.uint8)
         self.entry = self.code.address(compiled.name)
         integer, pointer = ctypes.c_int64, ctypes.c_void_p
-        self._run = self.code.function(compiled.name, integer, integer, pointer)
+        self.run = self.code.function(compiled.name, integer, integer, pointer)
 
     @property
     def barrier_address(self) -> int:
@@ -61,6 +61,6 @@ class ProgramInstance:
             *addresses, self.workspaces.ctypes.data, self.barrier_address
         )
         if self.pool is None or self.pool.threads == 1:
-            self._run(0, 1, ctypes.addressof(table))
+            self.run(0, 1, ctypes.addressof(table))
         else:
             self.pool.run(self.entry, ctypes.addressof(table))

@@ -26,7 +26,6 @@ from mpmd.compile.backends.native_cpu.program import (
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -55,12 +54,12 @@ class NativeProgram:
     """Steps, and the memory they work in.
 
     Attributes:
-        program: its table holds the parameters, the results and the arena.
+        threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
-    program: ThreadedProgram
+    threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
@@ -70,12 +69,10 @@ class PlanCode:
 
     Args:
         target: the CPU.
-        tuning: measures the ways to compute a product; None takes the one by rule.
     """
 
-    def __init__(self, target: CpuTarget, tuning: Tuning | None = None) -> None:
+    def __init__(self, target: CpuTarget) -> None:
         self.target = target
-        self.tuning = tuning
         self._sequences: dict[str, KernelSequence] = {}
 
     def of(self, plan: KernelPlan, in_place: tuple[int, ...] = ()) -> KernelSequence:
@@ -342,8 +339,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)
@@ -355,12 +351,11 @@ class _Lowering:
             return Matrix(view.dtype, view.row, view.column, view.batch)
 
         gemm = Gemm(plan.m, plan.n, plan.k, matrix(plan.a), matrix(plan.b), matrix(plan.c), plan.batch)
-        tiling = None if self.code.tuning is None else self.code.tuning.tiling(plan, gemm)
         if plan.epilogue is None:
-            return gemm_kernel(name, gemm, self.target, None, tiling)
+            return gemm_kernel(name, gemm, self.target)
         epilogue = PlanEpilogue(replace(plan.epilogue, name=f"{name}_epilogue"), plan.sums)
         epilogue.check(gemm)
-        return gemm_kernel(name, gemm, self.target, epilogue, tiling)
+        return gemm_kernel(name, gemm, self.target, epilogue)
 
 
 def _in_place(kernel: KernelThunk) -> tuple[int, ...]:

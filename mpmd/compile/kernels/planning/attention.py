@@ -274,7 +274,8 @@ class _RowPlanner:
         place: IndexMap = tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(self.dims))
         self.places = places_from({hero: place}, rest, hero, space)
         self.trace = Trace(name, space, rest)
-        self.trace.sums = dict.fromkeys(before, "f32")
+        self.order = position_of(hero, place)
+        self.trace.sums = dict.fromkeys(before, ("f32", self.order))
         self._operands: dict[HloInstruction, int] = {}
 
     def factor_of(self, dot: HloInstruction) -> HloInstruction:
@@ -298,6 +299,9 @@ class _RowPlanner:
         for value in (*kept, *factors):
             if value not in places:
                 raise NoPlan("{0} has no place among the rows", value)
+        for value in factors:
+            if position_of(value, places[value]) != self.order:
+                raise NoPlan("{0} is a factor in another order than that of the rows", value)
         nodes = {v: trace.value(v, places[v]) for v in (*kept, *factors)}
         check_results(trace, places, [*kept, *factors])
         for value in kept:

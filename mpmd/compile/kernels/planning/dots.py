@@ -227,7 +227,7 @@ def _with_epilogue(
     places = places_from({dot: at_dot}, inside, dot, space)
     trace = Trace(plan.name, space, inside)
     accumulator = "f64" if plan.a.dtype == "f64" else "f32"
-    trace.sums[dot] = accumulator
+    trace.sums[dot] = accumulator, position_of(dot, at_dot)
     for result in results:
         if result not in places:
             raise NoPlan("{0} has no place in the space of {1}", result, dot)
@@ -260,8 +260,11 @@ def _sums(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The product itself: its sums, rounded to its element type."""
     if i not in t.sums:
         return _AS_REDUCTION(t, i, at, where)
+    dtype, place = t.sums[i]
+    if position_of(i, at) != place:
+        raise NoPlan("{0} is read at another place than the one where it is summed", i)
     if i not in t.sums_operands:
-        t.sums_operands[i] = t.operand(t.sums[i], t.space.count(range(len(t.extents))))
+        t.sums_operands[i] = t.operand(dtype, t.space.count(range(len(t.extents))))
     node = t.build.load_dense(t.sums_operands[i])
     return t.build.convert(node, i.shape.dtype)
 

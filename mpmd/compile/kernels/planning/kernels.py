@@ -59,6 +59,8 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     Raises:
         NoPlan: no single kernel computes it.
     """
+    if instruction.opcode == "custom-call":
+        raise NoPlan(f"no kernel calls {instruction.custom_call_target}")
     if instruction.opcode in COLLECTIVES or is_start(instruction):
         return plan_collective(name, instruction)
     if instruction.opcode == "sort":

@@ -10,17 +10,12 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
-from mpmd.compile.passes.fusion.patterns import join_patterns
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 from mpmd.support import diagnostics
 
-GREEDY, BEAM = "greedy", "beam"
 
-
-def merge_groups(
-    grouping: Grouping, most: int, multi_output: bool, prices: Prices, search: str = GREEDY
-) -> None:
+def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
     """Join groups until no two more should.
 
     Args:
@@ -28,12 +23,9 @@ def merge_groups(
         most: members of one group.
         multi_output: groups may have several results.
         prices: what says whether joining saves time.
-        search: `greedy` joins pairs, `beam` looks for patterns first.
     """
     merging = _Merging(grouping, most, multi_output, prices)
     merging.epilogues()
-    if search == BEAM:
-        join_patterns(grouping, most, multi_output, prices)
     merging.along_arrays()
     if multi_output:
         merging.neighbours()

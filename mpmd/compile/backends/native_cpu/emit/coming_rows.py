@@ -159,10 +159,10 @@ class ComingRows:
         lead = self.rows * width + width * (parts - 1) // parts + width // (2 * parts) - width // 2
         lead += (run.index.constant - equal[0].index.constant) * size + self.distance
         written, read = (f.op(f"ptrtoint ptr {pointers[r.operand]} to i64", "i64") for r in (equal[0], run))
-        apart = f.iadd(f.sub(written, read), self._farthest_apart(width) - lead)
+        apart = f.iadd(f.sub(written, read), self.farthest_apart(width) - lead)
         return f.iadd(f.and_(f.index(apart), constant(PAGE - LINE, "i64")), self.distance)
 
-    def _farthest_apart(self, width: int) -> int:
+    def farthest_apart(self, width: int) -> int:
         """How far from what is written to ask, modulo a page, to be far from the places of all rows."""
         rows = [k * width for k in range(1 - self.rows, self.rows)]
 

@@ -88,13 +88,13 @@ class GemmKernel:
 
 
 def gemm_kernel(
-    name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None, tiling: Tiling | None = None
+    name: str, gemm: Gemm, target: CpuTarget, epilogue: Epilogue | None = None
 ) -> GemmKernel | ThinKernel:
-    """A kernel with a tiling, or with the one that suits the target by rule, or one without tiles."""
+    """A kernel with the tiling that suits the target by rule, or one without tiles."""
     form = thin_form(gemm, target)
-    if form is not None and tiling is None:
+    if form is not None:
         return ThinKernel(name, gemm, form, target, epilogue)
-    return GemmKernel(name, gemm, tiling or choose_tiling(gemm, target), epilogue)
+    return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue)
 
 
 @dataclass(frozen=True)

@@ -98,20 +98,6 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     return _cut(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
 
 
-def tilings(gemm: Gemm, target: CpuTarget) -> list[Tiling]:
-    """The loop nests worth trying: first the one by rule, then others that copy more or less of the operands,
-    or cut K into shorter chunks.
-    """
-    step, _, _, element = _steps(gemm, target)
-    usual = choose_tiling(gemm, target)
-    ways_a = [True] if not _may_read_a(gemm, step) else [usual.pack_a, not usual.pack_a]
-    ways_b = [True] if not _may_read_b(gemm.b, step) else [usual.pack_b, not usual.pack_b]
-    chunks = [_even_chunk(gemm.k, longest // element) for longest in (_LONGEST_CHUNK, _LONGEST_CHUNK // 2)]
-    found = [usual]
-    found += [_cut(gemm, target, kc, a, b) for a in ways_a for b in ways_b for kc in chunks]
-    return list(dict.fromkeys(found))
-
-
 def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
     """What micro-kernels multiply per step of K, rows and columns of their tile, and bytes of an element."""
     paired = gemm.a.dtype == gemm.b.dtype == "bf16" and target.bf16_dot
