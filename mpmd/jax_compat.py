@@ -129,8 +129,7 @@ def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
 
     On one device, arrays of types that were accepted before go to the executable at once.  XLA checks that
     they are on its device, and `in_order` that their elements are in order.  All other arguments go through
-    JAX,
-    as does everything where this JAX has no such calls.
+    JAX, as does everything where this JAX has no such calls.
     """
     executable, parameters = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
     make = getattr(executable, "create_cpp_call", None)
@@ -279,9 +278,8 @@ def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
 def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:
     """A function that copies an array to `target` without waiting for the array to be computed.
 
-    The array must be sharded as `target` is: over as many devices, with equal shards.  Where jaxlib
-    offers the call behind `jax.device_put`, it is used directly, with less overhead.  Otherwise the function
-    is
+    The array must be sharded as `target` is: over as many devices, with equal shards.  Where jaxlib offers
+    the call behind `jax.device_put`, it is used directly, with less overhead.  Otherwise the function is
     `jax.device_put`, which does the same and copies to the same device only on request.
     """
     batched = _batched_copy()

@@ -30,8 +30,8 @@ class PipelineOptions:
         max_clones: the maximum number of fragments to which an op without a name may be copied.
         error_limit: how many errors of mesh inference are shown; -1 for all.
         heterogeneous_meshes: the meshes of the topology have different axes or device counts.
-        split_bwd_fragments: split backward work so that the results for other meshes are computed first;
-        the zero-bubble schedules need it.
+        split_bwd_fragments: split backward work so that the results for other meshes are computed first; the
+            zero-bubble schedules need it.
         verify_schedule_units: warn if a mesh does not have one forward and one backward unit per microbatch.
         one_fragment_per_task: more than one fragment for a stage, microbatch and phase on a mesh is an error;
             otherwise they are ordered together.
@@ -64,24 +64,26 @@ class PipelineOptions:
         scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
-        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise
-        tasks are in that order as far as the data flow allows, and there is a warning.
+        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
+            are in that order as far as the data flow allows, and there is a warning.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
             override the options of the pipeline.
         attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
-            each that keeps scores in the cache, looks at nothing that a causal mask hides, and computes
-            scores again in the backward fragment instead of keeping them; `off` computes product by product.
-        float_jitter: regular expression on opcodes, names and sources of values of which the native backend
-            makes the floats a little wrong, such as `dot|exponential`: to find numerically fragile programs.
-        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that take the place of
-            those that the native backend generates; `dump_to` shows these.
+            each that keeps scores in the cache, skips everything that a causal mask hides, and computes
+                scores again in the backward fragment instead of keeping them; `off` computes product by
+                product.
+        float_jitter: regular expression on opcodes, names and sources of values whose floats the native
+            backend perturbs slightly, such as `dot|exponential`: to find numerically fragile programs.
+        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace those of
+            the native backend; `dump_to` writes these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
-            `reference`: the program of `native`, run by NumPy, to tell errors of generated code from others.
-        compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
+                `reference`: the program of `native`, run by NumPy, to separate errors of generated code from
+                others.
+        compile_cache_dir: folder that keeps native code between runs; empty: a folder in JAX's own
             compilation cache, if that is set; `off`: no folder.
-        compile_cache_bytes: what that folder may hold.
-        device_memory_bytes: memory of a device, for the native backend: where a fragment would need more than
-            is left beside what is alive meanwhile, it computes values again; 0: no limit.
+        compile_cache_bytes: size limit of that folder.
+        device_memory_bytes: memory of a device, for the native backend: a fragment that would need more than
+            is left beside the live buffers rematerialises values; 0: no limit.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.

@@ -72,8 +72,7 @@ class DiskCache:
 
     Args:
         folder: its path; created, for this user alone, if it does not exist.  Write access to it means
-            control over
-        the code that runs, so a folder that others may write to is not used.
+            control over the code that runs, so a folder that others may write to is not used.
         limit: bytes that all entries together may take.
     """
 

@@ -22,7 +22,7 @@ from mpmd.errors import CompileError, MiscompiledError
 
 @dataclasses.dataclass(frozen=True)
 class FallbackBackend:
-    """Code of a target where there is some, and XLA's, counted and with the reason, where there is none.
+    """Code of a target where it is supported, and XLA's, counted and with the reason, where it is not.
 
     Attributes:
         first: the backend of the target.
@@ -32,7 +32,7 @@ class FallbackBackend:
 
     @property
     def name(self) -> str:
-        """That of the target's backend."""
+        """The name of the target's backend."""
         return self.first.name
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -58,7 +58,7 @@ class FallbackBackend:
             return self._by_xla(fragment, mesh, tuple(reasons))
 
     def _miscompiled(self, fragment: FragmentModule, mesh: Any, error: MiscompiledError) -> XlaExecutable:
-        """What is wrong in our own code is not run, and asked to be reported."""
+        """Reports a fault of the native backend that a check found; the code is not run."""
         path = write_report(fragment, error, self.first.options.dump)
         reasons = (
             "a check found a mistake in the native code before it ran; the results of XLA are right",
@@ -84,7 +84,7 @@ class AutoBackend:
     """Native code on devices that have a target, XLA's on others.
 
     Attributes:
-        options: what the user says about compiling.
+        options: the compile options.
     """
 
     options: CompileOptions = DEFAULTS

@@ -20,12 +20,12 @@ class CompileOptions:
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
         attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
-        float_jitter: regular expression on the values that are made a little wrong, to find what is fragile;
+        float_jitter: regular expression on the values that are perturbed slightly, to find fragile programs;
             empty for none.
-        kernel_overrides: a folder of kernels in LLVM's assembly that take the place of generated ones.
-        memory_bytes: memory of a device; values are computed again where a fragment would need more than is
-            left beside what is alive meanwhile.  0 sets no limit.
-        cores: for each mesh on CPU the cores that work for it; a mesh without has one, whichever that is.
+        kernel_overrides: a folder of kernels in LLVM's assembly that replace generated ones.
+        memory_bytes: memory of a device; values are rematerialised where a fragment would need more than is
+            left beside the live buffers.  0 sets no limit.
+        cores: for each mesh on CPU its cores; a mesh that is missing has an arbitrary one.
     """
 
     dump: Dump | None = None

@@ -32,16 +32,16 @@ def optimization_pipeline(
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
-        jitter: regular expression on the values that are made a little wrong; empty for none.
+        jitter: regular expression on the values that are perturbed slightly; empty for none.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
-        *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(devices),  # before this each instruction stands alone, after it they are kernels
-        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        SortPrefix(),  # before fusion, which takes the slices to what reads them
+        *wrong,  # before anything else: later passes replace the user's operations
+        *preparation(devices),  # before this each instruction is one kernel, after it groups are
+        CopyInsertion(),  # before fusion, so that copies are fused into the producer of their value
+        SortPrefix(),  # before fusion, which fuses the slices into their users
         AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(),  # last change of what computes
+        Fusion(),  # last change of operations
         *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 
@@ -61,7 +61,7 @@ def scheduling_pipeline(devices: int = 1) -> list[Pass]:
 
 
 def preparation(devices: int = 1) -> list[Pass]:
-    """What makes of any program one of instructions that kernels can compute, each by itself.
+    """The passes that turn any program into instructions that have a kernel each.
 
     Args:
         devices: how many run the program together.

@@ -2,8 +2,7 @@
 
 An erased op is taken out of its program and freed much later (`kept`): its object raises when it is used
 again; objects for its values and for its body are harmless; a program that uses one is invalid, as is one
-that
-uses an erased block argument.
+that uses an erased block argument.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class RuntimeOptions:
     Attributes:
         issue: the threads: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
         run_ahead: the maximum of unfinished calls of a mesh; bounds how long an interrupt takes.  There are
-            fewer
-        where their results would need much more memory than the mesh is predicted to need; see `run_ahead`.
+            fewer where their results would need much more memory than the mesh is predicted to need; see
+            `run_ahead`.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.

@@ -17,8 +17,7 @@ def hoist_receives(program: Program, distance: int) -> Program:
     ```
 
     A receive never passes a feed or another receive.  The streams are then simulated together; where all
-    wait,
-    the first one that waits at a moved receive gets it back at its old position.
+    wait, the first one that waits at a moved receive gets it back at its old position.
 
     Requires: a valid program.
     Ensures: a valid program with the same instructions.

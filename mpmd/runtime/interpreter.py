@@ -24,12 +24,9 @@ class FragmentExecutable(Protocol):
 
     An optional attribute `asynchronous` says whether a call returns before the work is done; the default is
     true.  With an optional attribute `has_token` it returns, after its results, an array of one element,
-    which
-    is ready when it has ended.  With an optional attribute `timer` it writes its times itself; without it
-    they
-    are observed from outside.  With an optional attribute `immediate` it never runs on its devices: its
-    results
-    are ready when it returns.
+    which is ready when it has ended.  With an optional attribute `timer` it writes its times itself; without
+    it they are observed from outside.  With an optional attribute `immediate` it never runs on its devices:
+    its results are ready when it returns.
     """
 
     @property

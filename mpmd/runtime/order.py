@@ -78,8 +78,7 @@ def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list
     """A legal order as far as it goes, and for each stream that cannot finish the position where it stops.
 
     Every stream is advanced as far as possible, in turn; a stream that waits is resumed when its dependence
-    is
-    done.  O(instructions + edges).
+    is done.  O(instructions + edges).
     """
     lengths = [len(stream.instructions) for stream in program.streams]
     at = [0] * len(lengths)

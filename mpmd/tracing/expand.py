@@ -204,8 +204,7 @@ class Expansion:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
 
         A loop whose iterations choose between names is unrolled there, too: a callee cannot be one program
-        for
-        all of them.
+        for all of them.
         """
         counted = counted_loop(loop, self._called_in(loop))
         if scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):

@@ -172,9 +172,8 @@ def accumulate_gradients(
 
     Raises:
         SignatureError: `loss_fn` is not a function, `num_microbatches` or `argnums` are out of range; when
-            called
-        with a batch that is not divisible, batches of different lengths, or without one of the arguments to
-        differentiate by.
+            called with a batch that is not divisible, batches of different lengths, or without one of the
+            arguments to differentiate by.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")

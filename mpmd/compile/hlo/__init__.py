@@ -2,7 +2,7 @@
 
 module = parse_module(text)        # or mpmd.compile.lowering.lower(stablehlo)
 verify(module)
-evaluate(module, [array, ...])     # mpmd.compile.hlo.evaluator: what it means
+evaluate(module, [array, ...])     # mpmd.compile.hlo.evaluator: its semantics
 print_module(module)               # XLA parses it
 """
 

@@ -55,13 +55,14 @@ _SUGARED = re.compile(r"(.+)-(start|update|done)$")
 
 
 def parse_module(text: str, name: str = "", literals: Sequence[bytes] | None = None) -> HloModule:
-    """The module that HLO text denotes.
+    """The module in HLO text.
 
     Args:
         text: HLO text.
-        name: where the text came from, shown in errors.
-        literals: memory of the constants that the text leaves out as `{...}`, in their order; None: there
-        are none.
+        name: the source of the text, shown in errors.
+        literals: the constants that the text leaves out as `{...}`, as raw memory, in their order; None:
+            there
+            are none.
 
     Raises:
         HloError: the text is malformed; shows line, column and spot.
@@ -73,12 +74,12 @@ def parse_module(text: str, name: str = "", literals: Sequence[bytes] | None = N
 
 
 class _Parser:
-    """One reading of one text.
+    """Parses one text.
 
     Attributes:
         text: the whole text.
         built: the module under construction.
-        literals: memory of constants left out of the text, the next one last; None: there are none.
+        literals: constants left out of the text, the next one last; None: there are none.
         pending: (instruction, key, callee names, offset), resolved once all computations are known.
     """
 
@@ -405,7 +406,7 @@ class _Parser:
                 raise TextError(f"{info.name} {made.name} needs the attribute {spec.codec.keys[0]}=...", at)
 
     def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> bool:
-        """Attributes that any opcode may have; False if this is none of them."""
+        """Attributes that any opcode may have; False if this is not one of them."""
         if key == "metadata":
             made.metadata = value
         elif key == "sharding":

@@ -1,4 +1,4 @@
-"""Writing modules as XLA's HLO text; XLA parses what is written here."""
+"""Writing modules as XLA's HLO text, which XLA parses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpmd.errors import HloError
 
 @dataclass(frozen=True, slots=True)
 class PrintOptions:
-    """What to write.
+    """Settings of the printer.
 
     Attributes:
         metadata: op names, source positions and the tables they refer to.

@@ -31,14 +31,14 @@ def serialize(module: HloModule) -> bytes:
 
 
 def deserialize(data: bytes) -> HloModule:
-    """The module that `serialize` wrote.
+    """The module in the bytes that `serialize` wrote.
 
     Raises:
-        HloError: the bytes are something else, cut short or damaged.
+        HloError: the bytes are something else, truncated or damaged.
     """
     if data[: len(_MAGIC)] != _MAGIC:
         raise HloError(
-            f"these bytes are no serialized HLO module: they begin with {data[: len(_MAGIC)]!r}\n"
+            f"these bytes are not a serialized HLO module: they begin with {data[: len(_MAGIC)]!r}\n"
             f"  expected: {_MAGIC!r}, as serialize writes it"
         )
     body = data[:-_DIGEST]

@@ -1,7 +1,7 @@
-"""The elementwise operations and reductions of kernels, by HLO name: what they mean and cost.
+"""The elementwise operations and reductions of kernels, by HLO name: semantics and costs.
 
-One row per operation.  A target's printer has a table with the same names; that every name is in every table
-is a test, so an operation that a target lacks is found when a kernel is planned and not when it runs.
+One row per operation.  A target's printer has a table with the same names; a test compares them, so that a
+missing operation is found when a kernel is planned and not when it runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ElementwiseOperation:
 
     @property
     def is_expensive(self) -> bool:
-        """Whether keeping a result beats computing it a second time."""
+        """Whether keeping a result is cheaper than computing it a second time."""
         return self.cycles >= 8
 
 
@@ -231,7 +231,7 @@ class Reduction:
     dtypes: tuple[str, ...]
 
     def identity(self, dtype: str) -> float | int | bool:
-        """The value that changes nothing."""
+        """The identity of the reduction."""
         if self.name == "add":
             return False if dtype == "pred" else 0
         if self.name == "multiply":

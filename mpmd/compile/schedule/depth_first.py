@@ -13,8 +13,7 @@ def depth_first_order(computation: HloComputation, heap: Heap) -> list[HloInstru
     """Post-order in which each instruction's operands are visited by their cost.
 
     Values of an operand's subtree with several users stay live while its siblings run, so the operand with
-    the
-    most such users comes first; among equals the one with the most bytes in its subtree.
+    the most such users comes first; among equals the one with the most bytes in its subtree.
 
     Source: XLA's DFS memory scheduler.
     """

@@ -75,7 +75,7 @@ class Heap:
         readers: per value the instructions that read it.
         kept: per computation its results, which are freed by none of its instructions.
         states: a result of a loop's body → the state whose place it takes; likewise results of the program →
-        donated parameters.
+            donated parameters.
         inside: per computation its peak, once it is known; see `settle`.
     """
 

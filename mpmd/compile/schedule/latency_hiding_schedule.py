@@ -187,8 +187,7 @@ class _Backwards:
         A done whose kind has a free slot begins its message now: all that follows hides it.  A done without a
         slot and a start whose message would not have arrived wait for other work.  Among the rest a start is
         better, as it lets the next message begin; then instructions after more messages, as independent work
-        is
-        left to hide them; then the old order decides.
+        is left to hide them; then the old order decides.
         """
         done = _is_done(instruction)
         blocked = done and self.in_flight[_kind(instruction)] >= self.most

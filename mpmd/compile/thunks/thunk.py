@@ -97,7 +97,7 @@ class AttentionThunk:
         name: of the instruction that it computes.
         plan: its computation.
         inputs: slices of the arrays: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
-        of the rows.
+            of the rows.
         outputs: likewise for `c0` ... of the mixtures, and the results of the rows.
     """
 

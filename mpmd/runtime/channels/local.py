@@ -13,8 +13,7 @@ class LocalChannel:
     """One direction between two meshes of this process, for one step.
 
     The sender starts the copy to the receiver's devices; the queued array may still be on its way.  Messages
-    are
-    found by number: those that arrive early are stored.
+    are found by number: those that arrive early are stored.
     """
 
     properties = IN_PROCESS

@@ -100,8 +100,8 @@ class MeshDevices:
 
         Host memory is copied, so that the caller may refill it at once.  A `jax.Array` that is already there
         is returned as it is, unless `fresh` requires a buffer of its own, or its elements are stored in
-        another order than fragments on CPUs expect.  The function raises a
-        SignatureError that names `path` for a value of another shape or element type.
+        another order than fragments on CPUs expect.  The function raises a SignatureError that names `path`
+        for a value of another shape or element type.
         """
         target, shape, dtype = self.sharding(type_), type_.shape, np.dtype(type_.dtype)
         copy = array_copier(target)

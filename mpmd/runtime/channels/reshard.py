@@ -41,8 +41,7 @@ def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
     """Plans from the boxes on the source devices, in device order, to those on the target devices.
 
     Where several source devices hold one box, its readers are spread over them.  A box without elements has
-    an
-    empty piece, for its type.
+    an empty piece, for its type.
     """
     holders: dict[Box, list[int]] = {}
     for device, box in enumerate(source):

@@ -1,4 +1,4 @@
-"""The meaning of every opcode, in NumPy: slow, obvious, and the oracle for everything faster."""
+"""The semantics of every opcode, in NumPy: slow and simple, the oracle for everything faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def evaluate(module: HloModule, arguments: Sequence[Any]) -> Any:
         An array, or a nested tuple of arrays.
 
     Raises:
-        HloError: arguments do not fit, or an operation has no meaning outside a device.
+        HloError: arguments do not fit, or an operation is undefined outside a device.
     """
     return evaluate_devices(module, [arguments])[0]
 
@@ -38,7 +38,7 @@ def evaluate_devices(module: HloModule, arguments: Sequence[Sequence[Any]]) -> l
         arguments: per device, a value per parameter.
 
     Raises:
-        HloError: arguments do not fit; devices wait for each other in vain; an operation has no meaning here.
+        HloError: arguments do not fit; devices deadlock; an operation is undefined.
     """
     count = len(arguments)
     replicas, partitions = module.replica_count, module.num_partitions

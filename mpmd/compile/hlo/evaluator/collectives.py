@@ -1,4 +1,4 @@
-"""What collectives mean: every device's operands in, every device's value out."""
+"""Semantics of collectives: every device's operands in, every device's value out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _members(instruction: HloInstruction, devices: list[int], engine: Evaluator)
     """Groups as positions in `devices`.
 
     Raises:
-        HloError: only some members of a group are there: the devices took different branches.
+        HloError: only some members of a group are here: the devices took different branches.
     """
     place = {device: k for k, device in enumerate(devices)}
     out = []
@@ -115,7 +115,7 @@ def _reduce_scatter(
 def _all_to_all(
     instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
 ) -> list[Value]:
-    """Member i sends part j to member j, which puts it at place i."""
+    """Member i sends part j to member j, which stores it at position i."""
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
         for position, k in enumerate(group):
@@ -152,7 +152,7 @@ def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engi
 
 
 def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
-    """The source's value; zeros on devices that are nobody's target."""
+    """The source's value; zeros on devices without a source."""
     place = {device: k for k, device in enumerate(devices)}
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
     for source, target in permute_pairs(instruction, engine.replicas, engine.partitions):

@@ -1,4 +1,4 @@
-"""The evaluator's loop: instruction after instruction, all devices in step."""
+"""The evaluator's loop: instruction after instruction, all devices in lockstep."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ RULES: dict[str, Rule] = {
     **custom_calls.RULES,
     **control.RULES,
 }
-"""What each opcode means on one device."""
+"""Evaluation of an opcode on one device."""
 
 JOINT_RULES: dict[str, GroupRule] = {**GROUP_RULES, **CONTROL_RULES}
-"""What the other opcodes mean, on all devices together."""
+"""Evaluation of the other opcodes, on all devices together."""
 
 
 class Evaluator:
@@ -65,7 +65,7 @@ class Evaluator:
         self._pointwise: dict[HloComputation, bool] = {}
 
     def tick(self) -> int:
-        """How often this was asked before: separates the runs of one instruction."""
+        """How often this was called before: separates the executions of one instruction."""
         self._ticks += 1
         return self._ticks - 1
 
@@ -75,7 +75,7 @@ class Evaluator:
         """Results of a computation on each device.
 
         Args:
-            computation: what to run.
+            computation: the computation to run.
             arguments: for each device, the parameters' values.
             devices: their numbers.
             checked: compare each value with the shape its instruction states.
@@ -132,7 +132,7 @@ class Evaluator:
         return np.array(results, shape.numpy_dtype).reshape(dims)
 
     def _plan(self, computation: HloComputation) -> list[tuple[HloInstruction, list[HloInstruction]]]:
-        """The order of evaluation, and after each instruction the values nobody needs any more."""
+        """The order of evaluation, and after each instruction the values that are dead."""
         plan = self._plans.get(computation)
         if plan is None:
             order = computation.post_order()

@@ -20,7 +20,7 @@ Array = Any
 
 
 class Token:
-    """The value of a token: nothing but an order."""
+    """The value of a token, which carries only order."""
 
     def __repr__(self) -> str:
         return "token"
@@ -32,14 +32,14 @@ Value = Any
 """An `Array`, a tuple of values, or a `Token`."""
 
 Rule = Callable[[HloInstruction, Sequence[Value], "Evaluator"], Value]
-"""What an opcode does on one device: (instruction, operand values, engine) → value."""
+"""Evaluation of an opcode on one device: (instruction, operand values, engine) → value."""
 
 
 def check_value(value: Value, shape: Shape, what: str) -> None:
     """A value must have the shape it is used with.
 
     Raises:
-        HloError: it has not; names `what`.
+        HloError: it does not; names `what`.
     """
     if shape.is_tuple:
         if not isinstance(value, tuple) or len(value) != len(shape.elements):

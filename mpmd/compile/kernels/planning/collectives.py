@@ -1,6 +1,6 @@
-"""What each device does in a collective, once all devices of its group are there: kernels on their arrays.
+"""The work of each device in a collective, once all devices of its group are ready: kernels on their arrays.
 
-Devices share memory.  A device reads the arrays of the others where they lie, and in an all-reduce also
+Devices share memory.  A device reads the arrays of the others in place, and in an all-reduce also
 writes into theirs: each sums a share of the elements for all.
 """
 
@@ -25,7 +25,7 @@ from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
 OWN = -1
-"""The member that stands for the device itself."""
+"""The device itself as a member."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
 _MAX_MEMBERS = 16
@@ -34,7 +34,7 @@ _MAX_MEMBERS = 16
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where a kernel of a collective finds an array.
+    """The array of an operand of a collective's kernel.
 
     Attributes:
         array: number among the operands, then the results, of the collective.
@@ -49,12 +49,12 @@ class Pointer:
 
 @dataclass(frozen=True)
 class CollectiveKernel:
-    """A kernel that devices run while all of them are there.
+    """A kernel that devices run between the barriers of a collective.
 
     Attributes:
-        plan: what it computes.
+        plan: its computation.
         pointers: one per operand of the plan.
-        shared: whether each member does only its share of the work's units.
+        shared: whether each member does only its share of the work.
         devices: which devices run it; all if None.
     """
 
@@ -71,11 +71,11 @@ class CollectivePlan:
     Attributes:
         opcode: its opcode.
         devices: how many devices run the program.
-        groups: devices that wait for each other; each device stands in one group at most.
+        groups: devices that wait for each other; each device is in one group at most.
         members: per device the devices whose arrays it touches, as many for each.
-        ranks: per device its place in its group.
-        pieces: what is done.
-        operands: how many arrays it reads; its results come after them.
+        ranks: per device its position in its group.
+        pieces: its kernels.
+        operands: the number of arrays it reads; its results come after them.
     """
 
     opcode: str
@@ -88,7 +88,7 @@ class CollectivePlan:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Numbers of the arrays that other devices touch."""
+        """Numbers of the arrays that other devices access."""
         used = {p.array for piece in self.pieces for p in piece.pointers if p.member != OWN}
         return tuple(sorted(used))
 
@@ -102,7 +102,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
     Args:
         name: symbol of its kernels.
-        instruction: the collective, or what starts it.
+        instruction: the collective, or its start.
 
     Raises:
         NoPlan: of a kind, element type or grouping that kernels do not have.
@@ -141,7 +141,7 @@ def _results(instruction: HloInstruction) -> list[Shape]:
 
 
 def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its share of the elements and writes the sums into everybody's result."""
+    """Every member sums its share of the elements and writes the sums into the results of all members."""
     pieces = []
     for number, operand in enumerate(instruction.operands):
         size, dtype = operand.shape.size, operand.shape.dtype
@@ -157,7 +157,7 @@ def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its part of everybody's operand."""
+    """Every member sums its part of the operands of all members."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(result, instruction.dimensions[0])
@@ -174,7 +174,7 @@ def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[
 
 
 def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies everybody's operand."""
+    """Every member copies the operands of all members."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(operand.shape, instruction.dimensions[0])
@@ -190,7 +190,7 @@ def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies its part of everybody's operand."""
+    """Every member copies its part of the operands of all members."""
     if not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
     (operand,) = instruction.operands
@@ -208,7 +208,7 @@ def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[Coll
 def _permute(
     name: str, instruction: HloInstruction, pairs: Sequence[tuple[int, int]], devices: int
 ) -> CollectivePlan:
-    """Every target copies its source's operands; what is nobody's target gets zeros."""
+    """Every target copies its source's operands; a device that is not a target gets zeros."""
     sources = {target: source for source, target in pairs}
     targets, others = tuple(sorted(sources)), tuple(d for d in range(devices) if d not in sources)
     count, pieces = len(instruction.operands), []
@@ -241,7 +241,7 @@ def _around(shape: Shape, along: int) -> tuple[int, int]:
 
 
 def _part(stride: int, offset: int = 0) -> Index:
-    """Element of part `dim 1` in row `dim 0` of rows that lie `stride` elements apart."""
+    """Element of part `dim 1` in row `dim 0` of rows `stride` elements apart."""
     return linear([dim(0), dim(1)], [stride, 1], offset)
 
 

@@ -58,5 +58,5 @@ def test_damage_is_found(module):
     for broken in (data[:-1], data[:100], data[:200] + b"x" + data[201:]):
         with pytest.raises(HloError, match="this serialized HLO module is damaged: its digest does not fit"):
             deserialize(broken)
-    with pytest.raises(HloError, match="these bytes are no serialized HLO module"):
+    with pytest.raises(HloError, match="these bytes are not a serialized HLO module"):
         deserialize(b"PK\x03\x04")
