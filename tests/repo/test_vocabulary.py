@@ -35,7 +35,7 @@ INSTEAD = {
     r"told|tells?": "reported, reports; distinguishes",
     r"nobody|no one": "no caller, no other thread, nothing",
     r"walks?|walked": "iteration, traversal; visits",
-    r"(?<!there )(?<!There )(is|are|was|were) no (?!longer\b)": "is not a",
+    r"(?<!there )(?<!There )(is|are|was|were) no (?!\w+er\b|more\b|less\b)": "is not a",
     r"what (is|are|was|were) (?!(wrong|not wrong|it|there|this|the|a|each|every|in)\b)": "a noun",
     r"remember\w*": "memoisation, caches; records",
     r"whoever": "the caller, the thread that",
@@ -55,11 +55,11 @@ UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
     "benchmarks": 52,
-    "docs": 147,
+    "docs": 120,
     "examples": 8,
-    "mpmd/compile/backends": 323,
-    "mpmd/compile/passes": 90,
-    "mpmd/passes": 124,
+    "mpmd/compile/backends": 322,
+    "mpmd/compile/passes": 1,
+    "mpmd/passes": 123,
     "pages": 8,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""

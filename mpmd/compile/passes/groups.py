@@ -1,6 +1,6 @@
 """The passes in the order in which a pipeline runs them: named groups, each entry with its reason.
 
-A pipeline is made of these and of what stands between and after them (fusion, scheduling, buffers).
+A pipeline consists of these and of the passes between and after them (fusion, scheduling, buffers).
 """
 
 from __future__ import annotations
@@ -75,27 +75,27 @@ from mpmd.support.passes import Pass
 def inlining() -> list[Pass]:
     """One body per loop and branch, no calls, nothing dead."""
     return [
-        AsyncExpander(),  # it makes calls
-        CallInliner(),  # before all that follows: calls hide what all others look for
+        AsyncExpander(),  # it creates calls
+        CallInliner(),  # before all that follows: calls hide their operations
         FlattenCallGraph(),  # loops and branches may be changed one by one
         TupleSimplifier(),  # calls returned tuples
-        ZeroSizedRemoval(),  # no later pass need think of empty arrays
+        ZeroSizedRemoval(),  # no later pass handles empty arrays
         Dce(),
     ]
 
 
 def expansion() -> list[Pass]:
-    """Operations that no later pass need know, as others; products and indexed accesses in one form."""
+    """Expands operations that later passes do not support; canonicalises products and indexed accesses."""
     return [
-        NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
-        BatchNormExpander(),  # it makes reductions and elementwise work
+        NarrowTypeExpander(),  # first: the others produce types that kernels support
+        BatchNormExpander(),  # it creates reductions and elementwise work
         RngBitGeneratorExpander(),
         StochasticConvertExpander(),
         BitcastConvertExpander(),
         TopkDecomposer(),
         ComparisonExpander(),  # after topk, which compares in total order
-        SelectAndScatterExpander(),  # may make maps
-        LapackExpander(),  # makes cholesky and triangular-solve
+        SelectAndScatterExpander(),  # may create maps
+        LapackExpander(),  # creates cholesky and triangular-solve
         CholeskyExpander(),
         TriangularSolveExpander(),
         FftExpander(),
@@ -104,16 +104,16 @@ def expansion() -> list[Pass]:
         SpecialFunctionExpander(),  # after complex numbers, whose functions need them
         ReducePrecisionExpander(),
         ArgmaxRewriter(),
-        ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
+        ReductionExpander(),  # after it: other reductions of several arrays
         ReduceWindowRewriter(),
         ReduceWindowExpander(),  # after it: other windows, likewise
         ConvolutionToDot(),
-        ConvolutionExpander(),  # after it: the rest needs patches
-        GatherSimplifier(),  # one form; batching dims go
+        ConvolutionExpander(),  # after it: the others need patches
+        GatherSimplifier(),  # canonical form; batching dims are removed
         ScatterSimplifier(),
         GatherExpander(),  # of that form only
         ScatterExpander(),
-        ZeroSizedRemoval(),  # what was expanded may have had none
+        ZeroSizedRemoval(),  # expanded operations may have had none
     ]
 
 
@@ -130,9 +130,9 @@ def simplification() -> list[Pass]:
                 ConditionalSimplifier(),  # after folding: selectors may have become constant
                 WhileSimplifier(),  # likewise for trip counts and initial states
                 WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
-                WhileLoopUnroller(),  # what is left to do is known now
+                WhileLoopUnroller(),  # the remaining state is known now
                 Cse(),  # duplicates would be simplified twice
-                Dce(),  # last: what the others left behind
+                Dce(),  # last: it removes the leftovers of the others
             ),
         ),
         ComputationDeduplicator(),  # reducers were copied by inlining
@@ -142,8 +142,8 @@ def simplification() -> list[Pass]:
 def products() -> list[Pass]:
     """Matrix products and conversions, once no rule would undo it."""
     return [
-        TransposeFolding(),  # after the reshape mover: transposes stand at the products
-        DotDimensionMerger(),  # after folding: what is left needs no transpose
+        TransposeFolding(),  # after the reshape mover: transposes are next to the products
+        DotDimensionMerger(),  # after folding: the others need no transpose
         ConvertMover(),
         Fixpoint("after-products", (AlgebraicSimplifier(), Cse(), Dce())),
     ]
@@ -158,7 +158,7 @@ def communication() -> list[Pass]:
         AllReduceReassociate(),
         AllReduceFolder(),  # after reassociation: sums of sums
         ReduceScatterCreator(),  # after folding: the groups are final
-        AllReduceCombiner(),  # combiners last: the others know collectives of one array
+        AllReduceCombiner(),  # combiners last: the others handle collectives of one array
         AllGatherCombiner(),
         ReduceScatterCombiner(),
         CollectivePermuteCombiner(),
@@ -167,7 +167,7 @@ def communication() -> list[Pass]:
 
 
 def before_scheduling() -> list[Pass]:
-    """What nothing but the scheduler may follow."""
+    """The last passes before the scheduler."""
     return [
         OptimizationBarrierRemoval(),  # after the last CSE
         TupleSimplifier(),  # barriers took tuples
@@ -179,15 +179,15 @@ def before_scheduling() -> list[Pass]:
 def layouts() -> list[Pass]:
     """Layouts, and their description by row-major arrays."""
     return [
-        BroadcastCanonicalizer(),  # before layouts: it makes transposes
+        BroadcastCanonicalizer(),  # before layouts: it creates transposes
         LayoutAssignment(),
-        ReshapeDecomposer(),  # what moves data becomes copies, the rest bitcasts
+        ReshapeDecomposer(),  # movement of data becomes copies, other reshapes bitcasts
         LayoutNormalization(),  # copies become transposes
         Fixpoint(
             "after-layouts",
             (
                 AlgebraicSimplifier(layout_sensitive=True),  # bitcasts cancel
-                ReshapeDecomposer(),  # of what it made
+                ReshapeDecomposer(),  # of its results
                 Cse(),
                 Dce(),
             ),

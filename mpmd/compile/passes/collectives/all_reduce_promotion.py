@@ -21,7 +21,7 @@ class AllReducePromotion(ComputationPass):
     all-reduce(x: bf16) by add  ->  convert(all-reduce(convert(x) to f32)) to bf16
 
     Requires: no schedule.
-    Ensures: no all-reduce or reduce-scatter of one array works on one of `types`, but by operations of
+    Ensures: no all-reduce or reduce-scatter of one array has one of `types`, except reductions of
         several steps.
     Cost: linear; at run time twice the bytes.
     Source: XLA's all-reduce promotion: libraries lack narrow integers, and sums of narrow floats lose digits.

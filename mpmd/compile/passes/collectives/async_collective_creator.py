@@ -23,8 +23,8 @@ class AsyncCollectiveCreator(ComputationPass):
 
     Those without a start of their own are wrapped in a computation that async-start calls.
 
-    Requires: no schedule; combiners and simplifiers of collectives have run: they know no pairs.
-    Ensures: no collective of `opcodes` and of `least_bytes` is left that is not asynchronous.
+    Requires: no schedule; combiners and simplifiers of collectives have run: they do not handle pairs.
+    Ensures: all collectives of `opcodes` of `least_bytes` or more are asynchronous.
     Cost: linear.
     Source: XLA's async collective creator.
 
@@ -38,7 +38,7 @@ class AsyncCollectiveCreator(ComputationPass):
     least_bytes: int = 0
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation; those that are wrapped already stay."""
+        """Rewrites one computation; collectives that are wrapped already stay."""
         if any(i.info.category is Category.ASYNC for i in computation.callers):
             return False
         rules: dict[str, tuple[Rule, ...]] = {}
@@ -52,7 +52,7 @@ class AsyncCollectiveCreator(ComputationPass):
 
 
 def _start(site: RewriteSite) -> HloInstruction:
-    """A start of the same name; that of a gather gives its operands as well."""
+    """A start of the same name; that of a gather also returns its operands."""
     shape = site.shape
     if _OWN[site.at.opcode] == 2:
         shape = tuple_of([_together([o.shape for o in site.operands]), shape])

@@ -18,7 +18,7 @@ _EXACT = frozenset(["select", "copy", "convert", "bitcast-convert", "map", "stoc
 
 @dataclasses.dataclass(frozen=True)
 class FloatNormalization(ComputationPass):
-    """Computes in f32 what the target cannot compute in a narrower float.
+    """Computes in f32 where the target does not support a narrower float.
 
     add(x: bf16, y: bf16)  ->  convert(add(convert(x) to f32, convert(y) to f32)) to bf16
 
@@ -38,7 +38,7 @@ class FloatNormalization(ComputationPass):
     types: tuple[str, ...] = ("bf16", "f16")
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation; those that work on scalars of a reduction are left alone."""
+        """Rewrites one computation; those on scalars of a reduction are left alone."""
         if any(c.info.called and c.opcode not in _CONTROL for c in computation.callers):
             return False
         rules: dict[str, tuple[Rule, ...]] = {

@@ -16,7 +16,7 @@ _MARKS = frozenset(["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingRemover(ComputationPass):
-    """Forgets how arrays are divided over devices, where there is one.
+    """Removes shardings of arrays from a program for one partition.
 
     custom-call(x), custom_call_target="Sharding", sharding={devices=[2,1]<=[2]} -> x
 
@@ -32,7 +32,7 @@ class ShardingRemover(ComputationPass):
         """Removes custom calls and annotations.
 
         Raises:
-            PassError: the program is for several partitions, so that its shardings say something.
+            PassError: the program is for several partitions, so that its shardings have a meaning.
         """
         if module.num_partitions != 1:
             raise PassError(

@@ -61,7 +61,7 @@ class DotMerger(ComputationPass):
 
 
 def _key(dot: HloInstruction, side: int) -> Hashable | None:
-    """What dots that share an operand must agree in; None if the other side has not one free dim."""
+    """The common properties of dots with a shared operand; None unless the other side has one free dim."""
     other = dot.operands[1 - side]
     free = _free_dim(dot, 1 - side)
     if free is None:
@@ -87,7 +87,7 @@ def _independent(dots: list[HloInstruction], reach: Reachability) -> list[HloIns
 
 
 def _merge(computation: HloComputation, dots: list[HloInstruction], side: int) -> list[HloInstruction]:
-    """Replace the dots by slices of one; returns the instructions that are new or read something new."""
+    """Replace the dots by slices of one; returns the new and changed instructions."""
     build = TrackingBuilder(computation)
     build.metadata = dots[0].metadata
     free = _free_dim(dots[0], 1 - side)
