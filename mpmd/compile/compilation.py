@@ -22,7 +22,7 @@ from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 
 
-class Clock:
+class PhaseTimer:
     """Seconds per phase: each call adds those since the last one.
 
     Args:
@@ -68,7 +68,7 @@ class Prepared:
 
     def compiled(self) -> Compilation:
         """With code; writes the dump."""
-        clock = Clock(self.seconds)
+        clock = PhaseTimer(self.seconds)
         code = self.target.compile(self.program, self.fragment, self.options)
         clock("code")
         made = Compilation(**vars(self), code=code)

@@ -19,7 +19,7 @@ from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 
 
-class Program(Protocol):
+class TargetProgram(Protocol):
     """The steps of a fragment with addresses, before code generation."""
 
     @property
@@ -49,7 +49,7 @@ class CodeGeneration(Protocol):
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
-        """The `Program` of a sequence of thunks.
+        """The `TargetProgram` of a sequence of thunks.
 
         Args:
             name: symbol of its entry.

@@ -55,11 +55,9 @@ UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
     "benchmarks": 52,
-    "docs": 120,
+    "docs": 86,
     "examples": 8,
     "mpmd/compile/backends": 322,
-    "mpmd/compile/passes": 1,
-    "mpmd/passes": 123,
     "pages": 8,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""

@@ -236,7 +236,7 @@ class Search:
         ordered = next((m for m in attention.members if m.has_control_edges), None)
         if ordered is not None:
             return f"control edges order {ordered.name} by itself"
-        if self._would_cycle(attention, before):
+        if self._would_create_cycle(attention, before):
             return "its inputs depend on its results"
         try:
             planned = self.plan(attention, self.results(attention, before, ()))
@@ -256,7 +256,9 @@ class Search:
         """Members in program order."""
         return sorted(members, key=self.position.__getitem__)
 
-    def _would_circle(self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]) -> bool:
+    def _would_create_cycle(
+        self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]
+    ) -> bool:
         """Whether a value outside of a group would both depend on it and feed it.
 
         Values that an earlier group also computes are read from there.
