@@ -54,11 +54,7 @@ SHARED_NAMES = {"Block", "Fetch", "Pass", "Run", "Tile", "_Row"}
 UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
-    "benchmarks": 52,
-    "docs": 86,
-    "examples": 8,
     "mpmd/compile/backends": 322,
-    "pages": 8,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 

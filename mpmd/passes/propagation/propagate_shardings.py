@@ -44,8 +44,8 @@ _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
 # How many fragments with one body go through Shardy: the first may be the begin of a chain, such as that of
-# an accumulator, the second represents all others.  One is enough where nothing is sharded.  The second ones are
-# of one microbatch, so that their readers are in the program, too.
+# an accumulator, the second represents all others.  One is enough where nothing is sharded.  The second ones
+# are of one microbatch, so that their readers are in the program, too.
 _REPRESENTATIVES = 2
 
 
