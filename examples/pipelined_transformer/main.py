@@ -44,7 +44,7 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """Ctrl-C as a request: the current step is finished first, and nothing is lost.  A second one ends at once."""
+    """Ctrl-C as a request: the current step is finished first.  A second one ends the run at once."""
 
     def __init__(self) -> None:
         self.wanted = False

@@ -17,6 +17,7 @@ from mpmd.api.staging import bind_step
 from mpmd.api.tracing import trace
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
+from mpmd.support.memoisation import forget_results
 
 
 def jit(
@@ -126,6 +127,7 @@ class Jitted:
         Programs, their memory and their threads are released with the last reference to them.
         """
         self._compiled = {}
+        forget_results()
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:

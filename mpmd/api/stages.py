@@ -223,7 +223,7 @@ class Compiled:
         program = lowered.program
         self._devices = MeshDevices(dict(lowered.config.topology))
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = Executor(program, table, self._devices, runtime)
+        self._executor = Executor(program, table, self._devices, runtime, self._scratch.workspace)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -354,8 +354,8 @@ class Compiled:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
 
         On CPUs calls issued ahead may hold 4 % or 16 MiB more, whichever is larger, and messages on their way
-        `in_flight_bytes`.  Freed memory that the C library keeps is not counted: up to the live bytes at the
-        peak of each of its heaps, unless `RuntimeOptions(keep_freed_memory=False)` returns it.
+        `in_flight_bytes`.  Freed memory that glibc keeps is not counted; `RuntimeOptions.keep_freed_memory`
+        says how much that is.
         """
         scratch = self._scratch
         return {m.mesh: m for m in predict_memory(self.program, scratch.workspace, scratch.kept)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
+from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
@@ -22,9 +23,10 @@ _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f
 def task_orders(module: ir.Module, config: Config) -> str:
     """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
-    Each loop over microbatches is scheduled by itself.  Stages without a number follow each other as the
-    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh
-    several times.  A program without microbatches has no tasks and keeps the order of its data flow.
+    Loops over microbatches of which one waits for the other are scheduled each by itself, and so are all
+    loops if the schedule has two copies of the stages.  Stages without a number follow each other as the
+    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh several
+    times.  A program without microbatches has no tasks and keeps the order of its data flow.
 
     Raises:
         ScheduleError: the schedule is unknown or cannot order these stages.
@@ -36,7 +38,10 @@ def task_orders(module: ir.Module, config: Config) -> str:
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
-    for microbatches in rounds_of(main, fragments):
+    rounds = rounds_of(main, fragments)
+    if first_copies:
+        rounds = [group for of_round in rounds for group in mirrored_rounds(main, fragments, of_round)]
+    for microbatches in rounds:
         of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
@@ -84,10 +89,14 @@ def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     meshes = list(config.topology)
     stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
     first = _first_copies(config)
-    numbers = sorted(first)
+    numbers = list(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
-    mirror = config.pipeline_schedule.mirror(shape)
+    try:
+        mirror = config.pipeline_schedule.mirror(shape)
+    except ScheduleError as error:
+        names = {number: [name for name in stages if stages[name] == number] for number in numbers}
+        raise ScheduleError(f"{error}\n{_legend(first, names, used)}") from error
     if mirror is None:
         return {}
     opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
@@ -111,9 +120,10 @@ def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
 
 
 def _first_copies(config: Config) -> dict[int, str]:
-    """The mesh that each stage is assigned to, where the stages of a mesh may have copies on another one."""
+    """The mesh that each stage is assigned to, in order; it may have a second copy on another one."""
     meshes = list(config.topology)
-    return {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+    places = {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+    return dict(sorted(places.items()))
 
 
 def _round_orders(
@@ -125,35 +135,36 @@ def _round_orders(
 ) -> dict[str, list[str]]:
     """The tasks of one loop over microbatches, for each mesh that takes part.
 
-    The first half of the microbatches uses the first copies of the stages.  A stage that only others need,
-    such as one whose result a loop returns from its last iteration, has the mesh that it has there, unless
-    the schedule keeps second copies elsewhere.
+    Where the stages have second copies the table is for all stages, those that this loop does not use
+    included, as the place of each second copy depends on all of them.
     """
     meshes = main.topology.schedulable
     staged = [_staged(fragment, meshes) for fragment in fragments]
-    half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {fragment.stage: fragment.mesh for fragment in staged}
-    found |= {stage: mesh for stage, mesh in first_copies.items() if stage in found}
-    found |= {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
-    stages = _in_pipeline_order(main, fragments, staged)
-    used = [mesh for mesh in meshes if mesh in found.values()]
+    if first_copies:
+        mesh_of = first_copies
+    else:
+        on = {fragment.stage: fragment.mesh for fragment in staged}
+        mesh_of = {stage: on[stage] for stage in _in_pipeline_order(main, fragments, staged)}
+    stages = list(mesh_of)
+    used = [mesh for mesh in meshes if mesh in mesh_of.values()]
     try:
         table = schedule.table(
             num_stages=len(stages),
             num_meshes=len(used),
             num_microbatches=len(microbatches),
-            stage_to_mesh=[used.index(found[stage]) for stage in stages],
+            stage_to_mesh=[used.index(mesh) for mesh in mesh_of.values()],
         )
     except ScheduleError as error:
-        legend = _stages_text(main, staged, stages, used)
-        raise ScheduleError(f"{error}\n{legend}") from error
+        names = _names_by_stage(main, staged, SUFFIX if first_copies else "")
+        raise ScheduleError(f"{error}\n{_legend(mesh_of, names, used)}") from error
     shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
     for remark in schedule.remarks(shape):
         diagnostics.warning(remark, main.location)
-    if table.mirror is not None and table.mirror.first_microbatch != len(half):
+    half = (len(microbatches) + 1) // 2
+    if table.mirror is not None and table.mirror.first_microbatch != half:
         raise ScheduleError(
             f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
-            f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
+            f"{table.mirror.first_microbatch} on\n  expected: from {half} on, for half of them"
         )
     present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
     split = {fragment.stage for fragment in staged if fragment.phase == "I"}
@@ -168,17 +179,23 @@ def _round_orders(
     return orders
 
 
-def _stages_text(
-    main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
-) -> str:
-    """The stages and meshes of a schedule by the user's names, a line each."""
+def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
+    """The names in the fragments of each stage, without what the names of second copies end with."""
     ops = ir.ops(main)
+    found: dict[int, list[str]] = {}
+    for fragment in staged:
+        assert fragment.stage is not None
+        names = found.setdefault(fragment.stage, [])
+        names += [origin.name.removesuffix(suffix) for origin in ops[fragment.position].origins]
+    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+
+
+def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used: Sequence[str]) -> str:
+    """The names and the mesh of each stage, a line each, with the numbers that a schedule has for them."""
     lines = []
-    for number, stage in enumerate(stages):
-        fragments = [fragment for fragment in staged if fragment.stage == stage]
-        names = dict.fromkeys(origin.name for f in fragments for origin in ops[f.position].origins)
-        mesh = fragments[0].mesh
-        lines.append(f"  stage {number} is {', '.join(names)} on mesh {used.index(mesh)}, {mesh!r}")
+    for number, (stage, mesh) in enumerate(mesh_of.items()):
+        called = ", ".join(names[stage]) if stage in names else "not in this loop,"
+        lines.append(f"  stage {number} is {called} on mesh {used.index(mesh)}, {mesh!r}")
     return "\n".join(lines)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterable
 
 from mpmd import ir
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.entry import phase
 
 BACKWARD = ("B", "I", "W")
@@ -66,6 +68,34 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     for microbatch in sorted(found):
         groups.setdefault(found[microbatch], []).append(microbatch)
     return [groups[number] for number in sorted(groups)]
+
+
+def mirrored_rounds(
+    main: ir.Func, fragments: Collection[TaskFragment], microbatches: Iterable[int]
+) -> list[list[int]]:
+    """The microbatches of a round in groups of which each has second copies of stages in its second half.
+
+    Each loop over a batch has copies of its own, so that loops that wait for nothing of each other are
+    groups of their own; a loop with one microbatch has none.
+    """
+    ops = ir.ops(main)
+    copied = {
+        fragment.microbatch
+        for fragment in fragments
+        if any(origin.name.endswith(SUFFIX) for origin in ops[fragment.position].origins)
+    }
+    groups: list[list[int]] = []
+    first: list[int] = []
+    for are_copied, run in itertools.groupby(microbatches, copied.__contains__):
+        if not are_copied:
+            first = list(run)
+            continue
+        second = list(run)
+        own = max(0, len(first) - len(second) - 1)
+        groups += [[microbatch] for microbatch in first[:own]]
+        groups.append([*first[own:], *second])
+        first = []
+    return [*groups, *([microbatch] for microbatch in first)]
 
 
 def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFragment, int]:

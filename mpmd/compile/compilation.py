@@ -22,7 +22,7 @@ from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 
 
-class PhaseTimer:
+class PhaseClock:
     """Seconds per phase: each call adds those since the last one.
 
     Args:
@@ -49,9 +49,9 @@ class Prepared:
         target: the target.
         options: the compile options.
         module: the optimised, scheduled HLO.
-        assignment: its buffers.
-        thunks: its thunks.
-        program: the target's steps, a `Program`.
+        assignment: its memory.
+        thunks: its work.
+        program: the target's steps, a `ThunkProgram`.
         seconds: per phase.
         notices: reports of the passes.
     """
@@ -68,7 +68,7 @@ class Prepared:
 
     def compiled(self) -> Compilation:
         """With code; writes the dump."""
-        clock = PhaseTimer(self.seconds)
+        clock = PhaseClock(self.seconds)
         code = self.target.compile(self.program, self.fragment, self.options)
         clock("code")
         made = Compilation(**vars(self), code=code)

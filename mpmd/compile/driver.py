@@ -16,7 +16,7 @@ from mpmd.compile.artefact import Artefact, KeptArtefacts
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.buffers.fitting import fit
-from mpmd.compile.compilation import PhaseTimer, Prepared
+from mpmd.compile.compilation import PhaseClock, Prepared
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
@@ -58,7 +58,7 @@ def prepare_fragment(
         MiscompiledError: its memory is wrong; every program is checked.
     """
     seconds: dict[str, float] = {}
-    clock, devices = PhaseTimer(seconds), device_count(axes)
+    clock, devices = PhaseClock(seconds), device_count(axes)
     module = module or lowered(fragment, axes)
     module.is_scheduled = False  # an order was given: one of those that are allowed
     clock("lowering")

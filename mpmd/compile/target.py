@@ -19,8 +19,8 @@ from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 
 
-class TargetProgram(Protocol):
-    """The steps of a fragment with addresses, before code generation."""
+class ThunkProgram(Protocol):
+    """The steps of a fragment with addresses, before there is code of them."""
 
     @property
     def arena_bytes(self) -> int:
@@ -48,8 +48,8 @@ class CodeGeneration(Protocol):
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
 
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
-        """The `TargetProgram` of a sequence of thunks.
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
+        """A sequence of thunks, with their memory.
 
         Args:
             name: symbol of its entry.

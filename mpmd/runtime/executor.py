@@ -19,11 +19,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
 from mpmd.runtime.decode import ArrayEngine, decode
-from mpmd.runtime.host_memory import keep_freed_memory
+from mpmd.runtime.host_memory import freed_memory, limit_of
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
     BoundCall,
@@ -35,6 +36,7 @@ from mpmd.runtime.interpreter import (
     failure_of,
     issue_all,
 )
+from mpmd.runtime.memory import peak_and_freed
 from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.program import Program
@@ -59,7 +61,10 @@ class RuntimeOptions:
             `run_ahead`.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
-        keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
+        keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
+            takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
+            frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
+            system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
     """
 
     issue: Issue = "auto"
@@ -90,6 +95,7 @@ class Executor:
         executables: Mapping[tuple[str, str], FragmentExecutable],
         engine: ArrayEngine,
         options: RuntimeOptions = RuntimeOptions(),
+        workspace: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
         """Verifies and decodes.
 
@@ -98,14 +104,16 @@ class Executor:
             executables: by (mesh, name), for every pair in `program.executables`.
             engine: moves arrays: a `MeshDevices`.
             options: see RuntimeOptions.
+            workspace: scratch bytes by (mesh, executable) while it runs, where known.
 
         Raises:
             ProgramError: the program breaks a rule, or an executable is missing.
         """
-        if options.keep_freed_memory:
-            keep_freed_memory()
         self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
+        self._freed_memory = freed_memory() if options.keep_freed_memory else None
+        if self._freed_memory is not None:
+            self._freed_memory.allow(self, limit_of(*peak_and_freed(program, workspace)))
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
         self._one_thread = self._issues_from_one_thread(executables)
@@ -121,11 +129,6 @@ class Executor:
         self._lock = threading.Lock()
         self._closed = self._interrupted = False
         self.steps = 0
-
-    @property
-    def issues_from_one_thread(self) -> bool:
-        """Whether the caller's thread issues everything."""
-        return self._one_thread
 
     def run(
         self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
@@ -151,6 +154,8 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
+            if self._freed_memory is not None:
+                self._freed_memory.trim()
             watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
             frame = StepState(
                 number=self.steps,

@@ -1,40 +1,137 @@
-"""Settings of the C library for memory that fragments free.
+"""Freed memory of fragments that the C library keeps, and its limit.
 
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
-step takes a page fault for each 4 KiB that it touches.  With the settings here the same pages serve the next
-fragment; the process stays at its peak size.
+step takes a page fault for each 4 KiB that it touches.  If the memory is kept, the same pages serve the next
+fragment.
 
-glibc gives the threads of a process several heaps, and memory that is freed in one is not used by another:
-each keeps the peak of its own threads.  `MALLOC_ARENA_MAX=1` in the environment sets one heap; setting that
-after JAX has started its threads has no effect.
+Unlimited, glibc keeps much more than a step needs: memory freed in the heap of one thread serves no other
+threads, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
+their meshes stay as well.  So between steps `FreedMemory.trim` compares the kept memory with a limit, and
+returns all of it to the system above the limit.
+
+    kept = growth of anonymous resident memory - growth of allocated memory,  since the last trim
+
+Memory that grows beside malloc counts as kept, too: it causes a trim that returns little, once per limit.
+Allocated blocks that were not touched yet hide as much kept memory.
+Measurements: docs/decisions/freed-memory.md.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
 
 # From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 
+_INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
+"""Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/100 of the time at most."""
+
+SLACK_SHARE, SLACK_BYTES = 4, 64 << 20
+"""Limit of kept memory beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
+
+
+class _Mallinfo2(ctypes.Structure):
+    """`struct mallinfo2` of <malloc.h>."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    )
+
+
+class FreedMemory:
+    """The memory of this process that was freed and is still resident.  Needs glibc 2.33."""
+
+    def __init__(self, libc: Any) -> None:
+        self._libc = libc
+        self._lock = threading.Lock()
+        self._limits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._anonymous = self._given_out = 0
+        self._next_check = 0.0
+        self._return_all()
+
+    def kept(self) -> int:
+        """Bytes that were freed and are resident, from those that changed since the last trim."""
+        grown = _anonymous_bytes() - self._anonymous
+        return max(0, grown - (given_out() - self._given_out))
+
+    def allow(self, owner: Any, limit: int) -> None:
+        """Lets so many bytes be kept while `owner` lives; of several owners the largest limit counts."""
+        with self._lock:
+            self._limits[owner] = limit
+
+    def trim(self) -> bool:
+        """Returns freed memory to the system if more of it is kept than is allowed.
+
+        Looks at most every 0.1 s, and less often where looking takes more than 1 ms.
+
+        Returns:
+            Whether it did.
+        """
+        now = time.monotonic()
+        if now < self._next_check or not self._lock.acquire(blocking=False):  # another thread looks
+            return False
+        try:
+            kept = self.kept()
+            self._next_check = now + max(_INTERVAL_SECONDS, _CHECK_SHARE * (time.monotonic() - now))
+            if kept <= max(self._limits.values(), default=0):
+                return False
+            self._return_all()
+            return True
+        finally:
+            self._lock.release()
+
+    def _return_all(self) -> None:
+        self._libc.malloc_trim(0)
+        self._anonymous, self._given_out = _anonymous_bytes(), given_out()
+
 
 @functools.cache
-def keep_freed_memory() -> bool:
+def freed_memory() -> FreedMemory | None:
     """Makes this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
 
     Returns:
-        Returns whether the C library supports it: glibc does.
+        The kept memory; None, and nothing changes, with C libraries other than glibc from 2.33 on: they have
+        policies of their own.
 
-    Source: mallopt(3).
+    Source: mallopt(3), malloc_trim(3), mallinfo(3).
     """
-    return _set((_MMAP_THRESHOLD, _MAX_BLOCK), (_TRIM_THRESHOLD, _NEVER))
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallinfo2")):
+        return None
+    libc.mallopt.argtypes, libc.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    settings = (_MMAP_THRESHOLD, _MAX_BLOCK), (_TRIM_THRESHOLD, _NEVER)
+    return FreedMemory(libc) if all(libc.mallopt(*setting) == 1 for setting in settings) else None
 
 
-def _set(*settings: tuple[int, int]) -> bool:
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    library.mallopt.argtypes, library.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return all(library.mallopt(setting, value) == 1 for setting, value in settings)
+def given_out() -> int:
+    """Bytes that glibc (2.33 or later) has given out and that were not freed."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo2
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def limit_of(peak: int, freed: int) -> int:
+    """How many bytes may be kept between steps.
+
+    Args:
+        peak: the most bytes that a step holds at once.
+        freed: how many of them it has freed when it ends: the next step uses their memory again.
+    """
+    return freed + max(peak // SLACK_SHARE, SLACK_BYTES)
+
+
+def _anonymous_bytes() -> int:
+    """Resident bytes of this process that are not those of files."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -96,6 +96,25 @@ def predict_memory(
     )
 
 
+def peak_and_freed(program: Program, workspace: Mapping[tuple[str, str], int]) -> tuple[int, int]:
+    """The peaks of all meshes together, and how many bytes of them are free again after a step.
+
+    Results, and arguments that the step does not consume, belong to the user and stay.
+
+    Args:
+        program: a valid program.
+        workspace: see `predict_memory`.
+    """
+    peak = freed = 0
+    for stream in program.streams:
+        memory = _traverse(stream, workspace, 0, 0)
+        stay = {op.buffer for op in stream.instructions if isinstance(op, Feed | Fetch)}
+        stay.difference_update(*(donated_buffers(op) for op in stream.instructions if isinstance(op, Run)))
+        peak += memory.peak_bytes
+        freed += max(0, memory.peak_bytes - sum(stream.buffers[b].type.bytes for b in stay))
+    return peak, freed
+
+
 def _traverse(
     stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int
 ) -> MeshMemory:

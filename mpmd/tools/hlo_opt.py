@@ -9,6 +9,7 @@ are their options.  The module goes to stdout, findings go to stderr.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -141,27 +142,27 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
     """The module's text after the passes."""
     module = hlo.parse_module(text, "input")
     hlo.verify(module)
-    options = hlo.PrintOptions(metadata=command.metadata)
+    printed = functools.partial(hlo.print_module, metadata=command.metadata)
     watch = Watch(
         verify=hlo.verify,
-        text=lambda m: hlo.print_module(m, options),
+        text=printed,
         verify_each=command.verify_each,
         check_changed=command.check_changed,
-        after=_after(command, options),
+        after=_after(command, printed),
         suffix=".hlo",
     )
     run_pipeline(module, command.passes, watch, timing)
-    return hlo.print_module(module, options)
+    return printed(module)
 
 
-def _after(command: HloCommand, options: hlo.PrintOptions) -> Callable[[Pass, Any, bool], None] | None:
+def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
     """The action after each pass, or None."""
     if not (command.print_after_all or command.print_after_change):
         return None
 
     def after(pass_: Pass, module: hlo.HloModule, changed: bool) -> None:
         if command.print_after_all or changed:
-            sys.stderr.write(f"// HLO after {pass_}\n{hlo.print_module(module, options)}\n")
+            sys.stderr.write(f"// HLO after {pass_}\n{printed(module)}\n")
 
     return after
 

@@ -97,12 +97,12 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
                 kind = jax.typeof(leaf)
             except TypeError:
                 problems.append(f"{where} is {leaf!r}, which is not an array")
-                advice["let the function close over arguments that are not batches"] = None
+                advice["let the function close over other arguments"] = None
                 continue
             said = str(kind).removeprefix("~")
             if kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
-                advice["let the function close over arguments that are not batches"] = None
+                advice["let the function close over other arguments"] = None
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None

@@ -6,12 +6,12 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.exchange import Exchange, Publish, Settle
-from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.compile.thunks.thunk import StartThunk
+from tests.support.assignment_check import check_assignment
 from tests.support.native_hlo import fragment_of_module
 from tests.support.random_hlo.collective import DEVICES, collective_case
 

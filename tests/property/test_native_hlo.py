@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import quick_code, run_module
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.kernels.planning.trace import NoPlan
+from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.collective import DEVICES, collective_case
 from tests.support.random_hlo.wide import wide

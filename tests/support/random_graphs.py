@@ -16,8 +16,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -41,6 +41,24 @@ _NOT_FOR_USERS = re.compile(
     r"|A valid program|the program is invalid|operation|tensor<"
 )
 
+_UNORDERED = re.compile(r"the order (says nothing of|has tasks)")
+
+
+class RandomGraph(Protocol):
+    """A step, where it runs, and what it is run on."""
+
+    def step(self) -> Callable[..., Any]:
+        """What is run."""
+
+    def jitted(self) -> Any:
+        """The step under `mpmd.jit`."""
+
+    def config(self, schedule: str) -> mpmd.Config:
+        """Where it runs."""
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Host arrays."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GraphOutcome:
@@ -48,8 +66,8 @@ class GraphOutcome:
 
     Attributes:
         schedule: its name.
-        verdict: `equal`, `refused`, `wrong`, `crash` or `unreadable`: an error or a warning in words that are
-            not the user's.
+        verdict: `equal`, `refused`, `wrong`, `crash`, `unreadable` (an error or a warning in words that are
+            not the user's) or `unordered` (the schedule's order and the program do not have the same tasks).
         text: what was said, or how far off the numbers are.
     """
 
@@ -66,16 +84,16 @@ class GraphOutcome:
 def draw_graph(seed: int) -> RandomStep:
     """The graph that a number stands for."""
     rng = random.Random(seed)
-    meshes = _meshes(rng)
+    of_meshes = meshes(rng)
     names = [f"f{i}" for i in range(rng.randint(1, 5))]
     statements, available = _statements(rng, names)
     tensors = [s.tensor for s in statements if s.tensor]
-    assignment: dict[str, Any] = _places(rng, names, list(meshes))
-    assignment |= {name: rng.choice(list(meshes)) for name in tensors}
-    alike = len({str(axes) for axes in meshes.values()}) == 1
+    assignment: dict[str, Any] = places(rng, names, list(of_meshes))
+    assignment |= {name: rng.choice(list(of_meshes)) for name in tensors}
+    alike = len({str(axes) for axes in of_meshes.values()}) == 1
     return RandomStep(
         seed=seed,
-        meshes=meshes,
+        meshes=of_meshes,
         assignment=assignment,
         statements=statements,
         loss=tuple(rng.sample(range(INPUTS, available), rng.randint(1, min(3, available - INPUTS)))),
@@ -89,7 +107,8 @@ def draw_graph(seed: int) -> RandomStep:
     )
 
 
-def _meshes(rng: random.Random) -> dict[str, dict[str, int]]:
+def meshes(rng: random.Random) -> dict[str, dict[str, int]]:
+    """Meshes of one or two devices, alike or not."""
     count = rng.choice([1, 2, 2, 3, 3, 4])
     kind = rng.choice(["one", "one", "two", "sizes", "axes"])
     axes = {
@@ -135,24 +154,24 @@ def _expression(rng: random.Random, operands: int) -> Expression:
     return Expression(tuple(unary), tuple(binary))
 
 
-def _places(rng: random.Random, names: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
+def places(rng: random.Random, names: Sequence[str], of_meshes: Sequence[str]) -> dict[str, Any]:
     """Meshes for names: without stages, with stages on the meshes in turn, or with any stages."""
     kind = rng.choice(["none", "none", "of mesh", "in turn", "v", "own", "some"])
     if kind in ("in turn", "v"):
-        turn = [*meshes, *meshes[::-1]] if kind == "v" else [*meshes, *meshes]
+        turn = [*of_meshes, *of_meshes[::-1]] if kind == "v" else [*of_meshes, *of_meshes]
         stages = sorted(rng.randrange(len(turn)) for _ in names)
         return {name: (turn[stage], stage) for name, stage in zip(names, stages)}
-    on = {name: rng.choice(meshes) for name in names}
+    on = {name: rng.choice(of_meshes) for name in names}
     if kind == "of mesh":
-        return {name: (mesh, meshes.index(mesh)) for name, mesh in on.items()}
+        return {name: (mesh, of_meshes.index(mesh)) for name, mesh in on.items()}
     if kind == "own":
         return {name: (mesh, stage) for stage, (name, mesh) in enumerate(on.items())}
     if kind == "some":
-        return {n: (m, meshes.index(m)) if rng.random() < 0.5 else m for n, m in on.items()}
+        return {n: (m, of_meshes.index(m)) if rng.random() < 0.5 else m for n, m in on.items()}
     return dict(on)
 
 
-def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
+def outcomes(graph: RandomGraph, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
     """What becomes of a graph under each schedule."""
     arguments = graph.arguments()
     want = jax.tree.leaves(jax.jit(graph.step())(*copied(arguments)))
@@ -174,6 +193,10 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
         unreadable = [text for text in (*lowered.warnings, *lowered.notices) if _NOT_FOR_USERS.search(text)]
         if unreadable:
             yield GraphOutcome(schedule, "unreadable", unreadable[0])
+            continue
+        unordered = [text for text in lowered.notices if _UNORDERED.search(text)]
+        if unordered:
+            yield GraphOutcome(schedule, "unordered", unordered[0])
             continue
         text = lowered.as_text("mpmd")
         if text not in known:
@@ -210,19 +233,19 @@ def told(found: Mapping[int, Sequence[GraphOutcome]]) -> str:
 
 
 def report(
-    seeds: Sequence[int], schedules: Sequence[str] = tuple(SCHEDULES)
+    seeds: Sequence[int], draw: Callable[[int], RandomGraph] = draw_graph
 ) -> tuple[str, list[GraphOutcome]]:
     """What became of the graphs of some seeds, as text, and the outcomes that no user must see."""
-    found = {seed: list(outcomes(draw_graph(seed), schedules)) for seed in seeds}
+    found = {seed: list(outcomes(draw(seed))) for seed in seeds}
     return told(found), [o for of_seed in found.values() for o in of_seed if not o.is_good]
 
 
-def main(first: int, end: int) -> None:
+def main(first: int, end: int, draw: Callable[[int], RandomGraph] = draw_graph) -> None:
     """Prints what became of the graphs of these seeds: a line for each that is bad or slow, and a table."""
     found: dict[int, list[GraphOutcome]] = {}
     for seed in range(first, end):
         start = time.process_time()
-        found[seed] = list(outcomes(draw_graph(seed)))
+        found[seed] = list(outcomes(draw(seed)))
         bad = {o.verdict: o.schedule for o in found[seed] if not o.is_good}
         seconds = time.process_time() - start
         if bad or seconds > SLOW_SECONDS:

@@ -9,7 +9,6 @@
 | `packing.py` | blocks of bytes and time into one arena |
 | `assignment.py` | the result: a slice of an allocation for each value |
 | `fitting.py` | values computed again until temporaries fit into the memory of a device |
-| `check.py` | an independent checker: no two live values overlap |
 | `report.py` | the assignment as text, and the values live at the peak |
 | `plot.py` | the arena as a picture |
 """

@@ -9,8 +9,10 @@ import numpy as np
 
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.evaluator.conversion import convert
+from mpmd.compile.hlo.evaluator.elementwise import COMPARE, compute
+from mpmd.compile.hlo.evaluator.values import widen
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS, REDUCTIONS
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.compile.kernels.plan import (
     COLUMN,
     ELEMENT,
@@ -134,8 +136,9 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
         return np.asarray(convert(args[0], dtype_of(args[0]), node.dtype))
     if node.op == "bitcast-convert":
         return np.asarray(args[0], order="C").view(dtype)  # which keeps a scalar one
-    narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
-    if narrow:  # computed in f32, rounded once
-        args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]
+    given = dtype_of(args[-1])
+    opcode, _, direction = node.op.partition("compare-")
     with np.errstate(all="ignore"):  # infinities and NaN are values as others are
-        return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
+        if direction:
+            return np.asarray(COMPARE[direction.upper()](*(widen(a, given) for a in args)))
+        return np.asarray(compute(opcode, args, given, node.dtype))

@@ -1,4 +1,4 @@
-// RUN: mpmd-opt %s -mpmd-cut-sub-axes | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-drop-sub-axes | FileCheck %s
 
 // A dim ends before the first part of an axis; whole axes stay, and so does the inside of a fragment.
 

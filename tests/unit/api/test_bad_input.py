@@ -153,7 +153,7 @@ def test_unknown_dialect():
 
 def test_unknown_backend():
     chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, backend="tpu2000")
-    with pytest.raises(ConfigError, match="backend is 'tpu2000'; there are 'auto', 'native', 'xla'"):
+    with pytest.raises(ConfigError, match="backend is 'tpu2000'; there are .* 'reference', 'xla'"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 

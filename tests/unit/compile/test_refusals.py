@@ -57,7 +57,7 @@ def test_an_arena_that_cannot_be_made_is_an_error_of_the_program():
 
 
 def test_an_unknown_backend():
-    with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are 'auto', 'native', 'xla'"):
+    with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are .*'native', 'reference'"):
         get_backend("gcc")
 
 

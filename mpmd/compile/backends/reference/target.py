@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from mpmd.support.passes import Pass
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceProgram:
-    """Thunks and their memory: a `Program`, and its own `Code`.
+    """Thunks and their memory: a `ThunkProgram`, and its own `Code`.
 
     Attributes:
         thunks: in order.
@@ -95,10 +94,6 @@ class Reference:
     def generation(self) -> Reference:
         """See `Target`."""
         return self
-
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing is measured."""
-        return contextlib.nullcontext()
 
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """The meaning of a plan needs no memory of the fragment."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.collectives import GroupRule, Rows
-from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, Rule, Value
+from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, GroupRule, Rows, Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 

@@ -32,7 +32,10 @@ Value = Any
 """An `Array`, a tuple of values, or a `Token`."""
 
 Rule = Callable[[HloInstruction, Sequence[Value], "Evaluator"], Value]
-"""Evaluation of an opcode on one device: (instruction, operand values, engine) → value."""
+"""What an opcode does on one device: (instruction, operand values, engine) → value."""
+Rows = Sequence[Sequence[Value]]
+GroupRule = Callable[[HloInstruction, Rows, list[int], "Evaluator"], list[Value]]
+"""(instruction, operands of each device, the devices, evaluator) → value of each device."""
 
 
 def check_value(value: Value, shape: Shape, what: str) -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.direct import DirectSequence
 from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers import packing
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.buffers.packing import LiveBlock, alignment_of, pack
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.report import assignment_report
@@ -25,6 +25,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
+from tests.support.assignment_check import check_assignment
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.scheduled_loop import LOOP
 
@@ -98,7 +99,7 @@ def test_the_checker_sees_slices_beyond_their_allocation():
     assignment = made().assignment
     value, place = next(iter(assignment.slices.items()))
     moved = {**assignment.slices, value: Slice(place.allocation, 1 << 20, place.size)}
-    with pytest.raises(CompileError, match="lies at 0"):
+    with pytest.raises(CompileError, match="is at 0"):
         check_assignment(dataclasses.replace(assignment, slices=moved), KernelPlans().may_share)
 
 

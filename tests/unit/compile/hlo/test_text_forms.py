@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.errors import HloError
+from tests.support.hlo_meaning import evaluate
 from tests.support.xla_hlo import XlaError
 
 X = "x = f32[4,8]{1,0} parameter(0)"

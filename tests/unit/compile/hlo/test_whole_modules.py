@@ -17,12 +17,9 @@ from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.ranges import Occupancy, merged
 from mpmd.compile.hlo import (
-    PrintOptions,
-    deserialize,
     fingerprint,
     parse_module,
     print_module,
-    serialize,
     verify,
 )
 from mpmd.compile.lowering import lower
@@ -42,10 +39,8 @@ def round_trips(text: str, xla: XlaWorker, name: str = "") -> None:
     mark = fingerprint(module)
     assert fingerprint(again) == mark == fingerprint(module.clone())
     assert fingerprint(parse_module(xla.parse(printed))) == mark
-    annotated = PrintOptions(metadata=True, percent=True)
-    assert print_module(parse_module(print_module(module, annotated)), annotated) == print_module(
-        module, annotated
-    )
+    annotated = print_module(module, metadata=True)
+    assert print_module(parse_module(annotated), metadata=True) == annotated
 
 
 @pytest.mark.fast_cases(2)
@@ -54,8 +49,6 @@ def round_trips(text: str, xla: XlaWorker, name: str = "") -> None:
 def test_public_training_steps(path: Path, xla):
     text = gzip.decompress(path.read_bytes()).decode()
     round_trips(text, xla, path.name)
-    module = parse_module(text)
-    assert fingerprint(deserialize(serialize(module))) == fingerprint(module)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ def test_a_transformer_step_before_and_after_optimisation(lowered, xla):
 
 
 def test_a_transformer_step_lowered_by_us(lowered, xla):
-    from mpmd.compile.hlo.evaluator import evaluate
+    from tests.support.hlo_meaning import evaluate
 
     module = lower(lowered.compiler_ir("stablehlo"))
     round_trips(print_module(module), xla)

@@ -6,9 +6,9 @@ import pytest
 
 import mpmd
 from mpmd.compile.hlo import verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from tests.support.comparing import relative_difference
+from tests.support.hlo_meaning import evaluate
 from tests.support.models import MODELS
 
 QUICK = ("mlp", "mixture")

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes import PASSES, collectives, expand, layout, make_pass, simplify
-from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.simplify.trip_count import counter_of
-from mpmd.errors import ConfigError, PassError
+from mpmd.errors import ConfigError
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
+from tests.support.hlo_meaning import evaluate
 
 CHAIN = """HloModule chain
 
@@ -36,12 +35,6 @@ def test_jitter_is_small_but_there():
     after = evaluate(module, [x])
     assert not np.array_equal(before, after)
     np.testing.assert_allclose(after, before, rtol=3e-3)
-
-
-def test_shardings_of_several_partitions_are_not_dropped():
-    module = parse_module(CHAIN.replace("HloModule chain", "HloModule chain, num_partitions=2"))
-    with pytest.raises(PassError, match="is for 2 partitions"):
-        ShardingRemover().run(module)
 
 
 def test_an_unknown_pass_is_named_with_what_is_close():
@@ -151,19 +144,6 @@ def test_groups_name_passes_of_the_table():
     here = {kind.name for family in (expand, simplify, collectives, layout) for kind in family.PASSES}
     used = {p.name for make in GROUPS.values() for q in make() for p in inner(q)}
     assert used <= here <= set(PASSES)
-    # These wait for a backend or a user that asks for them.
-    assert here - used == {
-        "hlo-all-reduce-promotion",
-        "hlo-dot-decomposer",
-        "hlo-dot-merger",
-        "hlo-float-jitter",
-        "hlo-float-normalization",
-        "hlo-layout-removal",
-        "hlo-logistic-expander",
-        "hlo-reduction-dimension-grouper",
-        "hlo-sharding-remover",
-        "hlo-simplify-fp-conversions",
-    }
 
 
 READ_IN_VAIN = """HloModule vain

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.errors import PassError
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
+from tests.support.hlo_meaning import evaluate
 
 LESS = """
 less { a = f32[] parameter(0)

@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
-from mpmd.compile.buffers.output_reuse import borrow
+from mpmd.compile.buffers.output_reuse import reuse_outputs
 from mpmd.compile.buffers.packing import LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
@@ -182,7 +182,7 @@ def test_temporaries_borrow_the_memory_of_results():
         return jnp.cos(x * y)
 
     thing = made(late, ones(64, 64), ones(64, 64))
-    assert thing.assignment.borrowed > 0
+    assert thing.assignment.reused > 0
     assert thing.assignment.arena_bytes < 2 * 64 * 64 * 4
     check_memory(thing)
     assert "reused from results" in assignment_report(thing.assignment)
@@ -195,9 +195,9 @@ def test_only_as_much_is_borrowed_as_lowers_the_peak():
         LiveBlock(90, (LiveRange(8, 9),)),
     ]
     rooms = {7: Room(100, bits((LiveRange(5, 9),)))}
-    assert borrow(blocks, rooms) == {0: (7, 0)}
-    assert borrow(blocks, {}) == {}
-    assert borrow([], rooms) == {}
+    assert reuse_outputs(blocks, rooms) == {0: (7, 0)}
+    assert reuse_outputs(blocks, {}) == {}
+    assert reuse_outputs([], rooms) == {}
 
 
 def test_what_is_borrowed_at_the_same_time_lies_apart():
@@ -206,7 +206,7 @@ def test_what_is_borrowed_at_the_same_time_lies_apart():
         LiveBlock(64, (LiveRange(0, 4),)),
         LiveBlock(64, (LiveRange(0, 4),)),
     ]
-    loans = borrow(blocks, {1: Room(128)})
+    loans = reuse_outputs(blocks, {1: Room(128)})
     assert sorted(loans.values()) == [(1, 0), (1, 64)]
 
 

@@ -14,9 +14,9 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.thunks.coverage import refusals
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import fragment_of
 from tests.support.random_hlo import random_case
 from tests.support.random_hlo.comparison import differences

@@ -21,7 +21,6 @@ from mpmd.compile.backends.native_cpu.meeting import MESH_AT
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT
 from mpmd.compile.backends.native_cpu.program import Run
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.buffers.check import check_assignment
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.options import CompileOptions
@@ -29,6 +28,7 @@ from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.compile.thunks.thunk import CollectiveThunk, CopyThunk, StartThunk, conflict
 from mpmd.errors import CompileError
+from tests.support.assignment_check import check_assignment
 from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")

@@ -15,7 +15,6 @@ from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.ffi import register
-from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.driver import prepare_fragment
@@ -23,6 +22,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
+from tests.support.program_instance import ProgramInstance
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from mpmd.compile.thunks.thunk import CopyThunk
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import check_memory, compiled, fragment_of, run
 from tests.support.native_functions import Floats, attention, gradients, layer_norm
 

@@ -7,15 +7,15 @@ import threading
 import numpy as np
 import pytest
 
+from benchmarks.direct import program_array
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
-from mpmd.compile.backends.native_cpu.direct import program_array, program_memory
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.instance import ProgramInstance
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.memory import program_memory
 from mpmd.compile.backends.native_cpu.program import (
     Address,
     Alone,
@@ -33,6 +33,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
+from tests.support.program_instance import ProgramInstance
 
 HOST = host_target()
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import DirectKernel
+from benchmarks.direct import DirectKernel
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.hlo.evaluator.conversion import convert, reduce_precision
-from mpmd.compile.hlo.evaluator.engine import JOINT_RULES, RULES
 from mpmd.compile.hlo.evaluator.values import narrow
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.errors import HloError
+from tests.support.hlo_meaning import evaluate, evaluate_devices
+from tests.support.hlo_meaning.meaning import Meaning
 
 SUM = """sum {
   x = f32[] parameter(0)
@@ -26,7 +26,7 @@ def run(*lines: str, arguments=(), before: str = ""):
 
 
 def test_every_opcode_has_a_rule():
-    assert [o for o in OPCODES if o not in {*RULES, *JOINT_RULES, "parameter"}] == []
+    assert [o for o in OPCODES if o not in {*Meaning.rules, *Meaning.joint_rules, "parameter"}] == []
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.errors import HloError
+from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.xla_hlo import XlaWorker
 
 

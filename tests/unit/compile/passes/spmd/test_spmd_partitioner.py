@@ -13,10 +13,10 @@ import pytest
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.hlo.evaluator import evaluate, evaluate_devices
 from mpmd.compile.lowering.spmd.hlo_shardings import Stride, common_mesh, parse_sharding
 from mpmd.compile.passes.spmd import SpmdPartitioner
 from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.native_hlo import fragment_of_module
 
 STEPS = Path(__file__).parents[5] / "../shared/conformance/hlo"

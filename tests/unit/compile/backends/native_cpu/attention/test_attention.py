@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.direct import DirectKernel
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.driver import prepare_fragment

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
+from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.emit.far_rows import first_row, lines_to_come, rows_at_once
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
@@ -16,6 +16,7 @@ from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate

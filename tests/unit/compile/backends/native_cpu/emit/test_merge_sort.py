@@ -5,10 +5,10 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.emit import kernels
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.kernels.planning.kernels import plan_instruction
 from mpmd.compile.kernels.planning.sorting import plan_sort
 from mpmd.compile.kernels.sorting import sorting_of
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 
 RNG = np.random.default_rng(3)

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import DirectSequence
+from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.operations import EMITTERS
 from mpmd.compile.backends.native_cpu.target import host_target, named_target

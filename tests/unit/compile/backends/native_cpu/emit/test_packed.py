@@ -6,13 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
+from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.packed import PackedKernel
 from mpmd.compile.backends.native_cpu.emit.streamed_transpose import StreamedTransposeKernel
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
 from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate

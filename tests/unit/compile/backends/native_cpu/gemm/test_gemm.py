@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import DirectKernel, aligned_empty
+from benchmarks.direct import DirectKernel
 from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
@@ -14,6 +14,7 @@ from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
 from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import constant
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.errors import CompileError
 

@@ -6,7 +6,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, MicroKernel
@@ -16,6 +15,7 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import host_target
 

@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch, Fetching
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}

@@ -7,10 +7,10 @@ import pytest
 
 from mpmd.compile.hlo import HloBuilder, HloModule, parse_shape, print_module, verify
 from mpmd.compile.hlo.attributes import DotDims, PadDim
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 from mpmd.compile.passes.simplify.algebra import arithmetic, powers
+from tests.support.hlo_meaning import evaluate
 from tests.support.rule_examples import EXAMPLES, F, k, total, turned
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, 2.0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +12,12 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.compile.hlo.evaluator.elementwise import combine
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
-from mpmd.compile.hlo.evaluator.values import Array, Value, exact, narrow
+from mpmd.compile.hlo.evaluator.values import Array, GroupRule, Rows, Value, exact, narrow
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator
-
-Rows = Sequence[Sequence[Value]]
-GroupRule = Callable[[HloInstruction, Rows, list[int], "Evaluator"], list[Value]]
-"""(instruction, operands of each device, the devices, engine) → value of each device."""
 
 
 def _members(instruction: HloInstruction, devices: list[int], engine: Evaluator) -> list[list[int]]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.direct import program_memory
 from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES
+from mpmd.compile.backends.native_cpu.memory import program_memory
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError

@@ -18,7 +18,7 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -108,7 +108,7 @@ def _philox_bits(state: list[int], shape: Shape) -> tuple[Array, list[int]]:
     return bits.reshape(shape.dims), [state[0], *counter]
 
 
-def _rng_bit_generator(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _rng_bit_generator(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Threefry, or Philox for the device's default."""
     algorithm = instruction.attributes["algorithm"]
     state = [int(word) for word in operands[0]]
@@ -136,7 +136,7 @@ def _as_type(bits: Array, shape: Shape) -> Array:
     raise HloError(f"rng-bit-generator gives integers, not {shape}")
 
 
-def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Any values of the distribution are correct; these depend on the instruction and its execution count."""
     shape = instruction.shape
     source = np.random.default_rng([instruction.uid, engine.device, engine.tick()])
@@ -150,7 +150,7 @@ def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluat
     )
 
 
-def _update_state(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _update_state(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """The program's own 128-bit counter, before it moves on by `delta`."""
     before = engine.random_state
     delta = cast(int, instruction.attributes["delta"])
