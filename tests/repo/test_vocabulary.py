@@ -54,7 +54,7 @@ SHARED_NAMES = {"Block", "Fetch", "Pass", "Run", "Tile", "_Row"}
 UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
-    "mpmd/compile/backends": 322,
+    "mpmd/compile/backends": 292,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 
