@@ -93,7 +93,7 @@ def emit_read(module: Module, elements: int) -> int:
     """Add a function `read(x, out)` that adds up floats only to have read them.
 
     Four parts of an array are read side by side, each in its order and with sums of its own, and prefetched
-    into the second cache ahead of time: of many ways that were tried the fastest.
+    into the second cache: of many ways that were tried the fastest.
 
     Args:
         module: where the function goes.

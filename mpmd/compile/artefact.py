@@ -196,5 +196,5 @@ class KeptArtefacts:
 
     def program_key(self, fragment: FragmentModule, module: HloModule) -> str:
         """The name of a program: `fragment`, lowered to `module`, which no pass has changed yet."""
-        interface = (fragment.arguments, fragment.results, fragment.donated, fragment.reserved_bytes)
-        return key_of("program", *self.place, fingerprint(module), *interface)
+        signature = (fragment.arguments, fragment.results, fragment.donated, fragment.reserved_bytes)
+        return key_of("program", *self.place, fingerprint(module), *signature)

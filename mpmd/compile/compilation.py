@@ -115,8 +115,8 @@ class Compilation(Prepared):
 
     @functools.cached_property
     def kernel_costs(self) -> FragmentCosts:
-        """The cost of each kernel by the models."""
-        return fragment_costs(self.thunks, self.module)
+        """What each kernel costs by the models."""
+        return fragment_costs(self.thunks, self.module, self.target.device)
 
     @property
     def memory(self) -> MemoryStats:

@@ -63,7 +63,7 @@ def prepare_fragment(
     module.is_scheduled = False  # an order was given: one of those that are allowed
     clock("lowering")
 
-    timing, generation = Timing(), target.generation()
+    timing = Timing()
     passes = configured(target.passes(devices, options), options)
     watch = watch_of(fragment, module, options.dump)
     with diagnostics.collecting() as found:
@@ -83,7 +83,9 @@ def prepare_fragment(
 
     def assign() -> BufferAssignment:
         plans.plan_all(CallGraph(module).sequential())
-        return assign_buffers(module, plans.may_share, lambda i: generation.scratch_bytes(plans.plan_of(i)))
+        return assign_buffers(
+            module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)), target.memory
+        )
 
     memory = options.memory_bytes
     assignment = fit(module, fragment, memory, assign) if memory else assign()
@@ -95,7 +97,7 @@ def prepare_fragment(
     check_program(fragment, module, thunks, assignment)
     clock("check")
 
-    program = generation.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
+    program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
     clock("steps")
     notices = tuple(d.message for d in found)
     return Prepared(fragment, target, options, module, assignment, thunks, program, seconds, notices)

@@ -30,12 +30,12 @@ def left_for_temporaries(fragment: FragmentModule, assignment: BufferAssignment,
         memory_bytes: memory of the device.
     """
     shared = {a.output_index[0] if a.output_index else 0 for a in _aliases(assignment)}
-    interface = sum(
+    taken = sum(
         a.size
         for a in assignment.allocations
         if a.kind in ("parameter", "constant") or (a.kind == "result" and a.index not in shared)
     )
-    return memory_bytes - fragment.reserved_bytes - interface
+    return memory_bytes - fragment.reserved_bytes - taken
 
 
 def fit(

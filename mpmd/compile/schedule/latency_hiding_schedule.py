@@ -11,25 +11,14 @@ from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.cost.device import Device, cpu_device
+from mpmd.compile.kernels.cost.device import CORE, Device
 from mpmd.compile.kernels.cost.models import speed_of_light
 from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.schedule.heap import Heap
 from mpmd.errors import PassError
 from mpmd.support.passes import Pass
 
-_TRANSCENDENTAL = 10  # operations that count as one operation of this kind
-DEVICE = cpu_device(
-    "rates",
-    cores=1,
-    vector_bytes=32,
-    registers=16,
-    f32_flops=1e11,
-    bf16_flops=1e11,
-    memory_bandwidth=1e10,
-    caches=(0, 0, 0),  # irrelevant for the speed of light of large arrays
-)
-"""A rough model of the devices: messages hide behind work of about their length."""
+_TRANSCENDENTAL = 10  # operations that one counts for
 
 
 class Clock:
@@ -109,6 +98,7 @@ class LatencyHidingSchedule(Pass):
         keep_peak: whether the new order may need no more than the old one.
         link: bytes per second between devices.
         latency: seconds before the first byte of a message arrives.
+        device: what computes meanwhile.
     """
 
     name = "hlo-latency-hiding-schedule"
@@ -118,6 +108,7 @@ class LatencyHidingSchedule(Pass):
     keep_peak: bool = False
     link: float = 1e9
     latency: float = 1e-5
+    device: Device = CORE
 
     def run(self, module: HloModule) -> bool:
         """Orders `module` anew; True iff something moved.
@@ -129,7 +120,7 @@ class LatencyHidingSchedule(Pass):
             raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule first")
         if not any(is_start(i) for c in module.computations for i in c):
             return False
-        clock = Clock(DEVICE, self.link, self.latency)
+        clock = Clock(self.device, self.link, self.latency)
         heap = Heap(module)
         changed = False
         for computation in heap.computations:

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import llvmlite.binding as binding
 
+from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.errors import ConfigError
+
+MEMORY = DeviceMemory(alignment=64, spaces=(0,))
+"""A CPU has one memory; large arrays begin at a cache line, which is as wide as the widest vectors."""
 
 ELEMENT_BYTES = {
     "i1": 1,

@@ -1,8 +1,9 @@
 """The semantics of opcodes on values known at compile time, in NumPy: slow and simple.
 
-Those of collectives, random numbers and library calls are in the tests, for which it is the oracle, too.
+Those of control flow, collectives, random numbers and libraries are in the tests, which also use it as
+the oracle.
 """
 
-from mpmd.compile.hlo.evaluator.engine import Evaluator
+from mpmd.compile.hlo.evaluator.engine import Evaluator, is_evaluable
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "is_evaluable"]

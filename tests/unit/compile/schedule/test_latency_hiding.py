@@ -3,9 +3,9 @@
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.cost.device import H200
+from mpmd.compile.kernels.cost.device import CORE, H200
 from mpmd.compile.schedule.heap import Heap
-from mpmd.compile.schedule.latency_hiding_schedule import DEVICE, Clock, LatencyHidingSchedule
+from mpmd.compile.schedule.latency_hiding_schedule import Clock, LatencyHidingSchedule
 from mpmd.errors import ConfigError, PassError
 from mpmd.support.passes import with_overrides
 
@@ -27,7 +27,7 @@ ENTRY main {
 
 def test_a_message_is_hidden_behind_a_product_and_time_is_won():
     module = parse_module(PAIR)
-    clock = Clock(DEVICE, 1e9, 1e-5)
+    clock = Clock(CORE, 1e9, 1e-5)
     before = clock.run(list(module.entry))
     assert LatencyHidingSchedule().run(module)
     names = [i.name for i in module.entry]
@@ -77,7 +77,7 @@ def test_operands_stay_until_the_message_has_arrived():
 def test_times_come_from_the_device():
     module = parse_module(PAIR)
     product = next(i for i in module.entry if i.name == "y")
-    assert Clock(H200, 4e11, 1e-6).seconds(product) < Clock(DEVICE, 1e9, 1e-5).seconds(product)
+    assert Clock(H200, 4e11, 1e-6).seconds(product) < Clock(CORE, 1e9, 1e-5).seconds(product)
 
 
 def test_an_order_is_needed_first():
@@ -86,9 +86,9 @@ def test_an_order_is_needed_first():
 
 
 def test_rates_can_be_set_by_options():
-    (given,) = ("hlo-latency-hiding-schedule{latency=0.001 keep-peak=true}",)
+    (given,) = ("hlo-latency-hiding-schedule{latency=0.001 keep-peak=true device=H200}",)
     made = with_overrides(LatencyHidingSchedule(), (given,))
-    assert (made.latency, made.keep_peak, made.link) == (1e-3, True, 1e9)
+    assert (made.latency, made.keep_peak, made.link, made.device) == (1e-3, True, 1e9, H200)
     with pytest.raises(ConfigError, match="cannot read 'soon' as float"):
         with_overrides(LatencyHidingSchedule(), ("hlo-latency-hiding-schedule{latency=soon}",))
 
