@@ -5,7 +5,7 @@
 
 The step is that of `reference_gpt.py` under `accumulate_gradients`.  Nothing is compiled or run, and no array
 exists: only the program counts.  Every number of microbatches has a process of its own, which partitions the
-step `--repeats` times; the best time of each phase stands in the table, and `first` is the first time:
+step `--repeats` times; the best time of each phase is in the table, and `first` is the first time:
 
     trace      JAX's tracing and lowering; does not depend on the number of microbatches
     names      from JAX's module to one in our dialect
@@ -194,7 +194,7 @@ def _by_pass(pass_seconds: list[tuple[str, float]]) -> collections.Counter[str]:
 
 
 def in_a_process_of_its_own(microbatches: int) -> dict[str, Any]:
-    """The row that this script measures when it is asked for one."""
+    """The row that this script measures when it is called for one."""
     command = [sys.executable, __file__, *sys.argv[1:], "--one", str(microbatches)]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # the peer logs every fragment
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=quiet)

@@ -100,7 +100,7 @@ def emit_read(module: Module, elements: int) -> int:
         elements: how many floats `x` has; a remainder of whole rounds is not read.
 
     Returns:
-        How many floats `out` gets: their sum is that of all floats that were read.
+        How many floats `out` gets: the sum of all of them is that of the elements that were read.
     """
     lanes = module.target.lanes()
     type_, width = vector("float", lanes), _READ_BYTES // 4

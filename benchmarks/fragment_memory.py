@@ -90,7 +90,7 @@ def of_models(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def of_the_example(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """Of the example as it stands, and at the widths of GPT-2 small, one block per stage."""
+    """Of the example in its default configuration, and at the widths of GPT-2 small, one block per stage."""
     import jax
     import numpy as np
 

@@ -3,7 +3,7 @@
 `fragments.py` holds the fragments.  Both sides are called through JAX with the same arguments, one after the
 other in every round, and the best round of each counts: CPU time on one thread, wall time on several.  Rounds
 are short, and go on for a second at least: neighbours on the machine disturb many of them.
-glibc is told to keep its heap, so that fresh pages are nobody's cost.
+glibc keeps its heap, so that page faults are not measured.
 
     python benchmarks/fragment_speed.py [--threads=1,2] [--rounds=7] [--only=block] [--sizes=gpt2,small]
 

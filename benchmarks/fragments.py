@@ -54,8 +54,8 @@ def experts(x: Any, router: Any, w: Any) -> Any:
 
 def patches(image: Any, w: Any, place: Any) -> Any:
     b = image.shape[0]
-    cut = image.reshape(b, 8, 4, 8, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(b, 64, 48)
-    return cut @ w + place
+    tokens = image.reshape(b, 8, 4, 8, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(b, 64, 48)
+    return tokens @ w + place
 
 
 def adam(*arrays: Any) -> list[Any]:

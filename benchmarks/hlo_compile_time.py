@@ -94,7 +94,7 @@ def main() -> None:
     print(
         f"{'blocks':>6} {'instructions':>12} {'thunks':>6} {'CPU s':>7} " + " ".join(f"{r:>9}" for r in ROOMS)
     )
-    measure(1, options)  # what a process pays once is nobody's cost
+    measure(1, options)  # work that a process does once is not measured
     rows = []
     for blocks in map(int, options.blocks.split(",")):
         row = measure(blocks, options)

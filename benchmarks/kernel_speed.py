@@ -1,7 +1,7 @@
 """How fast single CPU kernels are: products and fused kernels against the machine's limits and XLA:CPU.
 
 One thread, pinned to one core.  Every round runs the limit, ours and XLA's one after the other, and the best
-CPU time of all rounds counts, so a busy machine disturbs all alike.  glibc is told to keep its heap: XLA
+CPU time of all rounds counts, so a busy machine disturbs all alike.  glibc keeps its heap: XLA
 allocates its results in every call, and fresh pages would be charged to its kernels.
 
 All kernels are timed in several sweeps, and the best time of all sweeps counts.  For fused kernels, what
@@ -134,7 +134,7 @@ class ProductCase:
         large: whether it is measured against the peak.
         flops: that it takes.
         error: the largest difference between ours and XLA's, relative to the largest element.
-        runs: what is timed: the loop of multiply-adds that gives the peak, ours, and XLA's.
+        runs: the timed functions: the loop of multiply-adds that gives the peak, ours, and XLA's.
         peaks: what that loop has measured so far, in FLOP/s.
     """
 
@@ -197,7 +197,7 @@ def product_case(
 
 
 def product_row(case: ProductCase, best: dict[str, float]) -> dict:
-    """What is said of a product, from the best time of each of its runs."""
+    """The report on a product, from the best time of each of its runs."""
     own, other = case.flops / best["own"], case.flops / best["xla"]
     return {
         "kernel": case.label,
@@ -233,7 +233,7 @@ class FusedCase:
         dtype: of its arrays.
         size: `model`, `turns` or `memory`.
         turns: calls in each run, on other arrays each.
-        runs: what is timed: ours, two copies that move as many bytes, a loop that only reads as many, and
+        runs: timed: ours, two copies that move as many bytes, a loop that only reads as many, and
             XLA's for a model's shapes; beyond them most of its time goes to fresh pages.
         traffic: what it reads and writes.
         yardstick: bytes that the copies and the loop that reads move.
@@ -274,7 +274,7 @@ def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
     return calls[0] if len(calls) == 1 else every
 
 
-@functools.lru_cache(maxsize=8)  # kernels past the caches share these arrays
+@functools.lru_cache(maxsize=8)  # kernels on large arrays share these arrays
 def yardsticks(moved: int, turns: int, empty: Callable[..., np.ndarray]) -> dict[str, Callable[[], object]]:
     """What moves so many bytes and does nothing else, in as many sets of arrays, which `empty` makes."""
     target, sets = host_target(), range(turns)
@@ -342,7 +342,7 @@ def fused_case(name: str, dtype: str, size: str) -> FusedCase:
 
 
 def fused_row(case: FusedCase, best: dict[str, float]) -> dict:
-    """What is said of a fused kernel, from the best time of each of its runs."""
+    """The report on a fused kernel, from the best time of each of its runs."""
     best = {name: seconds / case.turns for name, seconds in best.items()}
     best |= {name: best[name] * case.traffic.total / case.yardstick for name in ("copy", "memcpy", "read")}
     limit, moved = case.traffic.limit(best["copy"], best["read"]), case.traffic.total / 1e9

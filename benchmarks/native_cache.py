@@ -88,7 +88,7 @@ def compile_all(options: argparse.Namespace) -> None:
     from mpmd.compile.options import CompileOptions
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    jax.jit(lambda x: x + 1)(np.ones(3, np.float32))  # what JAX does once per process is nobody's cost
+    jax.jit(lambda x: x + 1)(np.ones(3, np.float32))  # work that JAX does once per process is not measured
     compiler_version()
     backend = NativeCpuBackend(options=CompileOptions(cache=DiskCache(Path(options.child))))
     seconds = {}

@@ -31,7 +31,7 @@ FORWARD_S, HALF_BACKWARD_S = 0.02, 0.02
 
 
 class EfficiencyCase:
-    """A compiled step, its state between rounds, and what was found."""
+    """A compiled step, its state between rounds, and its results."""
 
     def __init__(self, name: str, jitted: Any, state: Any, batch: Any, ideal_s: float | None = None) -> None:
         self.name, self.batch, self.ideal_s = name, batch, ideal_s

@@ -16,6 +16,6 @@ def run(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python writes what is left when it ends, and would complain of it once more
+        # Python flushes the output when it ends, and would report the closed pipe once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)

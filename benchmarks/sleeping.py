@@ -25,9 +25,9 @@ import mpmd
 TARGET = "mpmd_benchmark_sleep"
 OUT_OF_MEMORY, BROKEN = -1.0, -2.0
 
-# XLA_FFI_Error* handler(XLA_FFI_CallFrame*): first it is asked for the version of its interface, then it
+# XLA_FFI_Error* handler(XLA_FFI_CallFrame*): the first call queries the version of its interface, then it
 # runs.  Offsets are those of xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends
-# only.  Linux may wake a sleeper 50 us late unless it is told not to (prctl 29).
+# only.  Linux may wake a sleeper 50 us late unless prctl 29 forbids it.
 _HANDLER = r"""
 declare i32 @nanosleep(ptr, ptr)
 declare i32 @prctl(i32, i64, i64, i64, i64)

@@ -4,8 +4,8 @@
 
 First a small pipelined step is taken many times: resident memory is fitted with a line over the second half,
 and threads and open files are counted.  Then faults are put into steps of the same program: a device that
-breaks or has no memory left in some fragment of some microbatch, a NaN, an interrupt.  Each must be told by
-the error that names the fragment's mesh and microbatch, and the same step without the fault must give what it
+breaks or has no memory left in some fragment of some microbatch, a NaN, an interrupt.  The error must name
+the fragment's mesh and microbatch, and the same step without the fault must give what it
 gave before.  The last line is one JSON object.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/timeline_accuracy.py [--steps 20] [--stages N] [--backends native,xla]
 
 The train step of the example is recorded again and again, on one mesh per core unless `--stages` says
-otherwise: meshes that share cores make each other's fragments longer, which is no error of the timeline.  A
+otherwise: meshes that share cores make each other's fragments longer, not an error of the timeline.  A
 fragment is compared with the median of its program over all steps, and with what `Compiled.costs` measures
 of it alone.  Fragments that only make zeros take no time and are left out.  For each backend a line: its
 figures, how long a recorded step takes compared with others, and the worst fragments.  The last line is one
@@ -58,7 +58,7 @@ class AccuracyCase:
         self.forget()
 
     def forget(self) -> None:
-        """Drops what was measured while everything ran for the first time."""
+        """Drops the measurements of the first run."""
         for found in (self.durations, self.alone):
             found.clear()
         self.plain_s, self.recorded_s, self.unattributed = [], [], 0.0
@@ -88,7 +88,7 @@ class AccuracyCase:
             self.alone[name].append(seconds)
 
     def figures(self) -> dict[str, Any]:
-        """What was found."""
+        """The results."""
         medians = {name: statistics.median(found) for name, found in self.durations.items()}
         runs = [(name, seconds) for name, found in self.durations.items() for seconds in found]
         near = [abs(seconds - medians[name]) <= 0.25 * medians[name] for name, seconds in runs]

@@ -1,7 +1,7 @@
 """Every exception that mpmd raises on purpose, in one hierarchy.
 
-An error is a page for the reader: what is wrong in the user's words, where, what was found and what
-was expected, and what to do.  Several problems found together are raised together.
+An error is a page for the reader: the problem in the user's words, where it is, got and
+expected, and what to do.  Several problems found together are raised together.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class PlacementError(MpmdError, ValueError):
 
 
 class IRError(MpmdError, ValueError):
-    """Misuse of the IR: the change asked for would leave an invalid program."""
+    """Misuse of the IR: the change would leave an invalid program."""
 
 
 class PassError(MpmdError, ValueError):
-    """A pass found the program wrong.  Holds all diagnostics that were found, worst first."""
+    """A pass found the program wrong.  Holds all diagnostics, worst first."""
 
     def __init__(self, message: str, diagnostics: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class FragmentError(MpmdError, RuntimeError):
 
 
 class NonFiniteError(FragmentError, FloatingPointError):
-    """A fragment computed a NaN or an infinity while JAX was asked to look for them."""
+    """A fragment computed a NaN or an infinity while JAX's check for them was on."""
 
 
 class HloError(MpmdError, ValueError):
@@ -88,6 +88,6 @@ def collect(kind: type[MpmdError], problems: Sequence[str], heading: str = "") -
 
 
 def close_to(word: str, known: Iterable[str], most: int = 1) -> str:
-    """The end of a sentence about an unknown word: the known ones that look like it, if there are any."""
+    """The end of a sentence about an unknown word: similar known words, if there are any."""
     close = difflib.get_close_matches(word, list(known), most)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

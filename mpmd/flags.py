@@ -21,7 +21,7 @@ from mpmd.support.passes import Pass, option_text
 FLAGS = flags.FLAGS
 _PASSES = (*PASSES.values(), *HLO_PASSES.values())
 
-# What a configuration or the schedule says is not for flags.
+# Fields that the configuration or the schedule set have no flags.
 _NOT_FLAGS = frozenset(
     {
         "name_to_mesh_assignment",
@@ -36,7 +36,7 @@ _NOT_FLAGS = frozenset(
 
 
 def option_docs(kind: type[Any]) -> dict[str, str]:
-    """Field -> what it is for, from the `Attributes:` of a record's docstring and those of its bases."""
+    """Field -> its description, from the `Attributes:` of a record's docstring and those of its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         text = (base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
@@ -79,11 +79,11 @@ def _define_pipeline_flags() -> None:
 
 
 def _define_pass_flags() -> None:
-    """Options of single passes, None unless given: what the pipeline gives a pass stands then."""
+    """Options of single passes, None unless given: then the pipeline's value is used."""
     for kind in _PASSES:
         docs = option_docs(kind)
         for field in dataclasses.fields(kind):
-            text = f"Over what the pipeline gives {kind.name}: {docs.get(field.name, field.name)}"
+            text = f"Overrides the pipeline's value for {kind.name}: {docs.get(field.name, field.name)}"
             flags.DEFINE_string(pass_flag(kind, field.name), None, text)
 
 

@@ -1,6 +1,6 @@
-"""The only door to names of JAX and jaxlib that are not public.
+"""The only module that uses names of JAX and jaxlib that are not public.
 
-Each function tests for what it needs and says what happens without it.  Nothing else in the project may
+Each function tests for the names that it needs and documents its result without them.  No other module may
 import `jax._src`, `jaxlib` or an experimental module.
 """
 
@@ -59,10 +59,10 @@ def make_cpu_client(num_devices: int) -> Any | None:
 
 
 def trace_context() -> Hashable:
-    """What JAX's own state says about tracing: a function traced under another is another program.
+    """JAX's state that affects tracing: a function traced under another state is another program.
 
-    The random bits, the precision of products and 64-bit types hang on it.  Empty where this JAX does not
-    tell: a change of such a switch then goes unnoticed by what was compiled before.
+    It includes the random bits, the precision of products and 64-bit types.  Empty where this JAX does not
+    provide it: a change of such a switch is then not noticed.
     """
     from jax._src import config
 
@@ -71,9 +71,9 @@ def trace_context() -> Hashable:
 
 
 def is_staging() -> bool:
-    """Whether JAX writes down what it is asked for instead of doing it: within `jax.jit`, loops and such.
+    """Whether JAX is tracing: within `jax.jit`, loops and such.
 
-    Never where this JAX does not tell.
+    Always False where this JAX does not provide it.
     """
     from jax._src import core
 
@@ -82,11 +82,12 @@ def is_staging() -> bool:
 
 
 def taking_packed(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
-    """What takes arrays of elements smaller than a byte, such as `int4`.
+    """A call that takes arrays of elements smaller than a byte, such as `int4`.
 
     JAX compares the layouts of arguments with those compiled for, where only the latter say that elements are
-    packed: it refuses every such array on a device of its own choice, its own results too.  Here the order of
-    the dims that is left to say is the usual one; any other is still compared.
+    packed: it refuses every such array with a default layout, its own results too.  Here the order of the
+        dims
+    in an unspecified layout is the default; any other is still compared.
     """
     executable: Any = getattr(compiled, "_executable", None)
     layouts = getattr(executable, "_xla_in_layouts", None)
@@ -104,10 +105,10 @@ def _only_says_packed(layout: Any) -> bool:
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[Any], others: Sequence[Any]
 ) -> jax.stages.Compiled | None:
-    """What was compiled for some devices, loaded onto the same devices of another client.
+    """An executable for some devices, loaded onto the same devices of another client.
 
-    Loading takes a tenth of the time of compiling.  None where the devices have other numbers, which an
-    executable keeps, or where the client cannot write executables down.
+    Loading is much faster than compiling.  None where the devices have other numbers, which an executable
+    stores, or where the client cannot serialise executables.
     """
     from jax.experimental import serialize_executable
 
@@ -124,12 +125,11 @@ def compiled_for(
 
 
 def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
-    """What calls a compiled function of arrays, one that returns a list, with the least in between.
+    """Calls a compiled function of arrays, one that returns a list, with minimal overhead.
 
-    On one device, arrays of types that were taken before go to the executable at once: 1.2 µs less than by
-    JAX's own call, and 0.2 µs less per argument.  That they are of its device is then seen by XLA; that their
-    elements lie in order, which `in_order` sees to, by nobody.  All other arguments go through JAX, and so
-    does everything where this JAX has no such calls.
+    On one device, arrays of types that were accepted before go to the executable at once.  XLA checks that
+    they are on its device, and `in_order` that their elements are in order.  All other arguments go through
+    JAX, as does everything where this JAX has no such calls.
     """
     executable, parameters = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
     make = getattr(executable, "create_cpp_call", None)
@@ -142,10 +142,10 @@ def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
 def _launch(
     executable: Any, parameters: Any
 ) -> tuple[int, Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
-    """How many arrays an executable of one device takes; what starts it, makes arrays of results, and tells
-    the type of an array.
+    """The number of arrays of an executable of one device; functions that start it, build its results, and
+    return the type of an array.
 
-    None if a call has more to do, or JAX has none of these.
+    None if a call needs more than that, or JAX lacks one of these.
     """
     from jaxlib import _jax
 
@@ -171,7 +171,7 @@ _CALL = """
 def call({names}):
     try:
         known = {known}
-    except TypeError:  # one is no array, or stands for one
+    except TypeError:  # one is not an array, or is a tracer
         known = False
     if not known:
         return other({names})
@@ -190,10 +190,10 @@ def _call_of_known_types(
     handlers: Sequence[Any],
     type_of: Callable[[Any], Any],
 ) -> Callable[..., Any]:
-    """A call that leaves to `checked` arguments of other types than those it has seen it take.
+    """A call that passes arguments of other types than the last accepted ones to `checked`.
 
-    It is written out for its number of arguments, and looks first whether their types are the very objects of
-    the last call: to compare a list of types with another takes 0.3 µs more of a call with two arguments.
+    Its source is generated for its number of arguments; it first compares their types by identity with those
+    of the last call, which is faster than comparing lists.
     """
 
     def other(*arrays: Any) -> Any:
@@ -209,7 +209,7 @@ def _call_of_known_types(
         return made
 
     def refused(error: Exception, *arrays: Any) -> Any:
-        if "INVALID_ARGUMENT" in str(error):  # nothing has begun, and JAX knows why
+        if "INVALID_ARGUMENT" in str(error):  # it did not start; JAX reports the reason
             return checked(*arrays)
         raise error
 
@@ -225,10 +225,11 @@ def _call_of_known_types(
 
 @contextlib.contextmanager
 def execution_order(number: int) -> Iterator[bool]:
-    """What this thread starts on CPU devices inside it is ordered apart from what it starts outside.
+    """Orders the programs that this thread starts on CPU devices inside it separately.
 
     On a device, programs of one thread run in the order in which they were started; those of one number, from
-    1 up, in the order among themselves.  Gives whether that is so: not where this jaxlib has no such orders.
+    1 up, in the order among themselves.  Yields whether that is so: False where this jaxlib has no such
+    orders.
     """
     from jaxlib import _jax
 
@@ -245,10 +246,9 @@ def execution_order(number: int) -> Iterator[bool]:
 
 
 def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
-    """A function of an array of so many dims on CPUs: itself, or a copy if its elements lie in another order.
+    """A function of an array of so many dims on CPUs: itself, or a copy if its elements are in another order.
 
-    Such arrays are made by `jax.experimental.layout` only.  Where JAX has a short way to ask for a layout the
-    function takes 0.2 µs.
+    Such arrays are created by `jax.experimental.layout` only.
     """
     from jax.experimental.layout import Format, Layout
 
@@ -259,7 +259,7 @@ def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
 
     def as_ordered(array: jax.Array) -> jax.Array:
         nonlocal known
-        if array.is_deleted():  # whoever reads it says so
+        if array.is_deleted():  # the reader reports it
             return array
         layout = getattr(array, "_pjrt_layout", None)
         if layout is not None and known is not None and layout == known:
@@ -278,9 +278,9 @@ def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
 def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:
     """A function that copies an array to `target` without waiting for the array to be computed.
 
-    The array must be sharded as `target` is: over as many devices, with equal shards.  Where jaxlib
-    offers the call behind `jax.device_put`, it is used directly: 6 µs instead of 30 to 100 µs.  Without it
-    the function is `jax.device_put`, which does the same and copies to the same device only if asked.
+    The array must be sharded as `target` is: over as many devices, with equal shards.  Where jaxlib offers
+    the call behind `jax.device_put`, it is used directly, with less overhead.  Otherwise the function is
+    `jax.device_put`, which does the same and copies to the same device only on request.
     """
     batched = _batched_copy()
     if batched is None:
@@ -303,13 +303,13 @@ def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 
 class _Unguarded:
-    """Stands for what a thread knows about transfers where JAX does not say."""
+    """Replaces the state of a thread's transfers where JAX does not provide it."""
 
     explicit_device_put = False
 
 
 def _transfers_of_thread() -> Callable[[], Any]:
-    """What JAX knows of a thread's transfers: `jax.transfer_guard` lets pass those that were asked for."""
+    """JAX's state of a thread's transfers: `jax.transfer_guard` allows explicit ones."""
     try:
         from jaxlib._jax import guard_lib
     except ImportError:
@@ -332,14 +332,14 @@ def _batched_copy() -> tuple[Callable[..., Any], Callable[..., Any], Any] | None
 
 
 def _devices_in_order(sharding: Sharding) -> tuple[Any, ...]:
-    """The devices of a sharding in the order in which JAX numbers its shards."""
+    """The devices of a sharding in the order of its shards in JAX."""
     mesh = getattr(sharding, "mesh", None)
     devices: Sequence[Any] = tuple(mesh.devices.flat) if mesh is not None else tuple(sharding.device_set)
     return tuple(devices)
 
 
 def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
-    """The Python functions that custom calls of a lowered step name by position; None if JAX does not say."""
+    """The Python functions of custom calls of a lowered step, by position; None if JAX hides them."""
     arguments = getattr(getattr(lowered, "_lowering", None), "compile_args", None)
     if arguments is None or "host_callbacks" not in arguments:
         return None
@@ -347,9 +347,9 @@ def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
 
 
 def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
-    """What a traced function does in an order that JAX keeps: primitives, with their places.
+    """Ordered effects of a traced function: primitives, with their places.
 
-    Empty where this JAX does not tell which effects are ordered.
+    Empty where this JAX does not report ordered effects.
     """
     from jax._src import core, effects, source_info_util
 
@@ -377,7 +377,8 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
 def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
     """The tracers that a traced function reads beside its arguments: its jaxpr takes them first.
 
-    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not say.
+    They belong to a trace around it, or to one inside of it that has ended.  Empty where JAX does not list
+    them.
     """
     values = getattr(traced, "_consts", ())
     return tuple(value for value in values if isinstance(value, jax.core.Tracer))
@@ -386,7 +387,7 @@ def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:
 def created_by(tracer: jax.core.Tracer) -> tuple[str, str]:
     """The name of the function during whose tracing a value was created, and the place, `file:line`.
 
-    Empty where this JAX does not say.
+    Empty where this JAX does not provide it.
     """
     from jax._src import source_info_util
 
@@ -413,12 +414,12 @@ def hlo_to_stablehlo(text: str) -> str | None:
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of random keys, which are numbers in the programs that JAX lowers."""
+    """Whether a dtype is that of random keys, which are integers in lowered programs."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def as_key(data: jax.Array, dtype: Any) -> jax.Array:
-    """The keys of some dtype that an array of numbers stands for."""
+    """The random keys in an array of integers."""
     return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
@@ -433,12 +434,12 @@ def devices(platform: str) -> list[jax.Device]:
 
 
 def default_memory_kind(sharding: Sharding) -> str:
-    """The memory in which the devices of a sharding keep arrays unless told otherwise."""
+    """The default memory of the devices of a sharding."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
 
 
 def inner_jaxprs(equation: Any) -> list[Any]:
-    """The jaxprs that an equation holds: branches, bodies of loops, called functions."""
+    """The jaxprs of an equation: branches, bodies of loops, called functions."""
     found: list[Any] = []
     for value in equation.params.values():
         for entry in value if isinstance(value, (tuple, list)) else (value,):
@@ -449,7 +450,7 @@ def inner_jaxprs(equation: Any) -> list[Any]:
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr without what neither its results nor its effects depend on; itself if this JAX cannot tell."""
+    """A jaxpr without unneeded equations, effects included; unchanged if JAX cannot do it."""
     from jax.interpreters import partial_eval
 
     eliminate = getattr(partial_eval, "dce_jaxpr", None)

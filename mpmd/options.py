@@ -27,11 +27,11 @@ class PipelineOptions:
         constraints: `"i:o"`: argument i and result o live on one mesh.
         infer_transfers: insert transfers where the program needs them, instead of failing.
         infer_cross_mesh_reductions: let a sum of values of several meshes be reduced across meshes.
-        max_clones: to how many fragments an op that no name covers may be copied.
+        max_clones: the maximum number of fragments to which an op without a name may be copied.
         error_limit: how many errors of mesh inference are shown; -1 for all.
         heterogeneous_meshes: the meshes of the topology have different axes or device counts.
-        split_bwd_fragments: split backward work so that what other meshes wait for is computed first;
-            the zero-bubble schedules need it.
+        split_bwd_fragments: split backward work so that the results for other meshes are computed first; the
+            zero-bubble schedules need it.
         verify_schedule_units: warn if a mesh does not have one forward and one backward unit per microbatch.
         one_fragment_per_task: more than one fragment for a stage, microbatch and phase on a mesh is an error;
             otherwise they are ordered together.
@@ -56,31 +56,33 @@ class PipelineOptions:
             all microbatches run the same programs.
         jax_shardings: let only whole axes of its own mesh shard what goes from fragment to fragment, as JAX
             arrays require.
-        carry_sums: add up in each microbatch what is summed behind all of them.
-        split_accumulators: accumulate what arises on several meshes on each of them.
-        recompute_cheap_residuals: let backward fragments recompute what costs less than keeping it.
+        carry_sums: add up in each microbatch values that are otherwise summed after all of them.
+        split_accumulators: accumulate values of several meshes on each of them.
+        recompute_cheap_residuals: let backward fragments recompute residuals where that costs less than
+            keeping them.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
         scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
-        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise
-            tasks are in that order as far as the data flow lets them, and there is a warning.
+        fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
+            are in that order as far as the data flow allows, and there is a warning.
         pass_options: options of single passes, `"mpmd-remat-fragment{merge-remat-fragments=true}"`; they
-            override what the pipeline gives the pass.
+            override the options of the pipeline.
         attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
-            each that keeps scores in the cache, looks at nothing that a causal mask hides, and computes
-            scores again in the backward fragment instead of keeping them; `off` computes product by product.
-        float_jitter: regular expression on opcodes, names and sources of values of which the native backend
-            makes the floats a little wrong, such as `dot|exponential`: to find numerically fragile programs.
-        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that take the place of
-            those that the native backend generates; `dump_to` shows these.
+            each that keeps scores in the cache, skips everything that a causal mask hides, and computes
+                scores again in the backward fragment instead of keeping them; `off` computes product by
+                product.
+        float_jitter: regular expression on opcodes, names and sources of values whose floats the native
+            backend perturbs slightly, such as `dot|exponential`: to find numerically fragile programs.
+        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace those of
+            the native backend; `dump_to` writes these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
             `reference`: the program of `native` run by NumPy, to find errors of generated code.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
-        compile_cache_bytes: what that folder may hold.
-        device_memory_bytes: memory of a device, for the native backend: where a fragment would need more than
-            is left beside what is alive meanwhile, it computes values again; 0: no limit.
+        compile_cache_bytes: size limit of that folder.
+        device_memory_bytes: memory of a device, for the native backend: a fragment that would need more than
+            is left beside the live buffers rematerialises values; 0: no limit.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
@@ -179,7 +181,7 @@ def ordered_by(o: PipelineOptions) -> str:
 
 
 def option_problems(o: PipelineOptions) -> list[str]:
-    """What is wrong with the values of options, one sentence each."""
+    """Problems of the values of options, one sentence each."""
     found = []
     for name, kind in typing.get_type_hints(PipelineOptions).items():
         value = getattr(o, name)
@@ -205,7 +207,7 @@ def _pattern_problems(name: str, pattern: str) -> list[str]:
     try:
         re.compile(pattern)
     except re.error as error:
-        return [f"{name} is {pattern!r}, which is no regular expression: {error}"]
+        return [f"{name} is {pattern!r}, which is not a regular expression: {error}"]
     return []
 
 
@@ -216,7 +218,7 @@ def _text(value: object) -> str:
 
 
 USER_DEFAULTS = PipelineOptions()
-"""What `mpmd.jit` starts from, whether a configuration gives options or not."""
+"""The defaults of `mpmd.jit`, also for a configuration with options."""
 
 DIALECT_DEFAULTS = PipelineOptions(
     infer_transfers=False,
@@ -234,7 +236,7 @@ DIALECT_DEFAULTS = PipelineOptions(
     swap_transposed_dots=False,
     scale_smaller_factor=False,
 )
-"""What `mpmd-opt` starts from: the passes that the dialect's own test files expect."""
+"""The defaults of `mpmd-opt`: the passes that the dialect's own test files expect."""
 
 
 def _defaults() -> PipelineOptions:
@@ -245,7 +247,7 @@ _source: Callable[[], PipelineOptions] = _defaults
 
 
 def set_options_source(source: Callable[[], PipelineOptions]) -> None:
-    """Says where options come from that a configuration does not give: the flags, once they are imported."""
+    """Sets the source of options for configurations without any: the flags, once they are imported."""
     global _source
     _source = source
 

@@ -1,6 +1,6 @@
-"""The MPMD pipelines: which pass runs after which, and why it stands there.
+"""The MPMD pipelines: the order of the passes, with the reason for each position.
 
-Read each from top to bottom.  A step that an option leaves out says so with `when`.
+Read each from top to bottom.  A step that an option disables has a `when`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpmd.support.passes import Pass, option_text, parsed_options
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A pass, and the reason why it stands where it stands."""
+    """A pass, and the reason for its position."""
 
     pass_: Pass
     why: str
@@ -34,7 +34,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("chlo-legalize-to-stablehlo", "one dialect less for all that follows"),
         _step("mpmd-inline", "ordinary calls vanish: names in them come to the top"),
         _step("symbol-dce", "the functions that were called are not needed any more"),
-        _step("canonicalize", "what inlining left unused would else be what is kept of equal ops"),
+        _step("canonicalize", "otherwise cse could keep an op that inlining left unused"),
         _step("cse", "equal constants become one, which sinking into callees looks for"),
         _step("canonicalize", "constants fold, nested concatenates flatten: inference expects that"),
         _step("mpmd-copy-topology-from-main", "callees become MPMD functions"),
@@ -46,19 +46,19 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-unroll-for-loops", "mesh inference knows no loops"),
         _step(
             "mpmd-fold-constant-branches",
-            "counters of loops are constants now; names in branches come to the top to be mapped",
+            "counters of loops are constants now; names in branches move to the top level to be mapped",
         ),
         _step("canonicalize", "slices of stacked values of an unrolled loop fold away"),
         _step("mpmd-simplify-stablehlo", "smaller for inference; folds nothing that makes the text larger"),
         _step("mpmd-from-unroll-to-call-counter", "calls of unrolled loops are microbatches"),
         _step(
             "mpmd-carry-sums-through-calls",
-            "as soon as microbatches can be told; the terms of a sum need not all be kept then",
+            "as soon as microbatches are known; the terms of a sum need not all be kept then",
             when=o.carry_sums,
         ),
         _step(
             "mpmd-mirror-stages",
-            "while names can still be told apart by microbatch; sums are carried by now",
+            "while microbatches still distinguish names; sums are carried by now",
             when=bool(o.mirrored_names),
             names=",".join(o.mirrored_names),
         ),
@@ -69,7 +69,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-simplify-named-computations",
-            "a value merely passed through must not be tied to the computation's mesh",
+            "a value that is only forwarded must not be tied to the computation's mesh",
         ),
         _step(
             "mpmd-map-input-output-to-mesh",
@@ -90,7 +90,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-split-accumulators-by-mesh",
-            "while sums over microbatches can still be seen, and their terms know their mesh",
+            "while sums over microbatches are still visible, and their terms have a mesh",
             when=o.split_accumulators,
         ),
         _step("mpmd-introduce-transfers", "assign of unassign becomes a transfer"),
@@ -123,7 +123,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-merge-inferred-fragments",
-            "what no consumer could take goes to its neighbour",
+            "fragments without a suitable consumer merge with their neighbour",
             when=early,
             merge_sideways=True,
         ),
@@ -134,7 +134,7 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-swap-transposed-dots",
-            "once per callee; every backend then reads the factors as they lie",
+            "once per callee; every backend then reads the factors in their layout",
             when=o.swap_transposed_dots,
         ),
         _step(
@@ -151,24 +151,24 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
         _step(
             "mpmd-scale-smaller-factor",
-            "after recomputing: what was kept for the backward fragment is read by the product alone now",
+            "after recomputing: residuals are then read by the product alone",
             when=o.scale_smaller_factor and not _stitches(o),
         ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
         _step(
             "mpmd-call-inline",
-            "microbatches stand side by side from here on; splitting looks into their bodies",
+            "microbatches are in one block from here on; splitting looks into their bodies",
             share_bodies=o.keep_microbatches_equal and not o.split_bwd_fragments,
         ),
         _step("symbol-dce", "callees are not needed any more"),
         _step(
             "mpmd-copy-cheap-constants",
-            "what surrounds the microbatches need not keep zeros for the end of the step",
+            "work around the microbatches need not keep zeros for the end of the step",
             when=early and o.keep_microbatches_equal,
         ),
         _step(
             "mpmd-uniquify-carried-values",
-            "before anything joins equal operands: the first microbatch must look like the others",
+            "before equal operands are joined: the first microbatch must look like the others",
             when=early and o.keep_microbatches_equal,
         ),
         _step(
@@ -185,12 +185,12 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-scheduling-units-verifier",
-            "before splitting, whose halves its counts know nothing of",
+            "before splitting, which its counts do not consider",
             when=o.verify_schedule_units,
         ),
         _step(
             "mpmd-split-bwd-fragments",
-            "what other meshes and stages wait for comes first",
+            "results for other meshes and stages come first",
             when=o.split_bwd_fragments,
             between_stages=o.keep_microbatches_equal,
         ),
@@ -231,7 +231,7 @@ def infer_mesh_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-infer-mesh-assign-mesh-func-leaves",
-            "what nothing uses has no use to learn a mesh from",
+            "unused values have no use to take a mesh from",
             infer_transfers=o.infer_transfers,
             error_limit=o.error_limit,
         ),
@@ -300,14 +300,12 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-absorb-inferred-fragments",
-            "unnamed work goes to the named, now that their order is known",
+            "unnamed work merges with named work, whose order is known now",
             when=late,
             absorb_on_entry_point_function=o.absorb_inferred_fragments_on_entry_point_function,
         ),
-        _step(
-            "mpmd-merge-inferred-fragments", "what could not be absorbed", when=late, merge_any_consumer=True
-        ),
-        _step("mpmd-merge-inferred-fragments", "what no consumer could take", when=late, merge_sideways=True),
+        _step("mpmd-merge-inferred-fragments", "those not absorbed", when=late, merge_any_consumer=True),
+        _step("mpmd-merge-inferred-fragments", "those without a consumer", when=late, merge_sideways=True),
         _step(
             "mpmd-merge-forward-with-backward",
             "one program for both where they are adjacent",
@@ -337,17 +335,17 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "JAX has no arrays that are sharded over part of an axis",
             when=o.jax_shardings,
         ),
-        _step("mpmd-enforce-user-shardings", "what the user wrote at arguments and results stands"),
+        _step("mpmd-enforce-user-shardings", "the user's shardings of arguments and results have priority"),
         _step(
             "mpmd-fit-shardings-to-meshes",
-            "meshes that are not alike have been one mesh until here",
+            "meshes that differ have been one mesh until here",
             when=o.jax_shardings,
         ),
         _step("mpmd-extract-reshards-from-inter-mesh-transfers", "transfers do not reshard"),
         _step("mpmd-convert-sdy-shardings-to-mpmd-types", "from here on shardings are part of types"),
         _step(
             "mpmd-forget-empty-shardings",
-            "propagation tells replicated values from those it knows nothing of",
+            "propagation distinguishes replicated values from those without a sharding",
             when=o.keep_microbatches_equal,
         ),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),
@@ -363,7 +361,7 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         _step("canonicalize", "removes values that fragments only pass through", region_simplify="disabled"),
         _step("mpmd-fragment-dedup", "joins operands that have become equal"),
         _step("mpmd-merge-transfers", "scalars travel together", when=o.merge_transfers),
-        _step("mpmd-fragment-dedup", "joins what was merged twice", when=o.merge_transfers),
+        _step("mpmd-fragment-dedup", "joins values that were merged twice", when=o.merge_transfers),
         _step("cse", "joins transfers that have become equal", when=o.merge_transfers),
         _step("mpmd-fragment-dce", "drops all that the steps above left unused"),
         _step(
@@ -385,7 +383,7 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             "needs the final order and the host marks",
             keep_microbatches_equal=o.keep_microbatches_equal,
         ),
-        _step("mpmd-mark-fragment-reserved-memory", "needs to know what is donated"),
+        _step("mpmd-mark-fragment-reserved-memory", "needs the donations"),
         _step(
             "mpmd-validate-no-param-transfers",
             "while values still have their names",
@@ -394,13 +392,13 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-validate-no-inferred-fragments",
-            "while fragments still know who made them; around microbatches they are meant to be there",
+            "while fragments still know their origin; around microbatches they are expected",
             when=not o.keep_microbatches_equal,
             fail_on_inferred_fragments=o.fail_on_inferred_fragments,
         ),
         _step(
             "mpmd-forget-carried-starts",
-            "nothing joins equal results any more; stages that are alike become one program",
+            "equal results are not joined any more; identical stages become one program",
             when=o.keep_microbatches_equal,
         ),
         _step(
@@ -410,7 +408,7 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step(
             "mpmd-validate-no-reshards",
-            "a program that only reshards is seen by its name here",
+            "its name here shows that a program only reshards",
             fail_on_reshard_only_fragments=o.fail_on_reshard_only_fragments,
             ignore_copies=o.keep_microbatches_equal,
         ),
@@ -452,7 +450,7 @@ def steps_of(name: str, options: Sequence[tuple[str, str]]) -> list[Step]:
 
 
 def check_options(o: PipelineOptions) -> None:
-    """Looks at what the options hold, and up the passes and the options of passes that they name.
+    """Checks the values of the options, and that the passes and options of passes that they name exist.
 
     Raises:
         ConfigError: there is no such folder or pass, or a pass has no such option; all problems at once.
@@ -477,7 +475,7 @@ def check_options(o: PipelineOptions) -> None:
 
 
 def _not_of_hlo(entries: Iterable[str]) -> list[str]:
-    """Entries that are not about passes over HLO, of which the compiler knows."""
+    """Entries other than those for HLO passes, which the compiler checks."""
     return [entry for entry in entries if not entry.startswith("hlo-")]
 
 
@@ -487,7 +485,7 @@ def _is_mlir(name: str) -> bool:
 
 
 def _stitches(o: PipelineOptions) -> bool:
-    """Whether attention becomes one kernel, which reads scores and scales wherever they stand."""
+    """Whether attention becomes one kernel, which reads scores and scales in any layout."""
     return o.attention_stitching == "auto" and o.backend != "xla"
 
 

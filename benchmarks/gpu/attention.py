@@ -21,7 +21,7 @@ DELTA_ROWS = 128
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How a kernel cuts the scores.
+    """How a kernel tiles the scores.
 
     Attributes:
         rows: queries of a block.
@@ -39,7 +39,7 @@ class Blocks:
         return f"{self.rows}x{self.keys}w{self.warps}s{self.stages}"
 
 
-# Tried in this order; the first of each is what is used where nothing was measured.
+# Tried in this order; the first of each is the default without measurements.
 FORWARD = {
     64: (Blocks(128, 64, 4, 3), Blocks(128, 128, 8, 3), Blocks(128, 128, 4, 2)),
     128: (Blocks(128, 64, 8, 3), Blocks(128, 128, 8, 2), Blocks(64, 64, 4, 2)),

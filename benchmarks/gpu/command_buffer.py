@@ -1,4 +1,4 @@
-"""Does XLA capture our call in a CUDA graph, and what is that worth against a native loop of launches?
+"""Does XLA capture our call in a CUDA graph, and what does that gain over a native loop of launches?
 
 Method: one custom call that launches 60 small kernels, registered without and with the trait that allows
 capture, the latter compiled with a least graph size of 1; XLA's own program for the same chain, with and

@@ -55,7 +55,7 @@ def measure(run: Experiment) -> None:
 def _try(run: Experiment, name: str, start_work: Callable[[], Any], way: Callable[[Any], Any]) -> None:
     import jax
 
-    way(jax.block_until_ready(start_work()))  # what is done once is done
+    way(jax.block_until_ready(start_work()))  # the first call is slower
     array = start_work()
     begin = time.perf_counter()
     made = way(array)

@@ -1,4 +1,4 @@
-"""What machine is this, and what are its ceilings?
+"""Which machine is this, and what limits does it have?
 
 Method: versions of everything that the other experiments use; the driver's own words about the GPU; a large
 copy and a large bf16 matrix product by XLA, on random data.

@@ -1,4 +1,4 @@
-"""A call frame as XLA makes it, for calling a handler without XLA, and an API table that notes what is asked.
+"""A call frame as XLA makes it, for calling a handler without XLA, and an API table that records the queries.
 
 The structs are laid out as in xla/ffi/api/c_api.h; offsets are those that handlers read.
 """
@@ -53,7 +53,7 @@ class CallFrame:
         return handler.function(ctypes.addressof(self._frame)) != _ERROR
 
     def metadata(self, handler: Handler) -> tuple[int, int, int]:
-        """What the handler answers when XLA asks for it: API major, minor, traits."""
+        """The handler's answer to XLA's query: API major, minor, traits."""
         metadata = (ctypes.c_int32 * 16)(*[-1] * 16)
         extension = (ctypes.c_int64 * 4)()
         ctypes.c_int32.from_buffer(extension, EXTENSION["type"]).value = METADATA_EXTENSION

@@ -1,7 +1,7 @@
-"""What the experiments need of Python packages, and the quick way to get what is missing.
+"""Python packages that the experiments need, and the quick way to install missing ones.
 
     python benchmarks/gpu/prepare.py                                   says what is there
-    python benchmarks/gpu/prepare.py --wheels DIR --target SITE        installs what is missing from wheels in
+    python benchmarks/gpu/prepare.py --wheels DIR --target SITE      installs missing packages from wheels in
     DIR python benchmarks/gpu/prepare.py --network --target SITE           installs it from the package index
 
 Then SITE goes to the front of PYTHONPATH.  Installing unpacks wheels and nothing else: no dependencies are
@@ -78,7 +78,7 @@ PACKAGES = {
 
 
 def missing(gpu: bool) -> list[Package]:
-    """What is not here or too old."""
+    """Packages that are missing or too old."""
     return [p for p in PACKAGES.values() if not p.is_here and (gpu or "cuda" not in p.name)]
 
 
@@ -111,7 +111,7 @@ def install(packages: list[Package], target: Path, wheels: Path | None) -> float
 
 
 def report(gpu: bool = True) -> None:
-    """Prints what is here and what is not."""
+    """Prints installed and missing packages."""
     for package in PACKAGES.values():
         found = package.found()
         state = "here" if package.is_here else "MISSING" if found is None else "TOO OLD"
@@ -125,7 +125,7 @@ def report(gpu: bool = True) -> None:
 
 
 def main() -> None:
-    """Says what is here; installs what is not if told how."""
+    """Prints installed packages; installs missing ones on request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

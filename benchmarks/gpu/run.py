@@ -130,10 +130,10 @@ class Child:
 
     def _kill(self) -> None:
         """Ends the experiment's own group of processes: it began a session of its own."""
-        for how, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 10)):
+        for how, timeout in ((signal.SIGTERM, 3), (signal.SIGKILL, 10)):
             try:
                 os.killpg(self._process.pid, how)
-                self._process.wait(patience)
+                self._process.wait(timeout)
                 return
             except ProcessLookupError:
                 return
@@ -152,7 +152,7 @@ def _status(code: int | None, found: dict[str, Any]) -> str:
 
 
 def environment(gpu: bool, folder: Path) -> dict[str, str]:
-    """What an experiment's process is told."""
+    """The arguments of an experiment's process."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p),
@@ -224,7 +224,7 @@ def summary(findings: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Runs what was asked for; ends with 1 if an experiment failed."""
+    """Runs the requested experiments; ends with 1 if an experiment failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -241,7 +241,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "gpu.log").open("w") as file:
         log = Log(file)
-        here, what = (False, "not asked for") if args.no_gpu else gpu_is_here()
+        here, what = (False, "not requested") if args.no_gpu else gpu_is_here()
         log.say(f"GPU: {what}")
         findings: dict[str, Any] = {
             "gpu": what if here else None,
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def _install(wheels: Path | None, gpu: bool, log: Log) -> dict[str, Any]:
-    """Installs what is missing if there are wheels; says what is still missing."""
+    """Installs missing packages if there are wheels; lists those still missing."""
     gone, made = prepare.missing(gpu), {}
     if gone and wheels is not None:
         target = Path(tempfile.mkdtemp(prefix="mpmd_gpu_site_"))

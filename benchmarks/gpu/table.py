@@ -68,7 +68,7 @@ class RecordingTable:
 
     Attributes:
         table: the addresses, in the order of `ENTRIES`.
-        calls: what was called, in order.
+        calls: the recorded calls, in order.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RecordingTable:
         )
 
     def _attribute(self, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The value that a descriptor's attribute is set to stands in the caller's frame: it is read now."""
+        """The new value of a descriptor's attribute is in the caller's frame: it is read now."""
         if name != "cublasLtMatmulDescSetAttribute":
             return values
         descriptor, attribute, where, size = values

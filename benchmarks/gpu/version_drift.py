@@ -1,4 +1,4 @@
-"""Does what was built against other versions of JAX and llvmlite hold with those that are here?
+"""Does code built against other versions of JAX and llvmlite work with the installed ones?
 
 Method, all on CPU: the layout of XLA's FFI structs against jaxlib's header; a fragment compiled by the native
 backend against XLA; the NVPTX target of llvmlite; then the project's own tests of code generation and of the

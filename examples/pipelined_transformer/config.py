@@ -1,4 +1,4 @@
-"""Everything that a run can be told, in one frozen record; `main` makes a flag of each field."""
+"""The options of a run, in one frozen record; `main` defines a flag for each field."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _files(source: Path, pattern: str, below: bool) -> Iterator[bytes]:
 
 
 def _limited(contents: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Contents up to a number of bytes altogether; the last one may be cut."""
+    """Contents up to a number of bytes altogether; the last one may be truncated."""
     left = max_bytes
     for content in contents:
         yield content[:left]

@@ -34,7 +34,7 @@ _DEFINE = {
     "bool": flags.DEFINE_bool,
     "str": flags.DEFINE_string,
 }
-# What may differ in a run that is resumed: how it is computed, and what is done around it.
+# Options that may differ in a resumed run: how it is computed, and what it reports.
 _NOT_FACTS = {
     "steps", "schedule", "num_stages", "devices_per_mesh", "backend", "data", "max_megabytes", "check",
     "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
@@ -44,7 +44,7 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """Ctrl-C as a wish: the step that runs is finished first, so that nothing is lost.  Twice is at once."""
+    """Ctrl-C as a request: the current step is finished first.  A second one ends the run at once."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -112,7 +112,7 @@ class TrainingRun:
         if len(losses) >= self.config.steps:
             raise ConfigError(
                 f"the checkpoint is of step {len(losses)}, and --steps is {self.config.steps}\n"
-                "  nothing is left to train: ask for more steps"
+                "  nothing is left to train: request more steps"
             )
         return state, losses
 

@@ -1,4 +1,4 @@
-"""What a run tells: lines of progress, the schedule chart, pictures, and one line of JSON at the end."""
+"""Reports of a run: lines of progress, the schedule chart, pictures, and one line of JSON at the end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def summary(outcome: Outcome, timeline: Timeline, text: str) -> str:
-    """What is printed when a run is done, but for the last line."""
+    """The summary of a finished run, without the last line."""
     meshes = "\n".join(
         f"  {mesh}: bubble {outcome.bubble[mesh]:6.1%}   peak {peak / 2**20:7.1f} MiB"
         for mesh, peak in outcome.peak_bytes.items()

@@ -47,7 +47,7 @@ class Tokenizer:
         return np.array(found, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of some tokens; bytes that are no UTF-8 become the replacement sign."""
+        """The text of some tokens; bytes that are not UTF-8 become the replacement sign."""
         return b"".join(self._pieces[token] for token in tokens).decode("utf-8", "replace")
 
     def _join(self, tokens: list[int]) -> list[int]:

@@ -52,7 +52,7 @@ class Partitioned:
         graph: its entry function as plain data.
         program: the streams.
         argument_paths: what the user calls each flat argument.
-        backend: name of the compile backend that the options ask for.
+        backend: name of the compile backend in the options.
         compile_options: how the options want the fragments to be compiled.
         diagnostics: warnings and remarks of all passes.
         seconds: how long each phase took.
@@ -211,7 +211,7 @@ def partition(
         return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer)
 
 
-_ONE_AT_A_TIME = threading.RLock()  # passes share the context, what was erased, the count of edits
+_ONE_AT_A_TIME = threading.RLock()  # passes share the context, erased ops, the count of edits
 
 
 def _partition(

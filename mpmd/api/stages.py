@@ -322,8 +322,7 @@ class Compiled:
 
         `fallbacks` is the number of distinct fragments that the requested backend could not compile.
         `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter
-        include
-        calls and transfers, which `transfer seconds` counts alone.
+        include calls and transfers, which `transfer seconds` counts alone.
         """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
         runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))

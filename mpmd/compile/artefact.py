@@ -1,4 +1,4 @@
-"""What a compilation leaves: all that loading and running a fragment needs, and what people read of it.
+"""The result of a compilation: everything that loading, running and inspecting a fragment needs.
 
     lookup by the fragment's text ──▶ name of the program ──▶ artefact
     lookup by the program's canonical fingerprint ───────────▶ artefact
@@ -38,10 +38,10 @@ _SIZES = struct.Struct("<4Q")
 
 
 class Texts(Mapping[str, str]):
-    """File name → text, written when somebody looks.
+    """File name → text, generated on the first access.
 
     Args:
-        write: makes all of them.
+        write: generates all of them.
     """
 
     def __init__(self, write: Callable[[], dict[str, str]]) -> None:
@@ -63,17 +63,17 @@ class Texts(Mapping[str, str]):
 
 @dataclasses.dataclass(frozen=True)
 class Artefact:
-    """A compiled fragment, apart from this process.
+    """A compiled fragment, independent of this process.
 
     Attributes:
-        code: what it is run from.
+        code: the target's code.
         arena_bytes: temporary memory of a call, constants included.
-        constants: what the arena begins with and keeps.
+        constants: initial and constant content of the arena.
         aliases: argument → the result that takes its memory.
-        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, and the seconds that
-            computing and moving data bound.
+        costs: work of a call: `flops`, `transcendentals`, `bytes accessed`, compute-bound and memory-bound
+            seconds.
         memory: bytes that a call takes.
-        texts: file name → what can be read: HLO, buffers, thunks, kernels; the code has texts of its own.
+        texts: file name → readable text: HLO, buffers, thunks, kernels; the code has texts of its own.
     """
 
     code: Code
@@ -90,7 +90,7 @@ class Artefact:
         Args:
             what: `"hlo"`, `"buffers"`, `"memory"`, `"thunks"`, `"kernels"`, `"costs"`, `"bars"`, or a text of
                 the target's code.
-            target: what it was compiled for.
+            target: its target.
 
         Raises:
             CompileError: another word.
@@ -116,7 +116,7 @@ class Artefact:
 
     @staticmethod
     def from_bytes(data: bytes, target: Target) -> Artefact:
-        """What `to_bytes` wrote.
+        """The artefact in the bytes that `to_bytes` wrote.
 
         Raises:
             CompileError: the bytes are something else.
@@ -148,8 +148,8 @@ class KeptArtefacts:
     """Artefacts of one target and one set of options in a cache.
 
     Args:
-        cache: where they lie.
-        target: what they are compiled for.
+        cache: the cache.
+        target: their target.
         settings: further text that their code depends on.
     """
 
@@ -159,7 +159,7 @@ class KeptArtefacts:
         self.place = (target.key(), settings)
 
     def of_fragment(self, fragment: FragmentModule) -> Artefact | None:
-        """That of a fragment with the same text."""
+        """The artefact of a fragment with the same text."""
         key = self._fragment_key(fragment)
         named = self.cache.get(key)
         if named is None:
@@ -170,14 +170,14 @@ class KeptArtefacts:
         return self._artefact(named.decode())
 
     def of_program(self, fragment: FragmentModule, program: str) -> Artefact | None:
-        """That of a program that computes the same."""
+        """The artefact of an equivalent program."""
         found = self._artefact(program)
         if found is not None:
             self.cache.put(self._fragment_key(fragment), program.encode())
         return found
 
     def keep(self, fragment: FragmentModule, program: str, artefact: Artefact) -> None:
-        """Keep the artefact of a program."""
+        """Store the artefact of a program."""
         self.cache.put(program, artefact.to_bytes())
         self.cache.put(self._fragment_key(fragment), program.encode())
 

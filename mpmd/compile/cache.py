@@ -1,8 +1,8 @@
-"""What compilation keeps on disk: bytes by key, checked when they are read.
+"""The compile cache on disk: bytes by key, verified when they are read.
 
-One file per entry: a magic word, a digest, the key, the content.  An entry is written to a file of its own
-and then given its name, so that several processes may share a folder; one that does not read as it was
-written is removed and made again.  Above the limit the entries that nobody read for longest go.
+One file per entry: a magic word, a digest, the key, the content.  An entry is written to a temporary file
+and then renamed, so that several processes may share a folder; a damaged one is removed and written again.
+Above the size limit the least recently read entries are evicted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DIGEST = 32
 _SUFFIX = ".kept"
 
 DEFAULT_LIMIT = 1 << 30
-"""Bytes that a folder may hold unless told otherwise."""
+"""Default size limit of a folder, in bytes."""
 
 
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
-    """Text that differs between any two compilers: a digest of our sources, and the versions beneath them."""
+    """Text that differs between any two compilers: a digest of the sources, versions of dependences."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode())
@@ -42,19 +42,19 @@ def compiler_version() -> str:
 
 
 def key_of(*parts: object) -> str:
-    """A key for what depends on the parts, and on the compiler."""
+    """A key for a result that depends on the parts, and on the compiler."""
     return hashlib.sha256("\0".join([compiler_version(), *map(str, parts)]).encode()).hexdigest()
 
 
 @dataclasses.dataclass
 class Counts:
-    """What became of the questions to a cache.
+    """Statistics of a cache.
 
     Attributes:
         hits: entries found.
-        misses: entries that were not there.
-        damaged: files that were removed because they were not what was written.
-        refused: entries that another user may have written, and that are not used.
+        misses: entries that were missing.
+        damaged: files that were removed because their content does not match the digest.
+        refused: entries that another user may have written, which are not used.
         failed: entries that could not be written.
         evicted: entries removed to keep the limit.
     """
@@ -71,8 +71,8 @@ class DiskCache:
     """A folder of entries.
 
     Args:
-        folder: where they lie; made, for this user alone, if it is not there.  Whoever may write to it
-            decides what code runs, so one that others may write to is not used.
+        folder: its path; created, for this user alone, if it does not exist.  Write access to it means
+            control over the code that runs, so a folder that others may write to is not used.
         limit: bytes that all entries together may take.
     """
 
@@ -88,7 +88,7 @@ class DiskCache:
         return self.folder / f"{key}{_SUFFIX}"
 
     def get(self, key: str) -> bytes | None:
-        """What was put under a key; None if nothing was, or if it is damaged."""
+        """The content of a key; None if there is none, or if it is damaged."""
         path = self.path_of(key)
         try:
             check_folder(self.folder)
@@ -104,12 +104,12 @@ class DiskCache:
             self.discard(key, "the digest does not fit")
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it was of use
+            os.utime(path)  # mark it as used
         self._count("hits")
         return content
 
     def put(self, key: str, content: bytes) -> None:
-        """Keep bytes under a key.  Where they cannot be written, they are not kept, which is counted."""
+        """Store bytes under a key.  A failed write is counted, and the bytes are not stored."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             check_folder(self.folder)
@@ -129,14 +129,14 @@ class DiskCache:
             log.warning("the compile cache in %s cannot be written: %s", self.folder, error)
 
     def discard(self, key: str, reason: str) -> None:
-        """Take out an entry that is no use, so that it is made again."""
+        """Remove an unusable entry, so that it is written again."""
         self._count("damaged")
         log.warning("the entry %s of the compile cache is made again: %s", self.path_of(key), reason)
         with contextlib.suppress(OSError):
             self.path_of(key).unlink()
 
     def _refuse(self, reason: PermissionError) -> None:
-        """Say, once for each reason, that something is not used because others may have written it."""
+        """Warn, once for each reason, that a file is not used because others may have written it."""
         self._count("refused")
         if str(reason) in self._notices:
             return
@@ -153,7 +153,7 @@ class DiskCache:
             setattr(self.counts, what, getattr(self.counts, what) + 1)
 
     def _keep_limit(self) -> None:
-        """Remove what was not read for longest while there is more than the limit."""
+        """Remove the least recently read entries while the limit is exceeded."""
         entries = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may have removed it
@@ -175,7 +175,7 @@ def _entry(key: str, content: bytes) -> bytes:
 
 
 def _content(data: bytes, key: str) -> bytes | None:
-    """What an entry's file holds; None if it is no entry, another key's, or damaged."""
+    """The content of an entry's file; None if it is not an entry, another key's, or damaged."""
     start = len(_MAGIC) + _DIGEST
     if data[: len(_MAGIC)] != _MAGIC or data[start : start + len(key)] != key.encode():
         return None

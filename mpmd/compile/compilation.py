@@ -1,4 +1,4 @@
-"""What the driver makes of a fragment: with memory, then with code, and the texts of both."""
+"""Results of the driver: a fragment with memory, then with code, and the texts of both."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class PhaseClock:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A fragment in order and with memory, before there is code of it.
+    """A fragment that is scheduled and has memory, before code generation.
 
     Attributes:
-        fragment: what it was.
-        target: for which devices.
-        options: what the user said about compiling.
+        fragment: the source.
+        target: the target.
+        options: the compile options.
         module: the optimised, scheduled HLO.
         assignment: its memory.
         thunks: its work.
         program: the target's steps, a `ThunkProgram`.
         seconds: per phase.
-        notices: what the passes had to say.
+        notices: reports of the passes.
     """
 
     fragment: FragmentModule
@@ -83,10 +83,10 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Compilation(Prepared):
-    """Everything that compiling a fragment made, before it is loaded.
+    """All results of compiling a fragment, before it is loaded.
 
     Attributes:
-        code: what it is run from.
+        code: the target's code.
     """
 
     code: Code
@@ -104,7 +104,7 @@ class Compilation(Prepared):
 
     @functools.cached_property
     def costs(self) -> dict[str, float]:
-        """Our own count of the work."""
+        """Our own count of the operations and bytes."""
         cost = CostModel().module(self.module)
         return {
             "flops": float(cost.flops),
@@ -128,7 +128,7 @@ class Compilation(Prepared):
         return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, self.code.size)
 
     def texts(self) -> dict[str, str]:
-        """File name → text of everything that can be read, by the names of XLA's dumps."""
+        """File name → text of everything that is readable, by the names of XLA's dumps."""
         return {
             "after_optimizations.txt": print_module(self.module),
             "buffer-assignment.txt": assignment_report(self.assignment),
@@ -140,7 +140,7 @@ class Compilation(Prepared):
         }
 
     def artefact(self) -> Artefact:
-        """What outlives this process."""
+        """The part that outlives this process."""
         return Artefact(
             self.code,
             self.program.arena_bytes,

@@ -22,7 +22,7 @@ from mpmd.errors import CompileError, MiscompiledError
 
 @dataclasses.dataclass(frozen=True)
 class FallbackBackend:
-    """Code of a target where there is some, and XLA's, counted and with the reason, where there is none.
+    """Code of a target where it is supported, and XLA's, counted and with the reason, where it is not.
 
     Attributes:
         first: the backend of the target.
@@ -32,7 +32,7 @@ class FallbackBackend:
 
     @property
     def name(self) -> str:
-        """That of the target's backend."""
+        """The name of the target's backend."""
         return self.first.name
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -58,7 +58,7 @@ class FallbackBackend:
             return self._by_xla(fragment, mesh, tuple(reasons))
 
     def _miscompiled(self, fragment: FragmentModule, mesh: Any, error: MiscompiledError) -> XlaExecutable:
-        """What is wrong in our own code is not run, and asked to be reported."""
+        """Reports a fault of the native backend that a check found; the code is not run."""
         path = write_report(fragment, error, self.first.options.dump)
         reasons = (
             "a check found a mistake in the native code before it ran; the results of XLA are right",
@@ -84,7 +84,7 @@ class AutoBackend:
     """Native code on devices that have a target, XLA's on others.
 
     Attributes:
-        options: what the user says about compiling.
+        options: the compile options.
     """
 
     options: CompileOptions = DEFAULTS
@@ -95,7 +95,7 @@ class AutoBackend:
         return self._of(mesh).compile(fragment, mesh)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
-        """Loads what was compiled before onto another mesh; see `Backend`."""
+        """Loads an executable onto another mesh; see `Backend`."""
         return self._of(mesh).relocate(executable, fragment, mesh)
 
     def _of(self, mesh: Any) -> Backend:
@@ -129,13 +129,13 @@ def compile_fragments(
 ) -> dict[str, Executable]:
     """Compiles every fragment for its mesh; one that only differs in its mesh from another is loaded from it.
 
-    What XLA compiles instead of native code says why; `fallback_warning` collects that.
+    Fragments that XLA compiles instead of native code have the reason; `fallback_warning` collects them.
 
     Args:
         fragments: by name.
         meshes: by name.
         backend: name of the backend.
-        options: what the user says about compiling.
+        options: the compile options.
 
     Raises:
         CompileError: one cannot be compiled.
@@ -151,7 +151,7 @@ def compile_fragments(
 
 
 def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
-    """Fragments that are one program: the names of those with equal code, on meshes of one shape."""
+    """Groups of identical fragments: the names of those with equal code, on meshes of one shape."""
     found: dict[Hashable, list[str]] = {}
     for name, fragment in fragments.items():
         shape = tuple(meshes[fragment.mesh].shape.items())
@@ -160,7 +160,7 @@ def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) ->
 
 
 def programs(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
-    """The distinct programs that have to be compiled: for each the names of the fragments that are it."""
+    """The distinct programs to compile: for each the names of its fragments."""
     groups = alike(fragments, meshes)
     firsts = [fragments[names[0]] for names in groups]
     return [n for n, f in zip(groups, firsts, strict=True) if not makes_only_zeros(f, meshes[f.mesh])]

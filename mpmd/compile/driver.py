@@ -2,7 +2,8 @@
 
     lowering ── passes ── kernels ── schedule ── buffers ── thunks ── check ── steps ── code
 
-Each phase ends in a value that prints.  What differs between devices the driver asks a `Target`.
+Each phase ends in a value that prints.  The driver asks a `Target` for everything that differs between
+devices.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def prepare_fragment(
 
     Args:
         fragment: what to compile.
-        target: for which devices.
-        options: what the user says about compiling.
-        module: the fragment lowered, if that was done; the passes change it.
+        target: the target.
+        options: the compile options.
+        module: the lowered fragment, if there is one; the passes change it.
         axes: the axes of its mesh and their sizes; None for one device.
         poison: overwrite memory as soon as it is free, so that wrong reads show.
 
@@ -59,7 +60,7 @@ def prepare_fragment(
     seconds: dict[str, float] = {}
     clock, devices = PhaseClock(seconds), device_count(axes)
     module = module or lowered(fragment, axes)
-    module.is_scheduled = False  # an order was given: one of those that may be
+    module.is_scheduled = False  # an order was given: one of those that are allowed
     clock("lowering")
 
     timing = Timing()
@@ -109,14 +110,14 @@ def compiled_or_kept(
     module: HloModule | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> tuple[Artefact, bool]:
-    """A fragment compiled, or taken from the cache if it is there; and whether it was.
+    """A fragment compiled, or taken from the cache; and whether it was cached.
 
-    The cache is not used where a dump is requested, nor where kernels may come from files.
+    The cache is not used with a dump, which is of a compilation, nor where kernels may come from files.
 
     Args:
         fragment: what to compile.
-        target: for which devices.
-        options: what the user says about compiling.
+        target: the target.
+        options: the compile options.
         module: the fragment as HLO, if its text is not StableHLO; the passes change it.
         axes: the axes of its mesh and their sizes; None for one device.
 

@@ -1,4 +1,4 @@
-"""Where compilation writes what it makes of each fragment: one folder per fragment, one file per step."""
+"""Dumps of compilation: one folder per fragment, one file per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmd.compile.fragment import FragmentModule
 
 @dataclasses.dataclass(frozen=True)
 class Dump:
-    """A request for files.
+    """Settings of the dump.
 
     Attributes:
         folder: where the fragments' folders are made.

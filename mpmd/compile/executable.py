@@ -1,4 +1,4 @@
-"""What every backend makes of a fragment: something that runs on the arrays of one mesh."""
+"""The interface of backends: an executable runs a fragment on the arrays of one mesh."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mpmd.errors import CompileError
 
 _NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "costs", "bars", "llvm", "assembly")
 TEXTS = ("stablehlo", "hlo", "clusters", *_NATIVE_TEXTS)
-"""The words of `Executable.as_text`; most exist for native code only."""
+"""The words of `Executable.as_text`; most of them apply to native code only."""
 
 
 def unknown_text(what: str, of: str) -> str:
-    """For a word that does not fit a fragment: that it has none of these, if other fragments do.
+    """The text for a word that does not apply to a fragment, if it applies to others.
 
     Raises:
         CompileError: no fragment has such a text.
@@ -41,12 +41,12 @@ class MemoryStats:
 class Executable(Protocol):
     """A compiled fragment.
 
-    One that gives a token behind its results, as its fragment requests, has an attribute `has_token`.
+    If its fragment requires a token after the results, it has an attribute `has_token`.
     """
 
     @property
     def fragment(self) -> FragmentModule:
-        """What was compiled."""
+        """The source of the executable."""
 
     @property
     def backend(self) -> str:
@@ -59,11 +59,11 @@ class Executable(Protocol):
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         """Starts the fragment on arrays of its mesh and returns its results, which may not be ready yet.
 
-        Elements of the arrays lie in the default order: not every executable sees it if they do not.
+        Elements of the arrays must be in the default order: not every executable checks that.
         """
 
     def as_text(self, what: str = "hlo") -> str:
-        """The fragment as one of `TEXTS`; a remark where it has no such text.
+        """The fragment as one of `TEXTS`; a remark if it has no such text.
 
         Raises:
             CompileError: another word.
@@ -73,7 +73,7 @@ class Executable(Protocol):
         """At least `flops` and `bytes accessed`."""
 
     def memory_analysis(self) -> MemoryStats:
-        """What it takes to run."""
+        """Its memory."""
 
 
 class Backend(Protocol):
@@ -91,7 +91,7 @@ class Backend(Protocol):
         """
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
-        """An executable for a fragment that differs only in the devices of its mesh from one compiled before.
+        """An executable for a fragment that differs only in the devices of its mesh from a compiled one.
 
         None if the fragment has to be compiled again.
         """

@@ -1,4 +1,4 @@
-"""What native code was refused for, and the one warning that says so."""
+"""Reasons why fragments have no native code, and the one warning that lists them."""
 
 from __future__ import annotations
 

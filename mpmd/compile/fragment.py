@@ -1,4 +1,4 @@
-"""One fragment as the compiler is given it: a module of its own, and where its values live."""
+"""Input of the compiler: one fragment as a module of its own, and the placement of its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ValueSpec:
 
     Attributes:
         shape: global shape.
-        dtype: element type in MLIR's words, such as `f32`.
+        dtype: element type in MLIR's notation, such as `f32`.
         spec: for each dim the mesh axes that shard it, `()` for none.
         memory_kind: `"pinned_host"`, or None for device memory.
     """
@@ -30,7 +30,7 @@ class ValueSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentModule:
-    """What a backend compiles.
+    """The input of a backend.
 
     Attributes:
         name: the fragment's name, as in `p0_stage0_fwd.train_step`.
@@ -40,8 +40,8 @@ class FragmentModule:
         results: its results, in order.
         donated: positions of arguments whose memory a result takes over.
         reserved_bytes: bytes that other values occupy on the mesh while it runs.
-        token: whether its executable should give one more result, of one element, that is there when it has
-            ended: for fragments whose results are all consumed.
+        token: whether its executable should return one more result, of one element, that is ready when it has
+        ended: for fragments whose results are all consumed.
         callbacks: Python functions that its custom calls name by their position here.
     """
 
@@ -57,7 +57,7 @@ class FragmentModule:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for fragments that compile to the same code, whatever their names."""
+        """Equal for fragments that compile to the same code; their names do not count."""
         content = (
             self.text,
             self.arguments,
@@ -119,7 +119,7 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
 
 
 def _used(f: ir.Func, symbols: dict[str, ir.Func]) -> set[str]:
-    """The functions that one needs: those it calls or has custom calls call, those they need, and so on."""
+    """The transitive callees of a function, those of custom calls included."""
     found: set[str] = set()
     todo = [f]
     while todo:
@@ -133,7 +133,7 @@ def _used(f: ir.Func, symbols: dict[str, ir.Func]) -> set[str]:
 
 
 def value_spec(kind: Any) -> ValueSpec:
-    """Where a value of a mesh tensor type lives.
+    """The placement of a value of a mesh tensor type.
 
     Raises:
         CompileError: its sharding uses part of an axis, which devices of a mesh cannot express.

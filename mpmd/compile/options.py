@@ -1,4 +1,4 @@
-"""What the user may say about compiling fragments, for all of them alike."""
+"""Options for compiling fragments, the same for all of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class CompileOptions:
     """How fragments are compiled.
 
     Attributes:
-        dump: where to write what every step of compilation makes; None writes nothing.
+        dump: where to write the text after every step of compilation; None writes nothing.
         cache: where native code is kept between processes; None keeps nothing.
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
         attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
-        float_jitter: regular expression on the values that are made a little wrong, to find what is fragile;
+        float_jitter: regular expression on the values that are perturbed slightly, to find fragile programs;
             empty for none.
-        kernel_overrides: a folder of kernels in LLVM's assembly that take the place of generated ones.
-        memory_bytes: memory of a device; values are computed again where a fragment would need more than is
-            left beside what is alive meanwhile.  0 sets no limit.
-        cores: for each mesh on CPU the cores that work for it; a mesh without has one, whichever that is.
+        kernel_overrides: a folder of kernels in LLVM's assembly that replace generated ones.
+        memory_bytes: memory of a device; values are rematerialised where a fragment would need more than is
+            left beside the live buffers.  0 sets no limit.
+        cores: for each mesh on CPU its cores; a mesh that is missing has an arbitrary one.
     """
 
     dump: Dump | None = None
@@ -40,7 +40,7 @@ class CompileOptions:
 
     @property
     def key(self) -> str:
-        """Text that differs where the same fragment may become other code."""
+        """Text that differs where the same fragment may compile to other code."""
         attention = f"attention={self.attention_stitching}"
         jitter = f"jitter={self.float_jitter}"
         return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {jitter} {self.memory_bytes}"

@@ -1,6 +1,6 @@
-"""Whether a file may be executed: a digest says that it is whole, its owner and mode say who wrote it.
+"""Whether a file may be executed: its digest shows that it is complete, its owner and mode who wrote it.
 
-Source: OpenSSH's StrictModes, which asks the same of a user's keys.
+Source: OpenSSH's StrictModes, which checks a user's keys the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that only this user decides what a folder holds.
+    """Checks that only this user can write to a folder.
 
     The folders above it may belong to root, too, may be writable by a group, and by everybody where they are
     sticky, as `/tmp` is.
@@ -36,7 +36,7 @@ def read_own_file(path: Path) -> bytes:
     """The bytes of a regular file of this user that no other user may write to.
 
     Raises:
-        PermissionError: it is something else.
+        PermissionError: it is another kind of file, or belongs to others.
         OSError: it is not there, or cannot be read.
     """
     if path.is_symlink():

@@ -63,15 +63,15 @@ def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pa
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
-        *together,  # constants are folded: what depends on the device alone can be told
-        *groups.products(),  # products as the kernels like them
+        *together,  # constants are folded: values that depend on the device alone are known
+        *groups.products(),  # products in the form of the kernels
         DotDecomposer(scattered=True),  # kernels sum over one run of elements
-        FlattenCallGraph(),  # equal loops and branches were joined; memory is given to each by itself
+        FlattenCallGraph(),  # equal loops and branches were joined; buffers are assigned to each by itself
     ]
 
 
 def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
-    """Passes without those that the options leave out, with the options that they give; groups likewise."""
+    """Passes without the disabled ones, with the options that are set; groups likewise."""
     found: list[Pass] = []
     for pass_ in passes:
         if isinstance(pass_, Fixpoint):
@@ -83,7 +83,7 @@ def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
 
 @dataclasses.dataclass(frozen=True)
 class Watched(Pass):
-    """A pass of a group that runs until nothing changes, and what is done whenever it changed something.
+    """A pass of a group that runs until nothing changes, and a callback after each change.
 
     Attributes:
         inner: the pass.
@@ -106,7 +106,7 @@ class Watched(Pass):
 
 
 def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None]) -> list[Pass]:
-    """Passes of which those inside of groups are watched; `after` is given the place of the group, too."""
+    """Passes of which those inside of groups are watched; `after` gets the position of the group, too."""
     found: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):

@@ -1,7 +1,7 @@
-"""A target: everything in which one kind of device differs from another for the compiler.
+"""A target: everything that differs between kinds of devices for the compiler.
 
 `driver.py` is one list for all targets; it asks a target for its passes, its memory, and for the way from
-thunks to something that runs.  `backends/targets.py` is the table of targets.
+thunks to an executable program.  `backends/targets.py` is the table of targets.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class ThunkProgram(Protocol):
 
     @property
     def constants(self) -> bytes:
-        """What the temporary memory begins with and keeps."""
+        """Initial and constant content of the temporary memory."""
 
 
 class Code(Protocol):
-    """What a program is run from: it can be kept on disk and loaded in another process."""
+    """Code of a program: it can be stored on disk and loaded in another process."""
 
     @property
     def size(self) -> int:
-        """Bytes of it that are executed."""
+        """Bytes of machine code."""
 
     def to_bytes(self) -> bytes:
         """The code as bytes; equal code gives equal bytes.  `Target.code_from_bytes` reads them."""
 
 
 class Target(Protocol):
-    """A kind of device that fragments are compiled for."""
+    """A kind of device for which fragments are compiled."""
 
     @property
     def code_texts(self) -> Mapping[str, str]:
@@ -63,15 +63,15 @@ class Target(Protocol):
         """Text that differs whenever code for two targets may differ; part of cache keys."""
 
     def passes(self, devices: int, options: CompileOptions) -> Sequence[Pass]:
-        """What runs before kernels are planned.
+        """The passes before kernels are planned.
 
         Args:
             devices: how many run the program together.
-            options: what the user says about compiling.
+            options: the compile options.
         """
 
     def schedule(self, devices: int) -> Sequence[Pass]:
-        """What runs once kernels are planned and donated parameters have their results."""
+        """The passes after kernels are planned and donated parameters are paired with results."""
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Why there is no code for an instruction and its kernel, if it has one; "" if there is.
@@ -103,7 +103,7 @@ class Target(Protocol):
         """
 
     def code_from_bytes(self, data: bytes) -> Code:
-        """What `Code.to_bytes` wrote.
+        """The code in the bytes that `Code.to_bytes` wrote.
 
         Raises:
             ValueError: the bytes are something else; or `struct.error`, if there are too few.

@@ -1,4 +1,4 @@
-"""Files and checks around each pass, where a dump is requested."""
+"""Actions around each pass: dumps, if requested, and checks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mpmd.support.pipeline import Watch
 
 
 def watch_of(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:
-    """The watch of a pipeline over a fragment; with a dump, writes the module as it is now.
+    """The watch of a pipeline over a fragment; with a dump, writes the current module.
 
-    Passes are verified in tests and where a dump is requested, not in every compilation.
+    Passes are verified in tests and with a dump, not in every compilation.
     """
     if dump is None:
         return Watch(verify=_unchecked, text=print_module)

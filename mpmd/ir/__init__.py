@@ -5,8 +5,8 @@
         for fragment in ir.fragments(f):
             print(fragment.mesh, fragment.origins, fragment.inputs)
 
-Passes read with what is in `query`, change with what is in `edit`, and never call MLIR's
-own mutators: those crash the process when misused, ours raise.
+Passes read with the functions of `query`, change with those of `edit`, and never call MLIR's
+own mutators: those crash the process when misused, these raise.
 """
 
 # fmt: off

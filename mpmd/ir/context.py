@@ -29,19 +29,19 @@ def context() -> ir.Context:
 
 
 def _leave(entered: ir.Context) -> None:
-    """Leaves a context that somebody entered and did not leave: MLIR aborts if one is at exit."""
+    """Leaves a context that was entered and not left: MLIR aborts if one is active at exit."""
     while ir.Context.current == entered:
         entered.__exit__(None, None, None)
 
 
 def to_text(module: ir.Module) -> str:
-    """The module as MLIR text; `parse` is the way back."""
+    """The module as MLIR text; `parse` is the inverse."""
     text: str = module.operation.get_asm()
     return text
 
 
 def op_text(op: ir.OpView) -> str:
-    """A valid op as text, without locations; the same wherever the op stands, if it captures nothing."""
+    """A valid op as text, without locations; independent of its position, if it captures nothing."""
     text: str = op.operation.get_asm(use_local_scope=True, assume_verified=True)
     return text
 

@@ -1,4 +1,4 @@
-"""Counts edits, so that whoever runs a pass knows whether it changed anything."""
+"""Counts edits, so that the caller of a pass knows whether it changed anything."""
 
 _edits = 0
 
@@ -15,6 +15,6 @@ def edits() -> int:
 
 
 def forget_edits(since: int) -> None:
-    """Counts nothing that was edited since `edits()` gave `since`: the edits have undone each other."""
+    """Discards the edits since `edits()` returned `since`: they have undone each other."""
     global _edits
     _edits = since

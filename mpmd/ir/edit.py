@@ -1,8 +1,8 @@
 """Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
 
 An erased op is taken out of its program and freed much later (`kept`): its object raises when it is used
-again, objects for its values and for what is in its body do no harm, a program that uses one is invalid.  So
-is one that uses a block argument that was erased.
+again; objects for its values and for its body are harmless; a program that uses one is invalid, as is one
+that uses an erased block argument.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_fragment(
     location: ir.Location,
     inferred_by: Sequence[str] = (),
 ) -> Fragment:
-    """A fragment without origin; `body(args, insertion point)` makes its ops and gives what it returns."""
+    """A fragment without origin; `body(args, insertion point)` builds its ops and returns its results."""
     attributes = {
         "mesh_name": ir.StringAttr.get(mesh, context()),
         "origin": ir.ArrayAttr.get([], context()),
@@ -91,14 +91,14 @@ def replace_uses_in(old: Value, new: Value, user: Op) -> None:
 
 
 def set_operand(op: Op, index: int, value: Value) -> None:
-    """Gives an op another operand."""
+    """Replaces one operand of an op."""
     if op.operands[index] != value:
         counting.note_edit()
         op.operation.operands[index] = value
 
 
 def set_type(value: Value, kind: ir.Type) -> None:
-    """Changes the type of a value where it is made; its users must accept the new one."""
+    """Changes the type of a value in its definition; its users must accept the new one."""
     if value.type != kind:
         counting.note_edit()
         value.set_type(kind)
@@ -136,7 +136,7 @@ def replace(op: Op, values: Sequence[Value]) -> None:
 def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
     """Erases block arguments that nothing uses: the ops move to a block that has the others only.
 
-    Those are other values there.  (MLIR would free the arguments at once.)
+    The arguments become other values there.  (MLIR would free the arguments at once.)
 
     Raises:
         IRError: one of them is used.
@@ -160,12 +160,12 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
 
 
 def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
-    """Changes the arguments of a block to ones like those values; what then stands where each was used."""
+    """Replaces the arguments of a block by ones like those values; returns the replacements."""
     counting.note_edit()
     args, kinds = list(block.arguments), [(v.type, v.location) for v in like]
     first, second = placeholders(len(args)), placeholders(len(args))
     for arg, once, twice in zip(args, first, second):
-        arg.replace_all_uses_with(once)  # with the caller's replacement it is three times, as good as once
+        arg.replace_all_uses_with(once)  # three times with the caller's: the same as once
         once.replace_all_uses_with(twice)
     for arg, (kind, location) in zip(args, kinds):
         arg.set_type(kind)
@@ -190,7 +190,7 @@ def move_before(op: Op, other: Op) -> None:
 
 
 def move_after(op: Op, other: Op) -> None:
-    """Moves an op to right behind another, into its block."""
+    """Moves an op to right after another, into its block."""
     if op != other and _next(other) != op:
         counting.note_edit()
         op.operation.move_after(other.operation)
@@ -245,7 +245,7 @@ def clone_body(
 ) -> tuple[list[Any], list[Value]]:
     """Copies of a block's ops but its terminator, and what the copies' terminator would return.
 
-    `values` maps the block's arguments to what stands for them; it learns the results of the ops.
+    `values` maps the block's arguments to their replacements; the results of the ops are added to it.
     """
     made = [clone_with(op, values, where) for op in ops(block)]
     terminator = ir.InsertionPoint.at_block_terminator(block).ref_operation
@@ -253,7 +253,7 @@ def clone_body(
 
 
 def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
-    """Moves the ops of an op's body to before `where`, with `values` for its arguments; what it returned."""
+    """Moves the ops of an op's body to before `where`, with `values` for its arguments; its results."""
     counting.note_edit()
     for arg, value in zip(op.args, values, strict=True):
         replace_uses(arg, value)
@@ -280,8 +280,8 @@ def rebuild(
 ) -> Any:
     """The same op, with other operands and result types; bodies are kept, and (some) attributes.
 
-    MLIR cannot change these in place.  The old op is left without bodies, for the caller to take the
-    uses from and erase.
+    MLIR cannot change these in place.  The old op is left without bodies; the caller replaces its uses and
+    erases it.
     """
     kept = {name: a for name, a in op.attributes.items() if attributes is None or name in attributes}
     made = create(

@@ -1,6 +1,6 @@
-"""What was erased, and modules that nobody holds, are kept for a while.
+"""Deferred deletion of erased ops, and of modules without references.
 
-Python objects for them may still be around; in the bindings, using such an object crashes the process.
+Python objects may still refer to them; in the bindings, using such an object crashes the process.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _DEFERRED = collections.deque[tuple[ir.Module, ir.Value]](maxlen=2)  # each with
 
 
 def keep(module: Any) -> Any:
-    """Keeps a module until four more have been kept, whether anybody holds it or not."""
+    """Keeps a module until four more have been kept, even without other references."""
     _MODULES.append(module)
     return module
 
 
 def free_erased() -> None:
-    """Called when a program was found valid, as one that uses what was erased is not.
+    """Called when a program was verified: a valid program does not use erased ops.
 
-    What was erased before the last time is freed.
+    Ops that were erased before the last call are freed.
     """
     deferred = ir.Module.create(ir.Location.unknown(context()))
     _DEFERRED.append((deferred, placeholders(1, deferred)[0]))
 
 
 def placeholders(count: int, deferred: ir.Module | None = None) -> list[ir.Value]:
-    """Values of no program, to stand for others for a moment."""
+    """Values of no program, as temporary placeholders."""
     kinds, unknown = [ir.NoneType.get(context())] * count, ir.Location.unknown(context())
     where = ir.InsertionPoint.at_block_begin(
         (deferred or _newest()[0]).body
@@ -42,7 +42,7 @@ def placeholders(count: int, deferred: ir.Module | None = None) -> list[ir.Value
 
 
 def defer_deletion(op: ir.OpView | ir.Operation) -> None:
-    """Takes an op that nothing uses out of its program; this object for it raises when it is used again."""
+    """Takes an unused op out of its program; this object for it raises when it is used again."""
     operation = op.operation
     deferred, nothing = _newest()
 
@@ -52,7 +52,7 @@ def defer_deletion(op: ir.OpView | ir.Operation) -> None:
             operands[i] = nothing
         return ir.WalkResult.ADVANCE
 
-    if len(operation.regions):  # what is in it may use what was moved out of it
+    if len(operation.regions):  # ops in it may use ops that were moved out of it
         operation.walk(use_nothing)
     else:
         use_nothing(operation)

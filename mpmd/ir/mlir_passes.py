@@ -13,7 +13,7 @@ from mpmd.ir.kept import defer_contents_deletion
 def run_mlir(pipeline: str, module: ir.Module) -> None:
     """Runs MLIR's passes on a module.  Ops taken from it before belong to the program as it was then.
 
-    (An op that a pass erased could not be told from others, and using it would crash the process.)
+    (An op that a pass erased could not be distinguished from others, and using it would crash the process.)
 
     Raises:
         IRError: a pass fails; the module stays as it was.
@@ -30,10 +30,10 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
 
 
 def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
-    """Runs MLIR's passes on a module none of whose ops anybody holds.
+    """Runs MLIR's passes on a module whose ops have no Python objects.
 
     Raises:
-        IRError: a pass fails; the module is of no use then.
+        IRError: a pass fails; the module is then unusable.
     """
     with context():
         try:
@@ -43,7 +43,7 @@ def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
 
 
 def mlir_problem(pipeline: str) -> str:
-    """Why there is no such pipeline; empty if there is."""
+    """Why there is no such pipeline; empty if there is one."""
     try:
         with context():
             _manager(pipeline)

@@ -85,12 +85,12 @@ class _HasBody:
 
     @property
     def terminator(self) -> ir.OpView:
-        """The op that returns.  (Not `operations[-1]`: that walks the whole block.)"""
+        """The op that returns.  (Not `operations[-1]`: that traverses the whole block.)"""
         return ir.InsertionPoint.at_block_terminator(self.body).ref_operation.opview
 
     @property
     def returned(self) -> list[ir.Value]:
-        """What the body returns."""
+        """The values that the body returns."""
         return list(self.terminator.operands)
 
     @returned.setter
@@ -108,7 +108,7 @@ class _HasBody:
 
 
 def _extends(kind: Any) -> Any:
-    """Makes the bindings give `kind` for the ops that were of its base class."""
+    """Makes the bindings return `kind` for ops of its base class."""
     if hasattr(kind, "region") or kind.OPERATION_NAME == "func.func":
         for name in ("body", "args", "terminator", "returned"):
             setattr(kind, name, getattr(_HasBody, name))
@@ -170,8 +170,8 @@ class Fragment(mpmd.FragmentOp):
 
     call_counter = _integer("call_counter", "ui32", "Its microbatch.")
     stage = _integer("stage_id", "i64", "Its pipeline stage; only user fragments have one.")
-    split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half others wait for.")
-    split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half nobody waits for.")
+    split_keep_transferred = _flag("split_keep_transferred", "Whether it is the half other meshes wait for.")
+    split_drop_transferred = _flag("split_drop_transferred", "Whether it is the half no mesh waits for.")
     is_remat = _flag("remat", "Whether it recomputes, or was merged with one that does.")
     mesh = _string("mesh_name", "Name of its mesh.")
 
@@ -212,7 +212,7 @@ class Fragment(mpmd.FragmentOp):
 
     @property
     def inferred_by(self) -> list[str]:
-        """The passes that made it, if it is inferred."""
+        """The passes that created it, if it is inferred."""
         return string_list(self.attributes.get("mpmd.inferred_by"))
 
     @inferred_by.setter

@@ -12,7 +12,7 @@ from jax.extend.mlir.ir import Value
 from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func
 
-PURE = "mpmd.pure"  # says of a call that what it calls only computes
+PURE = "mpmd.pure"  # marks calls whose callee only computes
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
 
 
@@ -48,7 +48,7 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
 
 
 def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
-    """All ops inside an op, however deep, the op itself included; outer before inner."""
+    """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -57,7 +57,7 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
             found.append(view)
         return ir.WalkResult.ADVANCE
 
-    # Of one class of ops MLIR shows us no others, which saves most of the time.
+    # MLIR filters by one class of ops itself, which saves most of the time.
     only = kind if hasattr(kind, "OPERATION_NAME") else None
     where.operation.walk(visit, ir.WalkOrder.PRE_ORDER, op_class=only)
     return found
@@ -96,7 +96,7 @@ def is_unused(x: Value | Op) -> bool:
 
 
 def producer(v: Value) -> Op | None:
-    """The op that makes `v`; None for an argument of a block."""
+    """The op that defines `v`; None for an argument of a block."""
     owner = v.owner
     return None if isinstance(owner, ir.Block) else owner.opview
 
@@ -116,7 +116,7 @@ def is_constant(op: Op | None) -> bool:
     return op is not None and op.operation.name in CONSTANTS
 
 
-# MLIR's isPure is not in the bindings; these are the ops of a traced JAX program that do more than compute.
+# MLIR's isPure is not in the bindings; these are the ops of a traced JAX program with effects.
 _EFFECTS = frozenset([
     "mpmd.call", "mpmd.fragment_call", "sdy.sharding_group", "stablehlo.infeed",
     "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
@@ -126,7 +126,7 @@ _EFFECTS = frozenset([
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op, and all in it, only computes its results; of an op that MLIR does not know: no."""
+    """Whether the op, and all in it, only computes its results; False for an op that MLIR does not know."""
     operation = op.operation
     if operation.name == "func.call":
         return PURE in operation.attributes
@@ -144,7 +144,7 @@ def _is_known(name: str) -> bool:
 
 
 def read_by(op: Op) -> list[Value]:
-    """What an op uses: its operands, then what its regions capture; each value once."""
+    """The values that an op uses: its operands, then the captures of its regions; each value once."""
     if isinstance(op, Fragment) or not len(op.operation.regions):
         return list(dict.fromkeys(op.operands))
     used, inside = dict.fromkeys(op.operands), set()

@@ -15,7 +15,7 @@ def parse(text: str | bytes) -> ir.Module:
     """A module from MLIR text or bytecode.
 
     Raises:
-        IRError: the text is no valid module; says where and why.
+        IRError: the text is not a valid module; says where and why.
     """
     if isinstance(text, str):
         _require_known_callees(text)
@@ -40,7 +40,7 @@ def _require_known_callees(text: str) -> None:
 
 
 def name_of(location: ir.Location) -> str | None:
-    """The name that a location gives to what is there, such as the path of an argument."""
+    """The name in a location, such as the path of an argument."""
     while isinstance(location, ir.CallSiteLoc):
         location = location.callee
     return str(location.name_str) if isinstance(location, ir.NameLoc) else None

@@ -22,7 +22,7 @@ class Origin:
 
     @staticmethod
     def of(attribute: ir.Attribute) -> Origin:
-        """The origin that `#mpmd.user_origin<"name"(1)>` stands for."""
+        """The origin in `#mpmd.user_origin<"name"(1)>`."""
         origin = mpmd.UserOriginAttr(attribute)
         return Origin(origin.user_name, origin.transpose_count)
 
@@ -52,7 +52,7 @@ class MeshTensor(ir.ShapedType):
     @property
     @memoised
     def tensor(self) -> ir.Type:
-        """The global tensor type: what it is outside of any mesh, and inside of fragments."""
+        """The global tensor type, as outside of any mesh and inside of fragments."""
         return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
 
     @property

@@ -1,4 +1,4 @@
-"""What passes over the MPMD IR derive from, and MLIR's own passes by name."""
+"""Base classes of passes over the MPMD IR, and MLIR's own passes by name."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ModulePass(Pass):
 
     @abc.abstractmethod
     def rewrite(self, module: ir.Module) -> None:
-        """What the pass does."""
+        """Runs the pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionPass(ModulePass):
-    """A pass that rewrites one function after the other: those that `runs_on` says."""
+    """A pass that rewrites one function after the other: those that `runs_on` selects."""
 
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
 
@@ -50,7 +50,7 @@ class FunctionPass(ModulePass):
 
     @abc.abstractmethod
     def rewrite_function(self, f: ir.Func) -> None:
-        """What the pass does to one function."""
+        """Rewrites one function."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MlirPass(Pass):
     reports_changes: ClassVar[bool] = False
 
     def run(self, module: ir.Module) -> bool:
-        """Runs it; always True, as MLIR does not say whether it changed anything.
+        """Runs it; always True, as MLIR does not report whether it changed anything.
 
         Raises:
             IRError: it fails, or would end the process.
@@ -90,4 +90,4 @@ def mlir_pass(name: str, options: str = "") -> MlirPass:
         problems.append(ir.mlir_problem(pipeline))
         if not problems[-1]:
             return MlirPass(pipeline)
-    raise ConfigError(f"cannot make the pass {name!r} of MLIR: {problems[0]}")
+    raise ConfigError(f"cannot build the pass {name!r} of MLIR: {problems[0]}")

@@ -1,4 +1,4 @@
-"""Which functions ordinary calls lead to."""
+"""The call graph of ordinary calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def called_by(where: ir.Op) -> list[str]:
 
 
 def reached_from(names: Iterable[str], called: dict[str, list[str]]) -> list[str]:
-    """What functions call, directly or not; themselves only if a call leads back.
+    """The transitive callees of functions; themselves only if they are recursive.
 
     Args:
         names: the functions.
-        called: what each function of the program calls.
+        called: the callees of each function of the program.
     """
     found: dict[str, None] = {}
     todo = [callee for name in names for callee in called[name]]

@@ -45,14 +45,14 @@ class ConstantEvaluator:
                 self._calls.setdefault(call.callee_name, []).append(call)
 
     def integer(self, value: ir.Value) -> int | None:
-        """The number that a scalar integer or boolean is; None if it depends on arguments."""
+        """The value of a scalar integer or boolean; None if it depends on arguments."""
         found = self.array(value)
         return None if found is None or found.ndim or found.dtype.kind == "f" else int(found)
 
     def array(self, value: ir.Value) -> Array | None:
-        """The array that a value is; None if it depends on arguments, or is not computed by a known rule.
+        """The array of a value; None if it depends on arguments, or has no rule.
 
-        Chains of updates are as long as loops; hence there is a stack, and no recursion.
+        Chains of updates are as long as loops; hence a stack instead of recursion.
         """
         stack = [value]
         while stack:
@@ -70,7 +70,7 @@ class ConstantEvaluator:
         return self._known[value]
 
     def _sources(self, value: ir.Value) -> Sequence[ir.Value] | None:
-        """The values that a value is computed from; None if it is unknown whatever they are."""
+        """The operands of a value; None if it is unknown in any case."""
         kind = value.type
         if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in _DTYPES:
             return None
@@ -84,7 +84,7 @@ class ConstantEvaluator:
         return list(op.operands) if op.operation.name in _RULES else None
 
     def _given(self, argument: ir.Value) -> Sequence[ir.Value] | None:
-        """The values that the argument of a block is given: that of a named computation, or of a callee."""
+        """The values passed for the argument of a block: that of a named computation, or of a callee."""
         around, index = argument.owner.owner.opview, ir.arg_index(argument)
         if isinstance(around, ir.NamedComputation):
             return [around.operands[index]]
@@ -124,7 +124,7 @@ def _whole(rule: Rule) -> Rule:
 def _constant(op: ir.Op) -> Any:
     try:
         return np.array(op.attributes["value"])
-    except (TypeError, ValueError):  # it is kept outside of the text
+    except (TypeError, ValueError):  # it is stored outside of the text
         return None
 
 

@@ -1,4 +1,4 @@
-"""What constants hold, as text: the bindings raise where complex numbers are asked for as an attribute."""
+"""Values of constants, as text: the bindings raise for attributes of complex numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from mpmd import ir
 
 
 def holds_complex(op: ir.Op) -> bool:
-    """Whether it is a constant op of complex numbers, whose attribute `value` cannot be asked for."""
+    """Whether it is a constant op of complex numbers, whose attribute `value` cannot be read."""
     return ir.is_constant(op) and isinstance(op.results[0].type.element_type, ir.ComplexType)
 
 
 def constant_text(op: ir.Op) -> str:
-    """What a constant op holds, as MLIR text: `dense<1.0> : tensor<f32>`."""
+    """The value of a constant op, as MLIR text: `dense<1.0> : tensor<f32>`."""
     if not holds_complex(op):
         return str(op.attributes["value"])
     text = ir.op_text(op)
@@ -22,5 +22,5 @@ def attributes_of(op: ir.Op) -> tuple[tuple[str, ir.Attribute | str], ...]:
     """Names and attributes of an op, equal for equal ones; complex numbers as their text."""
     if not holds_complex(op):
         return tuple(op.attributes.items())
-    names = [name for name in op.attributes.keys() if name != "value"]  # noqa: SIM118  (it is no mapping)
+    names = [name for name in op.attributes.keys() if name != "value"]  # noqa: SIM118  (it is not a mapping)
     return ("value", constant_text(op)), *((name, op.attributes[name]) for name in names)

@@ -1,4 +1,4 @@
-"""Ops with regions, and what is in them."""
+"""Ops with regions, and their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends the process inside of Shardy's propagation, found before it runs."""
+"""Limits of Shardy's propagation that would end the process, checked before it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def propagation_problem(module: ir.Module) -> str:
 
 
 def _main_problem(module: ir.Module) -> str:
-    """Why it cannot be told from which function to propagate; or ""."""
+    """Why the function to propagate from is ambiguous; or ""."""
     functions = ir.funcs(module)
     names = [f"@{f.symbol}" for f in functions]
     if "@main" in names or (len(functions) == 1 and functions[0].is_public):
@@ -43,22 +43,22 @@ def _main_problem(module: ir.Module) -> str:
 def _named_computation_problems(
     f: ir.Func, symbols: dict[str, ir.Func], called: dict[str, list[str]]
 ) -> list[str]:
-    """Shardings inside of named computations, which Shardy would carry to their arguments and cannot."""
+    """Shardings inside of named computations, which Shardy cannot propagate to their arguments."""
     problems = []
     for computation in ir.walk(f, ir.NamedComputation):
         direct = called_by(computation)
         inside = [computation, *(symbols[n] for n in dict.fromkeys((*direct, *reached_from(direct, called))))]
         if any(_is_sharded(op) for where in inside for op in ir.walk(where)):
             problems.append(
-                f"the named computation {computation.named} in @{f.symbol} holds a sharding, or calls what "
-                "does: shardings are propagated through fragments, so make some of it before "
+                f"the named computation {computation.named} in @{f.symbol} contains a sharding, or calls "
+                f"a function that does: shardings are propagated through fragments, so create some before "
                 "(-mpmd-import-pipeline)"
             )
     return problems
 
 
 def _is_sharded(op: ir.Op) -> bool:
-    """Whether an op says how a value is sharded."""
+    """Whether an op has a sharding."""
     name = op.operation.name
     if name.startswith("sdy.") and name not in _PLAIN:
         return True

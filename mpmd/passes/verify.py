@@ -1,4 +1,4 @@
-"""What must hold of a program, beyond what the dialect's own verifier checks.
+"""Invariants of a program beyond those of the dialect's own verifier.
 
 The dialect accepts, and passes then misread or crash on: calls that do not fit their callee or name an
 unknown one, per-value attributes of the wrong length, shardings over axes that their mesh lacks, counters of
@@ -20,7 +20,7 @@ def verify(module: ir.Module) -> None:
     """Checks a module.
 
     Raises:
-        IRError: with every violation of ours, or with MLIR's own message.
+        IRError: with all violations, or with MLIR's own message.
     """
     problems = list(violations(module))
     if problems:
@@ -105,7 +105,7 @@ def _fragment_problems(op: ir.Fragment) -> Iterator[str]:
 
 
 def _sharding_problems(op: ir.Fragment | ir.Transfer, meshes: dict[str, ir.sdy.MeshAttr]) -> Iterator[str]:
-    """What is wrong with the shardings of an op's values, as attributes."""
+    """Problems of the shardings of an op's values, as attributes."""
     values = {"in_shardings": op.operands, "out_shardings": op.results, "sdy.sharding": op.results}
     for name in (name for name in values if name in op.attributes):
         shardings = ir.sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
@@ -116,7 +116,7 @@ def _sharding_problems(op: ir.Fragment | ir.Transfer, meshes: dict[str, ir.sdy.M
 
 
 def _unknown_parts(sharding: str, meshes: dict[str, ir.sdy.MeshAttr]) -> Iterator[str]:
-    """The mesh, or the axes, that a sharding names and the module does not have."""
+    """The mesh, or the axes, of a sharding that the module does not have."""
     mesh = re.match(r"#sdy\.sharding<@(\w+)", sharding)
     if mesh is None or not meshes:  # a module without any mesh is a piece of one that has them
         return

@@ -1,5 +1,5 @@
 """Runs exported programs: one straight-line instruction stream per mesh, checked before its first step.
 
-graph → linearize → Program → verify → decode → Executor.run.  `graph` says what is given, `program` what is
-made of it, `executor` how it is run; `memory` and `trace` tell what it holds and when it ran.
+graph → linearize → Program → verify → decode → Executor.run.  `graph` is the input, `program` the streams,
+`executor` issues them; `memory` predicts and measures their bytes, `trace` their times.
 """

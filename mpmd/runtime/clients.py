@@ -7,11 +7,10 @@ own cores, so that a fragment takes as long in the pipeline as it takes alone.
 The rule, in this order:
 
 * on an accelerator: the platform's devices, in order;
-* at least one core per mesh: a client per mesh, the cores shared out evenly in contiguous runs;
+* at least one core per mesh: a client per mesh, the cores divided evenly in contiguous runs;
 * fewer cores than meshes: a client per mesh with the threads of one core, which may run on any core.  A
-  fragment then runs on as many threads as it has devices at most, and the system shares out the cores.
-  (Eight transformer layers: 2.5 CPU seconds a step instead of 2.9 with two threads for every fragment.)
-* one mesh, or where jaxlib cannot make clients: the default client's devices, in order.
+fragment then runs on as many threads as it has devices at most, and the system schedules them;
+* one mesh, or a jaxlib that cannot create clients: the default client's devices, in order.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ Pinning = Literal["auto", "always", "never"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshPlace:
-    """Where a mesh of a process lives: a client of its own made on `cores`, or None for the default client.
+    """The client of a mesh: one of its own that is created on `cores`, or None for the default client.
 
-    With `floats` its threads may leave these cores once they are made.
+    With `floats` its threads may leave these cores later.
     """
 
     mesh: str
@@ -50,7 +49,7 @@ def plan_places(
     """Decides by the rule of this module, for a CPU with the given cores.
 
     Raises:
-        ConfigError: a mesh has no devices, or `pinning` asks for more cores than there are.
+        ConfigError: a mesh has no devices, or `pinning` requires more cores than there are.
     """
     empty = [mesh for mesh, count in counts.items() if count < 1]
     if empty:
@@ -68,7 +67,7 @@ def plan_places(
 
 
 def _shares(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Contiguous, disjoint runs of cores; the first ones are longer when it does not come out even."""
+    """Contiguous, disjoint runs of cores; the first ones are longer if the division has a remainder."""
     size, longer = divmod(len(cores), parts)
     shares, start = [], 0
     for part in range(parts):
@@ -85,7 +84,7 @@ _clients_lock = threading.Lock()
 def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dict[str, list[Any]]:
     """Devices of JAX's default platform for each mesh.
 
-    Clients are made once per process and used again for an equal topology: a client cannot be ended.
+    Clients are created once per process and used again for an equal topology: a client cannot be ended.
 
     Args:
         counts: devices per mesh, by name.
@@ -109,7 +108,7 @@ def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[st
     """CPU devices for each mesh from a client of its own; none where the rule is the default client.
 
     Raises:
-        ConfigError: `pinning` asks for more cores than there are, or for what this jaxlib does not do.
+        ConfigError: `pinning` requires more cores than there are, or a feature that this jaxlib lacks.
     """
     places = plan_places(counts, available_cores(), pinning)
     if all(place.cores is None for place in places):
@@ -118,7 +117,7 @@ def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[st
     if all(client is not None for client in clients.values()):
         return {mesh: list(client.devices()) for mesh, client in clients.items() if client is not None}
     if pinning == "always":
-        raise ConfigError("this jaxlib cannot make a CPU client per mesh; use pinning='auto'")
+        raise ConfigError("this jaxlib cannot create a CPU client per mesh; use pinning='auto'")
     return {}
 
 
@@ -127,7 +126,7 @@ def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, lis
     if len(devices) < needed:
         rows = ", ".join(f"{mesh}: {count}" for mesh, count in counts.items())
         advice = (
-            f"ask for virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
+            f"request virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
             if platform == "cpu"
             else "use fewer meshes, or smaller ones"
         )
@@ -143,9 +142,9 @@ def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, lis
 
 
 def cores_of(device: Any) -> tuple[int, ...]:
-    """The cores on which the client of a CPU device works: as many as its threads.
+    """The cores of the client of a CPU device: as many as its threads.
 
-    Of a client whose threads may run anywhere it is one, whichever that is.
+    Of a client whose threads may run on any core it is an arbitrary one.
     """
     with _clients_lock:
         for (_, cores, _), client in _clients.items():
@@ -155,7 +154,7 @@ def cores_of(device: Any) -> tuple[int, ...]:
 
 
 def cores_of_meshes(topology: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The cores of each mesh of CPU devices; meshes of one client share its cores out."""
+    """The cores of each mesh of CPU devices; meshes of one client divide its cores."""
     sharing: dict[int, list[str]] = {}
     for name, mesh in topology.items():
         if mesh.devices.flat[0].platform == "cpu":
@@ -176,12 +175,12 @@ def available_cores() -> tuple[int, ...]:
 
 
 def _client(place: MeshPlace, number: int) -> Any | None:
-    """The client of a mesh; `number` keeps meshes apart that share all cores."""
+    """The client of a mesh; `number` separates meshes that share all cores."""
     assert place.cores is not None
     key = (place.num_devices, place.cores, number)
     with _clients_lock:
         if key not in _clients:
-            # The default client first, on all cores: it serves what names no device.
+            # The default client first, on all cores: it serves calls without a device.
             jax_compat.devices("cpu")
             before = _threads()
             with on_cores(place.cores):
@@ -195,13 +194,13 @@ def _client(place: MeshPlace, number: int) -> Any | None:
 
 
 def _threads() -> set[int]:
-    """The threads of this process; none where the system does not tell."""
+    """The threads of this process; none where the system does not report them."""
     tasks = Path("/proc/self/task")
     return {int(task.name) for task in tasks.iterdir()} if tasks.is_dir() else set()
 
 
 def _let_float(threads: set[int]) -> None:
-    """Lets threads run on every core of this process; what they start later may too."""
+    """Lets threads run on every core of this process; their own threads may too."""
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread, available_cores())

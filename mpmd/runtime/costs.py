@@ -1,4 +1,4 @@
-"""What the fragments and transfers of a program take, each measured by itself."""
+"""Seconds of the fragments and transfers of a program, each measured by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPEATS = 5
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCosts:
-    """Seconds of what a step is made of.
+    """Seconds of the parts of a step.
 
     Attributes:
         fragments: of each fragment, by name.
@@ -38,15 +38,15 @@ class OneAtATime:
     """Observes a step that one thread issues, and waits for everything: each fragment runs alone."""
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """What it reads is there."""
+        """Its inputs are ready."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Waits for a call; a failure is told by the executor."""
+        """Waits for a call; a failure is reported by the executor."""
         for slot in call.outputs:
             failure_of(frame.slots[slot])
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Waits for a message, so that no fragment is timed that waits for one."""
+        """Waits for a message, so that no fragment's time includes it."""
         if isinstance(instruction, BoundRecv):
             failure_of(frame.slots[instruction.buffer])
 
@@ -56,8 +56,7 @@ def measure_costs(
 ) -> tuple[list[Any], ProgramCosts]:
     """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
 
-    What a fragment takes while others run beside it is another matter: meshes that share cores slow each
-    other down.
+    Fragments that run at the same time may be slower: meshes that share cores slow each other down.
 
     Raises:
         FragmentError: a fragment failed.

@@ -27,16 +27,16 @@ from mpmd.runtime.run_ahead import unfinished_calls
 
 
 class ArrayEngine(Protocol):
-    """What computes with arrays: places, copies and moves them, without waiting for them."""
+    """Operations on arrays: places, copies and moves them, without waiting for them."""
 
     def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], Any]:
-        """The function behind a `Feed`; `path` is the user's name of the argument."""
+        """The function of a `Feed`; `path` is the user's name of the argument."""
 
     def copier(self, source: BufferType, target: BufferType) -> Callable[[Any], Any]:
-        """The function behind a `Copy`."""
+        """The function of a `Copy`."""
 
     def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
-        """The function that makes all channels of one step, in the program's order."""
+        """The function that creates all channels of one step, in the program's order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Decoded:
 
     Attributes:
         feeds: the feeds of all meshes; issued before everything else.
-        streams: per mesh everything else.
-        lanes: per mesh its unfinished calls.
+        streams: per mesh all other instructions.
+        pending: per mesh its unfinished calls.
         num_slots: length of the list of slots.
     """
 
     feeds: tuple[BoundFeed, ...]
     streams: tuple[tuple[BoundInstruction, ...], ...]
-    lanes: tuple[PendingCalls, ...]
+    pending: tuple[PendingCalls, ...]
     num_slots: int
 
 
@@ -84,26 +84,26 @@ def decode(
         )
     feeds: list[BoundFeed] = []
     streams: list[tuple[BoundInstruction, ...]] = []
-    lanes: list[PendingCalls] = []
+    pending_calls: list[PendingCalls] = []
     paths = {spec.index: spec.path for spec in program.inputs}
     base = 0
     for stream in program.streams:
-        lane = PendingCalls(stream.mesh)
+        pending = PendingCalls(stream.mesh)
         watched = watched_results(stream)
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
         limits = unfinished_calls(stream, run_ahead)
-        binder = _Binder(stream, base, executables, engine, lane, watched, unwatched, paths, limits)
+        binder = _Binder(stream, base, executables, engine, pending, watched, unwatched, paths, limits)
         bound = [binder.bind(at) for at in range(len(stream.instructions))]
         feeds += [i for i in bound if isinstance(i, BoundFeed)]
         streams.append(tuple(i for i in bound if not isinstance(i, BoundFeed)))
-        lanes.append(lane)
+        pending_calls.append(pending)
         base += len(stream.buffers)
-    return Decoded(tuple(feeds), tuple(streams), tuple(lanes), base)
+    return Decoded(tuple(feeds), tuple(streams), tuple(pending_calls), base)
 
 
 def watched_results(stream: Stream) -> dict[int, int]:
-    """Per position of a `Run`, the result whose arrival tells that it ended: the smallest nobody consumes.
+    """Per position of a `Run`, the result that signals its end: the smallest that no call consumes.
 
     A consumed array cannot be waited for.  A run all of whose results are consumed later is left out.
     """
@@ -114,7 +114,7 @@ def watched_results(stream: Stream) -> dict[int, int]:
         if isinstance(op, Run):
             rest = [k for k, b in enumerate(op.outputs) if b not in consumed]
             if rest:
-                # A result of the step may be given away by the user: better one that stays inside.
+                # A result of the step may be donated by the user: a value inside of the step is preferred.
                 chosen[at] = min(
                     rest, key=lambda k: (op.outputs[k] in fetched, stream.buffers[op.outputs[k]].type.bytes)
                 )
@@ -124,7 +124,7 @@ def watched_results(stream: Stream) -> dict[int, int]:
 def _tokens(
     stream: Stream, watched: Mapping[int, int], executables: Mapping[tuple[str, str], FragmentExecutable]
 ) -> dict[int, int]:
-    """Per position of a `Run` that cannot be watched otherwise, where its executable gives a token."""
+    """Per position of a `Run` without such a result, the token, where its executable gives one."""
     return {
         at: len(op.outputs)
         for at, op in enumerate(stream.instructions)
@@ -146,7 +146,7 @@ def unwatched_executables(program: Program) -> frozenset[tuple[str, str]]:
 
 
 def unwatched_sources(stream: Stream, watched: dict[int, int]) -> dict[int, tuple[str, ...]]:
-    """Per position of a `Run` the executables, of runs that cannot be watched, whose failure it may show."""
+    """Per position of a `Run` the executables, of runs without a handle, whose failure it may show."""
     maker: dict[int, int] = {}
     sources: dict[int, tuple[str, ...]] = {}
     for at, op in enumerate(stream.instructions):
@@ -168,7 +168,7 @@ class _Binder:
     base: int
     executables: Mapping[tuple[str, str], FragmentExecutable]
     engine: ArrayEngine
-    lane: PendingCalls
+    pending: PendingCalls
     watched: dict[int, int]
     unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]
@@ -190,7 +190,7 @@ class _Binder:
                     handle=self.watched.get(at),
                     results=len(op.outputs) + getattr(executable, "has_token", False),
                     unwatched=self.unwatched.get(at, ()),
-                    lane=self.lane,
+                    pending=self.pending,
                     unfinished=self.limits[at],
                 )
             case Send():

@@ -1,4 +1,4 @@
-"""From the exported module to the plain graph that the runtime works on."""
+"""From the exported module to the plain graph of the runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_entry(
         donated: flat arguments that a step may consume.
 
     Raises:
-        ProgramError: the entry function holds something else.
+        ProgramError: the entry function has other operations.
     """
     main = next(f for f in ir.funcs(module) if f.is_entry)
     symbols = ir.symbol_table(module)
@@ -66,14 +66,14 @@ def read_entry(
         else:
             raise ProgramError(
                 f"the exported program holds a {op.operation.name} at {op.location}\n"
-                "  expected: calls of fragments, and transfers; a pass of the export pipeline left it there"
+                f"  expected: calls of fragments, and transfers; a pass of the export pipeline left it behind"
             )
     outputs = tuple(OutputSpec(number(v), i, result_paths[i]) for i, v in enumerate(main.returned))
     return EntryGraph(tuple(ops), types, inputs, outputs, main.symbol)
 
 
 def _donated(f: ir.Func) -> tuple[int, ...]:
-    """The arguments of a function whose memory it takes over."""
+    """The arguments of a function whose memory it reuses."""
     attributes = ir.attribute_dicts(f, "arg_attrs", 0)
     return tuple(i for i, of_arg in enumerate(attributes) if "tf.aliasing_output" in of_arg)
 
@@ -85,7 +85,7 @@ def _call(
     donated: tuple[int, ...],
     stages: dict[str, int],
 ) -> CallNode:
-    """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
+    """A call; if work of a microbatch has no stage, the stage of its mesh in `stages` is used."""
     frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     task = phase(op)

@@ -6,7 +6,7 @@ fragment that fails on its device makes its results, and all that is computed fr
 it is named by a `FragmentError` in the next step or in `synchronize`, while touching a failed array raises
 JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names it there.
 
-Who issues: one thread for all meshes, in the order in which everything could begin, if every call returns
+Threads: one thread issues for all meshes, in the order in which everything could begin, if every call returns
 before its work is done and none waits for memory; otherwise one thread per mesh, so that no mesh waits for
 another's call.
 """
@@ -44,7 +44,7 @@ from mpmd.runtime.verify import verify
 from mpmd.runtime.workers import Workers
 
 _DRAIN_SECONDS = 0.4
-"""How long an interrupted step waits for what it had issued."""
+"""Timeout for the issued work of an interrupted step."""
 
 
 Issue: TypeAlias = Literal["auto", "one-thread", "thread-per-mesh"]
@@ -55,15 +55,15 @@ class RuntimeOptions:
     """How programs are run.
 
     Attributes:
-        issue: who issues: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
-        run_ahead: calls that a mesh may have issued and not finished, at most; bounds how long an interrupt
-            takes to show.  There are fewer where their results would need much more memory than the mesh is
-            predicted to need; see `run_ahead`.
+        issue: the threads: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
+        run_ahead: the maximum of unfinished calls of a mesh; bounds how long an interrupt takes.  There are
+            fewer where their results would need much more memory than the mesh is predicted to need; see
+            `run_ahead`.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
-            frees again, and a quarter of its predicted peak or 64 MiB; what is more is returned to the
+            frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
             system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
     """
 
@@ -100,9 +100,9 @@ class Executor:
         """Verifies and decodes.
 
         Args:
-            program: what to run.
+            program: the program to run.
             executables: by (mesh, name), for every pair in `program.executables`.
-            engine: where arrays live, and how they move: a `MeshDevices`.
+            engine: moves arrays: a `MeshDevices`.
             options: see RuntimeOptions.
             workspace: scratch bytes by (mesh, executable) while it runs, where known.
 
@@ -118,8 +118,8 @@ class Executor:
         self._make_channels = engine.channels(program)
         self.issues_from_one_thread = self._needs_one_thread(executables)
         if self.issues_from_one_thread:
-            for lane in self._decoded.lanes:
-                lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
+            for pending in self._decoded.pending:
+                pending.others = tuple(other for other in self._decoded.pending if other is not pending)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
         feeds = (op for s in program.streams for op in s.instructions if isinstance(op, Feed))
@@ -136,9 +136,9 @@ class Executor:
         """Issues one step.
 
         Args:
-            inputs: the user's flat arguments.  Those that the program may consume are gone afterwards.
-            observers: what to tell about every instruction; they may make the step wait.
-            one_by_one: issue everything from this thread, whatever the options say.
+            inputs: the user's flat arguments.  Those that the program may consume are deleted afterwards.
+            observers: are called for every instruction; they may make the step wait.
+            one_by_one: issue everything from this thread, in spite of the options.
 
         Returns:
             The flat results; arrays that may still be computed.
@@ -174,7 +174,7 @@ class Executor:
                 first = self._first_failure(failed)
                 frame.forget()
                 raise first.as_error(self._consumed_arguments(frame, first.number)) from first.cause
-            except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
+            except BaseException:  # an interrupt, or a failed transfer: all its values are dropped
                 frame.stop()
                 frame.forget()
                 self._interrupted = True
@@ -222,8 +222,8 @@ class Executor:
             more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
             raise SignatureError(
                 f"deleted before the step: {', '.join(gone[:3])}{more}\n"
-                "  they were donated to an earlier step, or share memory with what was\n"
-                "  use what that step returned, donate a copy, or do not donate them"
+                f"  they were donated to an earlier step, or share memory with donated arrays\n"
+                f"  use the results of that step, donate a copy, or do not donate them"
             )
         if not self.program.donated_inputs or len({*map(id, inputs)}) == len(inputs):
             return
@@ -255,7 +255,7 @@ class Executor:
         return tuple(bound[key] for key in keys if key in bound)
 
     def _inputs_that_are_outputs(self) -> frozenset[int]:
-        """Arguments that are results as they are: they must outlive the step although they are donated."""
+        """Arguments that are results themselves: they must outlive the step although they are donated."""
         forwarded = set()
         for stream in self.program.streams:
             fed = {op.buffer: op.input for op in stream.instructions if isinstance(op, Feed)}
@@ -265,14 +265,14 @@ class Executor:
         return frozenset(forwarded)
 
     def _settle(self) -> None:
-        """Lets threads end an interrupted step, and looks at what ended since the last one."""
+        """Lets threads end an interrupted step, and checks calls that ended since the last step."""
         if self._interrupted:
             if self._workers is not None:
                 self._workers.wait()
             self._forget()
             self._interrupted = False
-        for lane in self._decoded.lanes:
-            lane.forget_finished()
+        for pending in self._decoded.pending:
+            pending.forget_finished()
 
     def _issue(self, frame: StepState, one_thread: bool) -> None:
         self._settle()
@@ -286,21 +286,21 @@ class Executor:
         self._workers.issue(self._decoded.streams, frame)
 
     def _wait(self) -> None:
-        """Waits for every unfinished call, in short turns, so that a signal is seen at once."""
+        """Waits for every unfinished call, in short turns, so that signals are handled at once."""
         self._settle()
-        for lane in self._decoded.lanes:
+        for pending in self._decoded.pending:
             pause = 2e-5
-            while lane.unfinished:
-                lane.forget_finished()
-                if lane.unfinished:
+            while pending.unfinished:
+                pending.forget_finished()
+                if pending.unfinished:
                     time.sleep(pause)
                     pause = min(2 * pause, 1e-3)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
-        """The call that failed first; what was found may only have read its results.  Forgets all calls."""
+        """The call that failed first; the one found may only have read its results.  Forgets all calls."""
         found = [failed]
-        for lane in self._decoded.lanes:
-            for entry in lane.unfinished:
+        for pending in self._decoded.pending:
+            for entry in pending.unfinished:
                 if not entry.handle.is_deleted() and entry.handle.is_ready():
                     cause = failure_of(entry.handle)
                     if cause is not None:
@@ -321,19 +321,19 @@ class Executor:
         return f"consumed and gone: {', '.join(gone[:3])}{more}; continue from a checkpoint"
 
     def _drain(self) -> None:
-        """Gives what was issued a moment to end; threads may still be busy with one call each."""
+        """Waits a moment for the issued work; threads may still be busy with one call each."""
         until = time.monotonic() + _DRAIN_SECONDS
-        for lane in self._decoded.lanes:
-            for entry in tuple(lane.unfinished):
+        for pending in self._decoded.pending:
+            for entry in tuple(pending.unfinished):
                 while not (entry.handle.is_deleted() or entry.handle.is_ready()) and time.monotonic() < until:
                     time.sleep(1e-3)
 
     def _forget(self) -> None:
-        for lane in self._decoded.lanes:
-            lane.unfinished.clear()
+        for pending in self._decoded.pending:
+            pending.unfinished.clear()
 
     def _delete_donated(self, frame: StepState) -> None:
-        """Ends the donated arguments that no fragment consumed: the user gave them away."""
+        """Deletes the donated arguments that no fragment consumed: they were donated."""
         for k in self.program.donated_inputs:
             if k not in self._forwarded and not _is_deleted(frame.inputs[k]):
                 delete = getattr(frame.inputs[k], "delete", None)

@@ -1,8 +1,8 @@
-"""What the runtime is given: the exported entry function as plain data, in program order.
+"""Input of the runtime: the exported entry function as plain data, in program order.
 
 The entry function of an exported module is a list of fragment calls and transfers.  Program order is
 the order in which every mesh runs its fragments: a schedule has already been applied.  Values are
-integers and live on one mesh each; moving a value to another mesh makes another value.
+integers and live on one mesh each; a transfer defines a new value on another mesh.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHORT_DTYPES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BufferType:
-    """What a value is and where it lives.
+    """Type and mesh of a value.
 
     Attributes:
         shape: global shape over its mesh.
@@ -48,7 +48,7 @@ class BufferType:
         return text if self.memory_kind is None else f"{text} in {self.memory_kind}"
 
     def holds_the_same_as(self, other: BufferType) -> bool:
-        """Whether a transfer can make one from the other: equal shape and element type."""
+        """Whether a transfer can produce one from the other: equal shape and element type."""
         return self.shape == other.shape and self.dtype == other.dtype
 
 
@@ -60,12 +60,12 @@ class CallNode:
         name: the executable, equal for calls of one compiled fragment.
         mesh: where it runs; all inputs and outputs live there.
         inputs: values read, in argument order.
-        outputs: values made, in result order.
+        outputs: values defined, in result order.
         donated: positions in `inputs` whose buffers the executable consumes.
-        stage: pipeline stage, None for what belongs to none.
-        microbatch: number of the microbatch, None for what belongs to none.
+        stage: pipeline stage, or None.
+        microbatch: number of the microbatch, or None.
         phase: "F" forward, "B" backward, "I" input gradient, "W" weight gradient, "" other.
-        label: the user's words for it, with the source line when known.
+        label: the user's name for it, with the source line when known.
     """
 
     name: str

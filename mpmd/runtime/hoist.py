@@ -16,8 +16,8 @@ def hoist_receives(program: Program, distance: int) -> Program:
     run a; recv x; run b(x)   ->   recv x; run a; run b(x)
     ```
 
-    A receive never passes a feed or another receive.  The streams are then advanced together as far as they
-    go; where all wait, the first one that waits at a moved receive gets it back in its old place.
+    A receive never passes a feed or another receive.  The streams are then simulated together; where all
+    wait, the first one that waits at a moved receive gets it back at its old position.
 
     Requires: a valid program.
     Ensures: a valid program with the same instructions.
@@ -34,12 +34,12 @@ def hoist_receives(program: Program, distance: int) -> Program:
 
 
 class _Lane:
-    """One stream with its receives moved up, and how far it has been advanced."""
+    """One stream with its receives moved up, and its position in the simulation."""
 
     def __init__(self, instructions: Sequence[Instruction], distance: int) -> None:
         self.at = 0
         self.code: list[Instruction] = []
-        self.anchors: dict[int, Instruction] = {}  # id of a moved receive -> what it stood before
+        self.anchors: dict[int, Instruction] = {}  # id of a moved receive -> the instruction that followed it
         for k, op in enumerate(instructions):
             place = self._place(op, distance)
             if place < len(self.code):
@@ -62,7 +62,7 @@ class _Lane:
         return place
 
     def put_back(self) -> bool:
-        """Puts the receive at which the stream waits back where it stood; whether it had been moved."""
+        """Moves the receive at which the stream waits back to its old position; whether it had been moved."""
         op = self.code[self.at]
         anchor = self.anchors.pop(id(op), None)
         if anchor is None:
@@ -74,7 +74,7 @@ class _Lane:
 
 
 class _StreamSweep:
-    """All streams, advanced by what has been sent and received."""
+    """All streams, advanced by the messages that have been sent and received."""
 
     def __init__(self, program: Program, lanes: list[_Lane]) -> None:
         self.lanes = lanes
@@ -83,7 +83,7 @@ class _StreamSweep:
         self.received = [0] * len(program.channels)
 
     def advance(self) -> bool:
-        """Advances every stream as far as it goes; whether any moved."""
+        """Advances every stream as far as possible; whether any moved."""
         moved = False
         for lane in self.lanes:
             while lane.at < len(lane.code) and self._can_issue(lane.code[lane.at]):
@@ -105,5 +105,5 @@ class _StreamSweep:
         return True
 
     def put_one_back(self) -> bool:
-        """Puts back the first moved receive at which a stream waits; False if there is none."""
+        """Moves the first moved receive at which a stream waits back; False if there is none."""
         return any(lane.at < len(lane.code) and lane.put_back() for lane in self.lanes)

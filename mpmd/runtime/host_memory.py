@@ -1,19 +1,20 @@
-"""What the C library does with memory that fragments free, and how much of it the process keeps.
+"""Freed memory of fragments that the C library keeps, and its limit.
 
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
-step takes a page fault for each 4 KiB that it touches: 90,000 faults and 0.2 of 2.4 CPU seconds in a step of
-eight transformer layers.  Kept, the same pages serve the next fragment.
+step takes a page fault for each 4 KiB that it touches.  If the memory is kept, the same pages serve the next
+fragment.
 
-Unlimited, glibc keeps much more than a step needs: what is freed in the heap of one thread serves no other
-thread, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
-their meshes stay as well.  So between steps `FreedMemory.trim` compares what is kept with a limit, and
-returns all of it to the system when it is more.
+Unlimited, glibc keeps much more than a step needs: memory freed in the heap of one thread serves no other
+threads, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
+their meshes stay as well.  So between steps `FreedMemory.trim` compares the kept memory with a limit, and
+returns all of it to the system above the limit.
 
-    kept = growth of anonymous resident memory - growth of what malloc has given out,  since the last trim
+    kept = growth of anonymous resident memory - growth of allocated memory,  since the last trim
 
 Memory that grows beside malloc counts as kept, too: it causes a trim that returns little, once per limit.
-Blocks that were given out and not touched yet hide as much of what is kept.
+Allocated blocks that were not touched yet hide as much kept memory.
+Measurements: docs/decisions/freed-memory.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-# From <malloc.h>; glibc takes at most half of a thread's heap for the first, and an int for the second.
+# From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 
@@ -35,7 +36,7 @@ _INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
 """Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/100 of the time at most."""
 
 SLACK_SHARE, SLACK_BYTES = 4, 64 << 20
-"""What may be kept beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
+"""Limit of kept memory beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -96,10 +97,10 @@ class FreedMemory:
 
 @functools.cache
 def freed_memory() -> FreedMemory | None:
-    """Has this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
+    """Makes this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
 
     Returns:
-        What is kept; None, and nothing changes, with C libraries other than glibc from 2.33 on: they have
+        The kept memory; None, and nothing changes, with C libraries other than glibc from 2.33 on: they have
         policies of their own.
 
     Source: mallopt(3), malloc_trim(3), mallinfo(3).

@@ -1,6 +1,6 @@
 """The seven instructions of a stream.
 
-A stream is what one mesh does in one step, in order.  It has no branches.  Buffers are numbers that
+A stream is the work of one mesh in one step, in order.  It has no branches.  Buffers are numbers that
 count from 0 in each stream, each defined by one instruction.
 """
 
@@ -51,7 +51,7 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Free:
-    """Drop the references to buffers that nothing uses any more."""
+    """Drop the references to buffers that are not used any more."""
 
     buffers: tuple[int, ...]
 
@@ -81,7 +81,7 @@ Instruction = Run | Send | Recv | Copy | Free | Feed | Fetch
 
 
 def reads(op: Instruction) -> tuple[int, ...]:
-    """The buffers that must be there when `op` is issued, in order, repetitions kept."""
+    """The buffers that must be alive when `op` is issued, in order, repetitions kept."""
     match op:
         case Run():
             return op.inputs
@@ -112,7 +112,7 @@ def donated_buffers(op: Instruction) -> tuple[int, ...]:
 
 
 def ended_buffers(op: Instruction) -> tuple[int, ...]:
-    """The buffers that are gone once `op` is issued: donated or freed."""
+    """The buffers that end when `op` is issued: donated or freed."""
     return op.buffers if isinstance(op, Free) else donated_buffers(op)
 
 

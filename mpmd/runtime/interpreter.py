@@ -1,8 +1,8 @@
-"""Issues instructions.  Knows nothing of JAX: what moves and computes is handed in.
+"""Issues instructions.  It is independent of JAX: functions that move and compute are passed in.
 
-A stream is decoded once into steps; a step knows its places in one list of slots that all meshes share
-(each touches its own), and what to call.  Issuing a step never waits for data, except where the number of
-unfinished fragments of a mesh reaches its bound.
+A stream is decoded once into steps, which are bound to their slots in one list that all meshes share (each
+uses its own slots), and to the functions that they call.  Issuing a step never waits for data, except where
+the number of unfinished fragments of a mesh reaches its bound.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from mpmd.support.execution_log import ExecutionLog
 
 
 class FragmentExecutable(Protocol):
-    """A compiled fragment: called with its arrays it returns the arrays it makes, usually not ready yet.
+    """A compiled fragment: called with its arrays it returns its results, usually not ready yet.
 
-    An optional attribute `asynchronous` says whether a call returns before the work is done; without
-    it the executable is taken to be asynchronous.  An optional attribute `has_token` says that behind its
-    results it returns an array of one element, which is there when it has ended.  An optional attribute
-    `timer` says that it writes itself when it runs; without it this is seen from outside.  With an optional
-    attribute `immediate` that is true it never runs on its devices: its results are there when it returns.
+    An optional attribute `asynchronous` says whether a call returns before the work is done; the default is
+    true.  With an optional attribute `has_token` it returns, after its results, an array of one element,
+    which is ready when it has ended.  With an optional attribute `timer` it writes its times itself; without
+    it they are observed from outside.  With an optional attribute `immediate` it never runs on its devices:
+    its results are ready when it returns.
     """
 
     @property
     def name(self) -> str:
-        """The name by which instructions call it."""
+        """Its name in instructions."""
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         """Runs the fragment; consumes the arrays it was compiled to consume."""
 
 
 class Timer(Protocol):
-    """What writes to a log when it runs, on every device of its mesh, run after run.
+    """Writes to a log when it runs, on every device of its mesh, in each execution.
 
     An executable may have one; several executables may have the same.
     """
 
     @property
     def key(self) -> int:
-        """By what a log knows it."""
+        """Its key in the log."""
 
     def write_to(self, log: ExecutionLog | None) -> None:
-        """Writes to a log, from the next call on; to none if it is None."""
+        """Writes to a log, from the next call on; None: to no log."""
 
 
 class Observer(Protocol):
-    """Watches one step while it is issued; its methods are called by the thread that issues the mesh."""
+    """Callbacks while one step is issued; they are called by the thread that issues the mesh."""
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
         """A fragment is about to be called; its arguments are in the frame."""
@@ -77,20 +77,20 @@ class StepState:
     stopped: bool = False
 
     def stop(self) -> None:
-        """Makes every thread that issues this step give up at its next instruction."""
+        """Makes every thread that issues this step stop at its next instruction."""
         self.stopped = True
         for channel in self.channels:
             channel.stop()
 
     def forget(self) -> None:
-        """Drops all buffers: an error may be kept for long, and keeps its frame."""
+        """Drops all buffers: a caller may store an error, which holds its frame."""
         self.slots[:] = [None] * len(self.slots)
         self.outputs[:] = [None] * len(self.outputs)
 
 
 @dataclasses.dataclass(slots=True)
 class Unfinished:
-    """A call whose end has not been seen: `handle` is one of its results, which nothing consumes later."""
+    """A call whose end was not observed yet: `handle` is one of its results, which no call consumes."""
 
     number: int
     call: BoundCall
@@ -100,26 +100,26 @@ class Unfinished:
 class PendingCalls:
     """The unfinished calls of one mesh, oldest first, over all steps.
 
-    A result that is waited for is held until its call was seen to end: a mesh may hold as many small results
-    as it has unfinished calls a moment longer than its stream does.
+    A result that is waited for is held until the end of its call is observed: a mesh may hold as many small
+    results as it has unfinished calls a moment longer than its stream does.
     """
 
     def __init__(self, mesh: str) -> None:
         self.mesh = mesh
         self.unfinished: deque[Unfinished] = deque()
         self.others: tuple[PendingCalls, ...] = ()
-        """Lanes issued by the same thread: looked after while this one waits."""
+        """Pending calls issued by the same thread: checked while this mesh waits."""
 
     def forget_finished(self) -> None:
-        """Forgets the oldest calls as far as they ended well.
+        """Removes the oldest calls that ended without a failure.
 
         Raises:
-            CallFailed: the oldest call that is left failed on its device.
+            CallFailed: the oldest remaining call failed on its device.
         """
         unfinished = self.unfinished
         while unfinished:
             handle = unfinished[0].handle
-            if not handle.is_deleted():  # given away by the user: what reads it tells of a failure
+            if not handle.is_deleted():  # donated by the user: its readers report a failure
                 if not handle.is_ready():
                     return
                 if (failure := failure_of(handle)) is not None:
@@ -138,9 +138,9 @@ class PendingCalls:
         while len(self.unfinished) >= unfinished:
             if frame.stopped:
                 raise Stopped
-            for lane in self.others:
-                lane.forget_finished()
-            time.sleep(pause)  # short waits of Python's own: a signal is seen at once
+            for pending in self.others:
+                pending.forget_finished()
+            time.sleep(pause)  # short waits of Python's own: signals are handled at once
             pause = min(2 * pause, 3e-4)
             self.forget_finished()
 
@@ -149,12 +149,12 @@ class CallFailed(Exception):
     """A fragment raised when it was called, or its device reported a failure."""
 
     def __init__(self, call: BoundCall, number: int, cause: Exception, *, called: bool = False) -> None:
-        """Takes `called` for a call that raised; without it the failure was seen in a result."""
+        """Takes `called` for a call that raised; without it the failure was found in a result."""
         super().__init__(call, number, cause)
         self.call, self.number, self.cause, self.called = call, number, cause, called
 
     def as_error(self, note: str = "") -> FragmentError:
-        """The error for the user: what failed, where, why; `note` says what to do."""
+        """The error for the user: the failure, where, and why; `note` is the advice."""
         op = self.call.op
         where = ", ".join(filter(None, (f"mesh {self.call.mesh!r}", task_text(op), f"step {self.number}")))
         cause = _shortened(str(self.cause).strip()) or "no message"
@@ -163,18 +163,18 @@ class CallFailed(Exception):
         unseen = ""
         if self.call.unwatched and not self.called:
             names = ", ".join(self.call.unwatched)
-            unseen = f"\n  or in what it reads: {names} cannot be watched, all its results are consumed"
+            unseen = f"\n  or in its inputs: {names} cannot be watched, all results are consumed"
         kind = NonFiniteError if isinstance(self.cause, FloatingPointError) else FragmentError
         return kind(text + label + unseen + (f"\n  {note}" if note else ""))
 
 
 def _shortened(text: str) -> str:
-    """Long causes are tracebacks in one string: what they are about stands at both ends."""
+    """Long causes are tracebacks in one string: the relevant lines are at both ends."""
     return text if len(text) <= 1200 else f"{text[:400]} [...] {text[-800:]}"
 
 
 def failure_of(handle: Any) -> Exception | None:
-    """Waits for an array; returns why it has no value, None if it has one or was given away meanwhile."""
+    """Waits for an array; returns why it has no value, None if it has one or was donated meanwhile."""
     try:
         handle.block_until_ready()
     except RuntimeError as error:
@@ -183,13 +183,13 @@ def failure_of(handle: Any) -> Exception | None:
 
 
 class BoundInstruction(Protocol):
-    """An instruction bound to slots, channels and executables, so that issuing it looks nothing up."""
+    """An instruction bound to slots, channels and executables, so that issuing it needs no lookup."""
 
     mesh: str
     at: int
 
     def issue(self, frame: StepState) -> None:
-        """Does it."""
+        """Issues it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -197,16 +197,16 @@ class BoundCall:
     """A `Run`.
 
     Attributes:
-        mesh, at: where it stands in the program.
+        mesh, at: its position in the program.
         op: the instruction.
         execute: the executable.
         inputs, outputs: slots of its arguments and results.
         consumed: slots that are empty after it.
-        results: how many arrays a call returns: its outputs, and a token where there is one.
-        handle: which of them tells that the call has ended; None where all are consumed.
-        unwatched: executables whose failure may only be seen here.
-        lane: the calls of its mesh that have not ended.
-        unfinished: how many of these there may be once it is issued, itself included.
+        results: how many arrays a call returns: its outputs, and a token if it has one.
+        handle: the result that signals the end of the call; None if all are consumed.
+        unwatched: executables whose failure may only be observed here.
+        pending: the pending calls of its mesh.
+        unfinished: the maximum of pending calls once it is issued, itself included.
     """
 
     mesh: str
@@ -219,21 +219,21 @@ class BoundCall:
     results: int
     handle: int | None
     unwatched: tuple[str, ...]
-    lane: PendingCalls
+    pending: PendingCalls
     unfinished: int
 
     def issue(self, frame: StepState) -> None:
-        """Calls the executable and stores its results; remembers the call until its end is seen."""
-        lane, slots = self.lane, frame.slots
-        if lane.unfinished:
-            lane.make_room(frame, self.unfinished)
+        """Calls the executable and stores its results; adds the call to the pending ones."""
+        pending, slots = self.pending, frame.slots
+        if pending.unfinished:
+            pending.make_room(frame, self.unfinished)
         observer, issued = frame.observer, 0.0
         if observer is not None:
             observer.calling(self, frame)
             issued = time.perf_counter()
         try:
             results = self.execute(*[slots[i] for i in self.inputs])
-        except Exception as cause:  # whatever an executable raises is the user's to know
+        except Exception as cause:  # all exceptions of an executable are reported to the user
             raise CallFailed(self, frame.number, cause, called=True) from cause
         if len(results) != self.results:
             wrong = TypeError(f"returned {len(results)} arrays, {self.results} expected")
@@ -243,7 +243,7 @@ class BoundCall:
         for i, array in zip(self.outputs, results):
             slots[i] = array
         if self.handle is not None:
-            lane.unfinished.append(Unfinished(frame.number, self, results[self.handle]))
+            pending.unfinished.append(Unfinished(frame.number, self, results[self.handle]))
         if observer is not None:
             observer.ran(self, frame, issued)
 
@@ -302,7 +302,7 @@ class BoundFree:
     buffers: tuple[int, ...]
 
     def issue(self, frame: StepState) -> None:
-        """Forgets the buffers."""
+        """Drops the buffers."""
         slots = frame.slots
         for i in self.buffers:
             slots[i] = None

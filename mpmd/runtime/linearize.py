@@ -1,16 +1,16 @@
 """From the exported graph to one instruction stream per mesh.
 
-Per mesh the fragments keep their order in the graph.  Around them stand:
+Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
   anything can consume them.  A transferred argument is fed to the other mesh directly.
-* `Recv` right before the first use; earlier, if the engine moves bytes only when asked.
-* `Send` right after the buffer is made, in the order of the transfers.
+* `Recv` right before the first use; earlier, if the engine moves bytes only on request.
+* `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
 * `Free` right after the last use; nothing for a consumed buffer.
 * `Fetch` after everything else, in the order of the results; a value that is two results is copied.
 
-A value that nothing needs is not moved.
+A value without a use is not moved.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def linearize(
 
     Args:
         graph: the exported entry function.
-        properties: what the engine behind the channels promises.
+        properties: guarantees of the engine of the channels.
         early_receives: how many `Run`s a receive is moved up, as far as the program stays valid; None
             for 1 where the receiver pulls and 0 elsewhere, because an early receive costs memory and
             an engine that pushes gains nothing from it.
@@ -123,13 +123,13 @@ class _StreamLayout:
         self.graph, self.properties = graph, properties
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
-        self.argument: dict[int, InputSpec] = {}  # fed value -> the argument it is
+        self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
         self.bodies: dict[str, list[Instruction]] = {}
         self.feeds: dict[str, dict[int, Feed]] = {}
         self.numbers: dict[tuple[str, str], int] = {}  # (source mesh, target mesh) -> channel
         self.messages: list[list[BufferType]] = []
         self.message: dict[int, tuple[int, int]] = {}  # received value -> (channel, sequence)
-        self.placed: set[int] = set()  # values whose defining instruction stands in a body
+        self.placed: set[int] = set()  # values whose defining instruction is in a body
         self.consumed: set[int] = set()  # fed values that a fragment consumes
         self.leaving: dict[int, list[TransferOp]] = {}  # value -> its transfers to other meshes
         for spec in graph.inputs:
@@ -143,7 +143,7 @@ class _StreamLayout:
         return self.bodies.setdefault(mesh, [])
 
     def _sort_transfers(self) -> None:
-        """Tells arguments of other meshes, needed messages and superfluous transfers apart."""
+        """Separates arguments of other meshes, needed messages and superfluous transfers."""
         needed = {spec.value for spec in self.graph.outputs}
         for op in reversed(self.graph.ops):
             if isinstance(op, CallNode):
@@ -204,7 +204,7 @@ class _StreamLayout:
         self._place(op.mesh, Run(op.name, op.inputs, op.outputs, op.donated, *fields))
 
     def _need(self, value: int) -> None:
-        """Puts the `Feed` or the `Recv` that defines `value` in place, if it is not there yet."""
+        """Adds the `Feed` or the `Recv` that defines `value`, if it is missing."""
         mesh = self.types[value].mesh
         if (spec := self.argument.get(value)) is not None:
             self._mesh(mesh)
@@ -213,7 +213,7 @@ class _StreamLayout:
             self._place(mesh, Recv(value, *self.message[value]))
 
     def _place(self, mesh: str, op: Instruction) -> None:
-        """Appends `op`, and a `Send` for each transfer of what it defines to another mesh."""
+        """Appends `op`, and a `Send` for each transfer of its results to another mesh."""
         body = self._mesh(mesh)
         body.append(op)
         for value in writes(op):
@@ -249,7 +249,7 @@ class _StreamLayout:
         return result
 
     def _freshened(self, body: Sequence[Instruction]) -> list[Instruction]:
-        """Keeps what a fragment consumes apart from what the user or another mesh still reads.
+        """Separates buffers that a fragment consumes from those that the user or another mesh still reads.
 
         Only the argument's own mesh may consume the user's array itself, and only if the user donated it;
         every other feed of a consumed argument is a buffer of its own.  All feeds are issued before any run.

@@ -1,4 +1,4 @@
-"""How many bytes every mesh holds during a step: predicted from its stream, and measured while it runs.
+"""Bytes of every mesh during a step: predicted from its stream, and measured while it runs.
 
 Both count the same: the buffers that the stream holds at each instruction.  A buffer counts from the
 instruction that defines it to the one that ends it; a consumed buffer becomes a result of its run and is
@@ -44,13 +44,13 @@ class MeshMemory:
 
     Attributes:
         mesh: its name.
-        peak_bytes: the most bytes held at once, workspace and what is kept included.
-        position, instruction: where the peak stands first.
-        holders: what is held there, largest first.
-        workspace_bytes: scratch memory that the fragment that runs there takes and gives back.
+        peak_bytes: the maximum of bytes held at once, with workspace and kept scratch memory.
+        position, instruction: the first position of the peak.
+        holders: the buffers at the peak, largest first.
+        workspace_bytes: scratch memory that the fragment at the peak takes and returns.
         kept_bytes: scratch memory that the mesh's fragments keep from call to call.
         in_flight_bytes: a bound for bytes of messages sent to the mesh and not yet received.
-        curve: per instruction the most bytes held while it is issued.
+        curve: per instruction the maximum of bytes held while it is issued.
     """
 
     mesh: str
@@ -77,7 +77,7 @@ def predict_memory(
     workspace: Mapping[tuple[str, str], int] | None = None,
     kept: Mapping[str, int] | None = None,
 ) -> tuple[MeshMemory, ...]:
-    """Walks every stream of a program.
+    """Predicts the memory of every stream of a program.
 
     Args:
         program: a valid program.
@@ -143,7 +143,7 @@ def _traverse(
 
 
 def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:
-    """The buffers held at a position: with the results of a run there, without what it consumes if larger."""
+    """The buffers held at a position: with the results of a run, or with its consumed buffers if larger."""
     alive = dict.fromkeys(op.buffer for op in stream.instructions if isinstance(op, Feed))
     for at, op in enumerate(stream.instructions[: position + 1]):
         if at == position and isinstance(op, Run):
@@ -161,10 +161,10 @@ def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:
 
 
 def buffer_categories(stream: Stream) -> list[str]:
-    """For each buffer of a stream what it is, as far as the stream tells.
+    """For each buffer of a stream its category, as far as the stream shows it.
 
-    "argument", "received", "result" of the step, "activation" (made by a forward task), "gradient" (made
-    by a backward task), "copy" or "other".
+    "argument", "received", "result" of the step, "activation" (of a forward task), "gradient" (of a backward
+    task), "copy" or "other".
     """
     results = {op.buffer for op in stream.instructions if isinstance(op, Fetch)}
     categories = ["other"] * len(stream.buffers)
@@ -194,7 +194,7 @@ class MemoryMeter:
 
     Attributes:
         curves: per mesh the bytes held after each instruction other than a feed.
-        peaks: per mesh the most bytes held.
+        peaks: per mesh the maximum of bytes held.
     """
 
     def __init__(self, program: Program) -> None:
@@ -213,7 +213,7 @@ class MemoryMeter:
         """A run is counted when it has been issued."""
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Counts what the mesh of the instruction holds now."""
+        """Counts the bytes that the mesh of the instruction holds now."""
         if isinstance(instruction, BoundFeed):
             return
         held = {id(a): a for i in self._ranges[instruction.mesh] if (a := frame.slots[i]) is not None}

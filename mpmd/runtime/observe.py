@@ -21,22 +21,22 @@ from mpmd.runtime.interpreter import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observers:
-    """Tells several observers, in order."""
+    """Calls several observers, in order."""
 
     members: tuple[Observer, ...]
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Passes it on."""
+        """Forwards it."""
         for member in self.members:
             member.calling(call, frame)
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Passes it on."""
+        """Forwards it."""
         for member in self.members:
             member.ran(call, frame, issued)
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Passes it on."""
+        """Forwards it."""
         for member in self.members:
             member.issued(instruction, frame)
 
@@ -44,11 +44,11 @@ class Observers:
 class FiniteCheck:
     """Waits for every fragment and stops at the first with a NaN, or an infinity, in its results.
 
-    No fragment before it computed one; if it came with an argument of the step, the error names that.
+    No fragment before it computed one; if it was in an argument of the step, the error names that.
     """
 
     def __init__(self, *, nans: bool = True, infs: bool = False) -> None:
-        """Takes which of both to look for."""
+        """Takes whether to check for NaNs, infinities or both."""
         self._tests = [
             *([("NaN", np.isnan)] if nans else []),
             *([("infinite", np.isinf)] if infs else []),
@@ -56,10 +56,10 @@ class FiniteCheck:
         self._arguments: dict[int, tuple[str, str]] = {}
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Nothing to look at before a call."""
+        """Nothing to check before a call."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Looks at the results of a call.
+        """Checks the results of a call.
 
         Raises:
             CallFailed: one of them holds such a value, or the fragment failed on its device.
@@ -76,12 +76,12 @@ class FiniteCheck:
                 raise CallFailed(call, frame.number, FloatingPointError(text))
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Remembers arguments that hold such a value; other instructions compute nothing."""
+        """Records arguments that hold such a value; other instructions compute nothing."""
         if isinstance(instruction, BoundFeed) and (found := self._found(frame.slots[instruction.buffer])):
             self._arguments[instruction.buffer] = (instruction.path, found)
 
     def _found(self, array: Any) -> str:
-        """What the array holds that was looked for, such as `2 NaN values`; empty if it holds none."""
+        """The values found in the array, such as `2 NaN values`; empty if there are none."""
         for kind, test in self._tests:
             if count := count_values(array, test):
                 return f"{count} {kind} value{'s' * (count > 1)}"

@@ -1,4 +1,4 @@
-"""In what order the instructions of all meshes can happen, and how many messages can wait.
+"""Possible orders of the instructions of all meshes, and how many messages can wait.
 
 Streams have no branches and each receive names its message, so whether a program stops does not depend
 on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
@@ -33,12 +33,12 @@ class Message:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstructionOrder:
-    """A legal order of all instructions, equal in every process, and what it proves.
+    """A legal order of all instructions, equal in every process, and its consequences.
 
     Attributes:
-        nodes: every instruction once, each after everything it waits for.
-        before: for an instruction that waits for other streams, the instructions it waits for.
-        occupancy: per channel the most messages that can wait in it, under any timing.
+        nodes: every instruction once, each after its dependences.
+        before: for an instruction that waits for other streams, its dependences there.
+        occupancy: per channel the maximum of messages that can wait in it, under any timing.
     """
 
     nodes: tuple[Node, ...]
@@ -47,7 +47,7 @@ class InstructionOrder:
 
 
 def messages(program: Program) -> list[list[Message]]:
-    """Per channel its messages in the order of the sends; what has no partner is left out."""
+    """Per channel its messages in the order of the sends; unpaired ones are left out."""
     sends: list[dict[int, Node]] = [{} for _ in program.channels]
     recvs: list[dict[int, Node]] = [{} for _ in program.channels]
     for s, stream in enumerate(program.streams):
@@ -66,7 +66,7 @@ def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[N
     before: dict[Node, list[Node]] = {}
     for number, pair in enumerate(pairs):
         capacity = program.channels[number].properties.capacity
-        made = sorted(message.recv for message in pair)  # any receive empties a place, whichever it takes
+        made = sorted(message.recv for message in pair)  # any receive frees a slot
         for k, message in enumerate(pair):
             before.setdefault(message.recv, []).append(message.send)
             if capacity is not None and k + capacity < len(pair):
@@ -77,8 +77,8 @@ def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[N
 def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list[Node], dict[int, int]]:
     """A legal order as far as it goes, and for each stream that cannot finish the position where it stops.
 
-    Every stream is advanced as far as it can be, in turn; a stream that waits is taken up again when what
-    it waits for has happened.  O(instructions + edges).
+    Every stream is advanced as far as possible, in turn; a stream that waits is resumed when its dependence
+    is done.  O(instructions + edges).
     """
     lengths = [len(stream.instructions) for stream in program.streams]
     at = [0] * len(lengths)
@@ -102,11 +102,11 @@ def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list
 def occupancy(
     program: Program, nodes: list[Node], before: dict[Node, list[Node]], pairs: list[list[Message]]
 ) -> tuple[int, ...]:
-    """Per channel the most messages that are sent and not received, over all timings; the bound is reached.
+    """Per channel the maximum of messages sent and not received, over all timings; the bound is reached.
 
     At the moment of send k exactly the receives in its past have happened in every execution; the others
-    may all be late.  A clock per stream (the last position in the past, for every stream) is kept while
-    the order is walked, and changes only where streams meet.
+    may all be late.  Each stream has a vector clock (the last position in the past, for every stream), which
+    changes only where streams meet.
 
     Cost: O(instructions + messages × (meshes + log messages)).
     """
@@ -135,7 +135,7 @@ def occupancy(
 
 
 def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
-    """The order in which one thread should issue everything: by the time each instruction could begin.
+    """The order in which one thread should issue everything: by the earliest begin of each instruction.
 
     Every run counts as one unit of time and everything else as none, so no mesh is issued far ahead of
     the others and none waits for work because the thread is busy with another's.

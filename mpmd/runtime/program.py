@@ -25,7 +25,7 @@ from mpmd.runtime.instructions import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buffer:
-    """A numbered place of a stream: its type, and a name for messages and traces."""
+    """A numbered buffer of a stream: its type, and a name for messages and traces."""
 
     type: BufferType
     name: str
@@ -33,7 +33,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
-    """What one mesh does in one step; `buffers[i]` describes buffer number i."""
+    """The work of one mesh in one step; `buffers[i]` describes buffer number i."""
 
     mesh: str
     buffers: tuple[Buffer, ...]
@@ -52,7 +52,7 @@ class ChannelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Everything that one step does.
+    """All streams of one step.
 
     Attributes:
         name: name of the entry function.
@@ -91,7 +91,7 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of everything the program does; equal in every process that built it from the same graph."""
+        """A hash of the program; equal in every process that built it from the same graph."""
         return hashlib.sha256(self._listing().encode()).hexdigest()[:16]
 
     def as_text(self) -> str:
@@ -125,7 +125,7 @@ def _properties(properties: ChannelProperties) -> str:
 
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
-    """One instruction as a line; with `buffers` the types and names of what it defines are shown."""
+    """One instruction as a line; with `buffers` the types and names of its results are shown."""
     made = ", ".join(_definition(number, buffers) for number in writes(op))
     match op:
         case Run():

@@ -1,9 +1,9 @@
 """How many calls of a mesh may be unfinished when a call is issued, so that memory stays near its prediction.
 
-XLA on CPU allocates the results of a call when it is issued, and a buffer is given back only when the last
+XLA on CPU allocates the results of a call when it is issued, and a buffer is freed only when the last
 call that reads it has ended.  A mesh to which a whole step is issued at once holds the residuals of all
-microbatches together, whatever its schedule says: 3.6 GB instead of 2.2 for twelve layers of width 768.  So a
-call whose results would not fit beside what is still held waits for earlier calls to end.
+microbatches together, in spite of its schedule.  So a call whose results would not fit beside the live
+buffers waits for earlier calls to end.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from mpmd.runtime.instructions import Feed, Free, Run, donated_buffers, reads, w
 from mpmd.runtime.program import Stream
 
 SLACK_SHARE, SLACK_BYTES = 25, 16 << 20
-"""What calls issued ahead may hold beyond the predicted peak: a part of 1/25 of that, or so many bytes."""
+"""Bytes that calls issued ahead may hold beyond the predicted peak: 1/25 of that, or so many bytes."""
 
 
 def unfinished_calls(stream: Stream, at_most: int) -> dict[int, int]:
-    """Per position of a `Run` how many calls may be unfinished once it is issued, itself included: 1 or more.
+    """Per position of a `Run` the maximum of unfinished calls once it is issued, itself included: 1 or more.
 
     Args:
         stream: the instructions of a mesh.
-        at_most: the most there may be of them anyhow.
+        at_most: the upper bound of all of them.
 
     Cost: linear in the instructions, times `at_most`.
     """
@@ -38,9 +38,9 @@ def unfinished_calls(stream: Stream, at_most: int) -> dict[int, int]:
 
 
 def _taken_and_given_back(stream: Stream) -> tuple[list[int], list[int]]:
-    """Per call the bytes taken so far when it is issued; per number of calls those given back by their end.
+    """Per call the bytes allocated before it is issued; per number of calls those freed by their end.
 
-    A consumed buffer becomes a result: nothing is taken for it, and nothing given back.
+    A consumed buffer becomes a result: it is neither allocated nor freed.
     """
     size = [buffer.type.bytes for buffer in stream.buffers]
     total = sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))

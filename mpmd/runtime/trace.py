@@ -1,13 +1,13 @@
-"""When everything of a step really ran: measured spans, written down where it ran.
+"""Measured times of a step: spans that are written where the work runs.
 
 On CPU devices a fragment that has a `Timer`, as native ones do, writes its begin and end itself.  For any
-other, stamps are started around it: of what it reads from elsewhere before it, of a result behind it.  The
+other, stamps are started around it: of its inputs from elsewhere before it, of a result after it.  The
 programs of a device run in the order in which they were started, so that a stamp takes the time between two
-fragments, on the threads that run them.  A thread of Python that waits for results would not do: where
-fragments keep all cores busy it is woken milliseconds late, which then seem to belong to something else.
-Messages are stamped in an order of their own, since they are received before the fragments that need them.
+fragments, on the threads that run them.  A thread of Python that waits for results would be woken
+milliseconds late where fragments keep all cores busy.  Messages are stamped in an order of their own, since
+they are received before the fragments that need them.
 
-Devices of other platforms leave the cores to Python: see `watchers`.
+On other platforms the host's cores are free for Python: see `watchers`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Interval = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredSpan:
-    """Something that took time on a mesh; seconds of `time.perf_counter`.
+    """An interval of time on a mesh; seconds of `time.perf_counter`.
 
     Attributes:
-        mesh: where it ran; for a transfer, where it arrived.
-        name: the executable; for a transfer, the mesh it came from.
+        mesh: its mesh; for a transfer, the receiver.
+        name: the executable; for a transfer, the sending mesh.
         kind: "run" or "transfer".
-        stage, microbatch, phase: of the call; for a transfer, of the call that made what was sent.
-        start_s, end_s: begin and end; a transfer begins when what it moves was made.
+        stage, microbatch, phase: of the call; for a transfer, of the call that produced the value.
+        start_s, end_s: begin and end; a transfer begins when its value is ready.
         at: position in the stream of the mesh.
     """
 
@@ -62,11 +62,11 @@ class MeasuredSpan:
 
 
 class StepRecorder(Observer, Protocol):
-    """Observes one step: that which is run inside its `with`.
+    """Observes one step: the one that runs inside its `with`.
 
     Attributes:
-        spans: what it saw, afterwards.
-        unseen: executables of which it does not know when they ran, afterwards.
+        spans: the result, afterwards.
+        unseen: executables without known times, afterwards.
     """
 
     spans: tuple[MeasuredSpan, ...]
@@ -76,27 +76,27 @@ class StepRecorder(Observer, Protocol):
         """Begins."""
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        """Waits until everything that it saw being issued has ended."""
+        """Waits until everything that was issued has ended."""
 
 
 class Stamper(Protocol):
-    """Makes stamps: what writes to a log, on each device of an array, when the array is there."""
+    """Writes stamps: entries in a log, on each device of an array, when the array is ready."""
 
     def devices_of(self, mesh: str) -> int:
         """How many devices a mesh has: each of them writes."""
 
     def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Any]:
-        """What stamps of a mesh are given that write these keys."""
+        """Arguments for stamps of a mesh that write these keys."""
 
     def stamp(self, mark: Any, array: Any) -> list[Any]:
-        """Starts stamps of an array; arrays that are there when these are written."""
+        """Starts stamps of an array; arrays that are ready when these are written."""
 
     def stamp_in_own_order(self, number: int, mark: Any, array: Any) -> list[Any]:
-        """The same, in the order of stamps of that number only; none where that cannot be."""
+        """The same, ordered only among stamps of that number; none where that is not supported."""
 
 
 _abandoned: list[ExecutionLog] = []
-"""Logs of steps that ended with an error: what was issued may still write to them."""
+"""Logs of steps that ended with an error: issued programs may still write to them."""
 
 
 class TraceRecorder:
@@ -112,14 +112,14 @@ class TraceRecorder:
     def __init__(
         self, program: Program, executables: Mapping[tuple[str, str], FragmentExecutable], stamps: Stamper
     ) -> None:
-        """Takes what the executor was given, and what makes stamps."""
+        """Takes the executor's arguments, and the writer of stamps."""
         self.program = program
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
         self._meshes = {s.mesh: _MeshRecord(s, executables, stamps) for s in program.streams}
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Stamps what the call waits for, unless it takes the time itself, or none."""
+        """Stamps the inputs of the call, unless it has a timer or no inputs."""
         self._meshes[call.mesh].begin(call, frame)
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
@@ -156,9 +156,9 @@ class TraceRecorder:
 
 
 class _MeshRecord:
-    """What is known of one mesh.
+    """Times of one mesh.
 
-    The key of a stamp is twice the position of its instruction, and one more for the end of a call.
+    The key of a stamp is twice the position of its instruction, plus one for the end of a call.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class _MeshRecord:
     def end(self, call: BoundCall, frame: StepState, issued: float) -> None:
         self._calls.append((call, issued))
         if call.handle is not None:
-            handle = call.lane.unfinished[-1].handle
+            handle = call.pending.unfinished[-1].handle
         elif call.outputs and call.at in self._stamped:  # consumed later: it is stamped before
             handle = frame.slots[call.outputs[0]]
         else:
@@ -224,13 +224,13 @@ class _MeshRecord:
 
     def close(self, wait: bool) -> None:
         for handle in self._handles if wait else ():
-            failure_of(handle)  # told by the executor; here it is only an end
+            failure_of(handle)  # reported by the executor; here it is only an end
         for timer in self._timers.values():
             timer.write_to(None)
         self._handles.clear()
 
     def times(self) -> tuple[dict[int, Interval], dict[int, float]]:
-        """When each run began and ended, and when each message was there, by position."""
+        """When each run began and ended, and when each message was ready, by position."""
         found: dict[int, dict[int, list[Execution]]] = {}
         for entry in self.log.entries():
             found.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
@@ -285,7 +285,7 @@ def stamped_types(
 def _between(
     begun: Mapping[int, list[Execution]] | None, ended: Mapping[int, list[Execution]] | None, earliest: float
 ) -> Interval | None:
-    """From the first device that could begin to the last that had ended; a fragment may read nothing."""
+    """From the first device that could begin to the last that had ended; a fragment may have no inputs."""
     if not ended:
         return None
     begin = min((max(e.begin_s for e in of) for of in begun.values()), default=0.0) if begun else earliest
@@ -301,13 +301,14 @@ def spans_of(
 ) -> tuple[MeasuredSpan, ...]:
     """Spans of one step, sorted by begin.
 
-    The runs of a mesh do not overlap: what one device of several begins before the others have ended counts
-    from there.  A message that a run needed was there when that began, whenever this was seen.
+    The runs of a mesh do not overlap: work that one of several devices begins before the others have ended
+    counts from that end.  A message that a run needed was ready when that began, even if it was stamped
+    later.
 
     Args:
-        program: what ran.
+        program: the program that ran.
         runs: when each run began and ended, by (stream, position).
-        arrivals: when each received message was there.
+        arrivals: when each received message was ready.
     """
     sources = _message_sources(program)
     spans: list[MeasuredSpan] = []
@@ -340,7 +341,7 @@ def _span(mesh: str, name: str, kind: str, op: Run, start: float, end: float, at
 
 
 def _message_sources(program: Program) -> dict[Node, Node]:
-    """For each receive the run that made what it receives, as (stream, position); relays are left out."""
+    """For each receive the run that produced its value, as (stream, position); relays are left out."""
     makers = []
     for stream in program.streams:
         made: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Everything that can be known about a program before its first step, checked before its first step.
+"""Verifies a program before its first step.
 
-Per stream: every buffer is defined once, is there when it is read, and ends once.  Messages: every send
-has its receive, in the order the engine needs, of one type.  Order: no execution deadlocks.  All findings
+Per stream: every buffer is defined once, is alive when it is read, and ends once.  Messages: every send
+has its receive, in the order of the engine, of one type.  Order: no execution deadlocks.  All findings
 are reported together, with mesh, position, instruction and buffer.
 
 Cost: linear in instructions and messages, times the number of meshes for the occupancy of channels.
@@ -62,7 +62,7 @@ def _buffer(stream: Stream, number: int) -> str:
 
 @dataclass
 class _StreamCheck:
-    """One pass over a stream: what is there, what is gone, and how."""
+    """One pass over a stream: buffers that are alive, and buffers that ended, and how."""
 
     stream: Stream
     keeps_sent: Callable[[int], bool]
@@ -135,7 +135,7 @@ class _StreamCheck:
 
 
 def stream_findings(program: Program, stream: Stream) -> list[str]:
-    """Each mesh by itself: defined before use, ended once, nothing left over."""
+    """Each mesh by itself: defined before use, ended once, none left over."""
 
     def keeps_sent(channel: int) -> bool:
         known = 0 <= channel < len(program.channels)
@@ -162,7 +162,7 @@ def edge_findings(program: Program) -> list[str]:
         for at, op in enumerate(stream.instructions):
             if isinstance(op, Feed):
                 if started:
-                    findings.append(f"{_place(stream, at)}: a feed stands after another kind of instruction")
+                    findings.append(f"{_place(stream, at)}: a feed comes after another kind of instruction")
                 if op.input not in arguments:
                     findings.append(f"{_place(stream, at)}: the step has no input {op.input}")
             else:

@@ -1,8 +1,8 @@
-"""When things really ran, seen from outside: for devices that leave the cores of the host to Python.
+"""Times observed from outside: for devices that leave the cores of the host to Python.
 
 A watcher thread per mesh waits for the results of the mesh's calls and receives in the order of issue and
-notes when they arrive.  The end of a call is that instant, late by about 0.1 ms.  Its begin is computed:
-the latest of the end of the call before on the mesh, the arrival of what it reads from other meshes, and
+records when they arrive.  The end of a call is that instant, late by about 0.1 ms.  Its begin is computed:
+the latest of the end of the call before on the mesh, the arrival of its inputs from other meshes, and
 its issue.
 """
 
@@ -24,7 +24,7 @@ from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
 
 @dataclasses.dataclass(slots=True)
 class Sighting:
-    """An instruction of a mesh: when it was issued, what is waited for, and when that was there."""
+    """An instruction of a mesh: when it was issued, its handle, and when that was ready."""
 
     at: int
     issued: float
@@ -33,7 +33,7 @@ class Sighting:
 
 
 class _Watcher:
-    """Waits for handles in order and notes when they arrive."""
+    """Waits for handles in order and records when they arrive."""
 
     def __init__(self, mesh: str) -> None:
         self.sightings: list[Sighting] = []
@@ -59,7 +59,7 @@ class _Watcher:
             if isinstance(sighting, threading.Event):
                 sighting.set()
                 continue
-            failure_of(sighting.handle)  # a failure is told by the executor; here it is only an end
+            failure_of(sighting.handle)  # a failure is reported by the executor; here it is only an end
             sighting.end, sighting.handle = time.perf_counter(), None
             self.sightings.append(sighting)
 
@@ -71,7 +71,7 @@ def _consumed_receives(stream: Stream) -> list[int]:
 
 
 class WatchingRecorder:
-    """Observes one step with a thread per mesh; a `Recorder`."""
+    """Observes one step with a thread per mesh; a `StepRecorder`."""
 
     def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
         """Takes the program, and a function that makes a tiny array which is ready when its argument is."""
@@ -85,12 +85,12 @@ class WatchingRecorder:
         }
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """A call is watched once it was made."""
+        """A call is watched after it was issued."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Watches a call."""
         if call.handle is not None:
-            self._add(call, issued, call.lane.unfinished[-1].handle)
+            self._add(call, issued, call.pending.unfinished[-1].handle)
         elif call.outputs:  # they will be consumed, and cannot be waited for
             self._add(call, issued, self._token(frame.slots[call.outputs[0]]))
 
@@ -119,7 +119,7 @@ class WatchingRecorder:
 def times_of(
     program: Program, sightings: Mapping[str, Sequence[Sighting]]
 ) -> tuple[dict[Node, Interval], dict[Node, float]]:
-    """When runs began and ended, and when messages were there, from what the watcher of each mesh saw."""
+    """When runs began and ended, and when messages were ready, from the watcher of each mesh."""
     runs: dict[Node, Interval] = {}
     arrivals: dict[Node, float] = {}
     for s, stream in enumerate(program.streams):

@@ -11,11 +11,11 @@ from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.interpreter import BoundInstruction, StepState, issue_all
 
 _STOP_SECONDS = 0.5
-"""How long a stopped step may take until its threads are left to themselves."""
+"""Timeout for a stopped step; its threads are then abandoned."""
 
 
 class _Job:
-    """The streams of one step; done when every thread has ended its own, be it twice."""
+    """The streams of one step; done when every thread has ended its own; ending twice is harmless."""
 
     def __init__(self, frame: StepState, streams: int) -> None:
         self.frame, self.failures = frame, list[BaseException]()
@@ -35,7 +35,7 @@ class _Job:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Task:
-    """What one thread does of a job: the stream of that number."""
+    """The work of one thread for a job: the stream of that number."""
 
     job: _Job
     number: int
@@ -61,7 +61,7 @@ class Workers:
 
         Raises:
             Exception: the first failure of any thread.
-            KeyboardInterrupt: the user interrupted; the threads were told to stop.
+            KeyboardInterrupt: the user interrupted; the threads were stopped.
         """
         self.wait()
         job = _Job(frame, len(streams))
@@ -69,7 +69,7 @@ class Workers:
             self._last = job
             self._hand_out(job, streams)
             job.done.wait()
-        except BaseException:  # a signal arrived: tell the threads, then let it go on its way
+        except BaseException:  # a signal arrived: stop the threads, then raise it again
             frame.stop()
             # it may have arrived before every thread had its stream: those end without one
             self._hand_out(job, [()] * len(streams))
@@ -90,7 +90,7 @@ class Workers:
             self._last = None
 
     def close(self) -> None:
-        """Ends the threads once they have issued what they were given."""
+        """Ends the threads once they have issued their streams."""
         for tasks in self._queues:
             tasks.put(None)
         for thread in self.threads:
@@ -107,4 +107,4 @@ def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
         except BaseException as error:  # carried to the thread that waits for the step, which raises it
             task.job.fail(error)
         task.job.end_stream(task.number)
-        del task  # nothing may live on while this thread waits
+        del task  # drop all references while this thread waits

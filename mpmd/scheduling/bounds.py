@@ -15,8 +15,7 @@ class Paths:
     Attributes:
         head: before the chain's forward can start.
         tail: after the chain's backward, to the end of the step: backwards of earlier chains, then the
-            remaining
-        work of the first chain.
+            remaining work of the first chain.
         life: from the start of the chain's forward to the end of its backward.
     """
 

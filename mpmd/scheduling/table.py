@@ -105,8 +105,8 @@ class ScheduleTable:
 
         Args:
             stages: those whose backward is whole.
-            late: those of them whose backward is at the position of ``W``: only stages whose input
-            gradient no stage waits for.
+            late: those of them whose backward is at the position of ``W``: only stages whose input gradient
+                no stage waits for.
         """
         kept = {s: Phase.W if s in late else Phase.I for s in stages}
         orders = tuple(

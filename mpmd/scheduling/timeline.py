@@ -26,7 +26,7 @@ class Span:
         end_s: likewise.
         kind: ``compute``, ``transfer`` or ``idle``.
         peer: of a transfer, the mesh that receives; of an idle span in which the mesh waits for a message
-        under way, the mesh that sent it.
+            under way, the mesh that sent it.
         nbytes: of a transfer, its size; of a computation, the bytes on the mesh while it runs, if known.
         note: a remark; of an idle span, the reason of the wait.
     """

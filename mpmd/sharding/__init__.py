@@ -1,1 +1,1 @@
-"""How values lie on the devices of one mesh: what a sharding means, in shapes and bytes."""
+"""Layout of values on the devices of one mesh: the meaning of a sharding in shapes and bytes."""

@@ -1,4 +1,4 @@
-"""What one device holds of a value, and the axes that say so."""
+"""The part of a value that one device holds, and the axes that determine it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def axes_of(mesh: ir.sdy.MeshAttr) -> dict[str, int]:
 
 
 def on_sdy_mesh(shardings: ir.Attribute, name: str) -> ir.Attribute:
-    """The same sharding, or shardings of several values, of the axes of the sdy mesh called `name`."""
+    """The same sharding, or shardings of several values, with the axes of the sdy mesh called `name`."""
     if ir.sdy.TensorShardingAttr.isinstance(shardings):
         s = ir.sdy.TensorShardingAttr(shardings)
         return ir.sdy.TensorShardingAttr.get(name, s.dimension_shardings, s.replicated_axes, s.unreduced_axes)
@@ -35,7 +35,7 @@ def axes_by_dim(sharding: ir.Attribute) -> list[list[ir.sdy.AxisRefAttr]]:
 
 
 def axis_size(axis: ir.sdy.AxisRefAttr, sizes: dict[str, int]) -> int:
-    """Into how many parts an axis, or a part of one, cuts."""
+    """The number of parts into which an axis, or a sub-axis, splits a dim."""
     part = axis.sub_axis_info
     return sizes[axis.name] if part is None else int(ir.sdy.SubAxisInfoAttr(part).size)
 

@@ -1,4 +1,4 @@
-"""On which cores the calling thread, and the threads that it starts, may run."""
+"""CPU affinity of the calling thread, and of the threads that it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
     """Runs the block with the calling thread on `cores`; threads that are started in it stay there.
 
-    Nothing happens for no cores, or where the system cannot do that.
+    It has no effect without cores, or where the system has no affinity.
     """
     if not cores or not hasattr(os, "sched_setaffinity"):
         yield

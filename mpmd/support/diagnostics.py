@@ -1,6 +1,6 @@
-"""What passes have to say about a program: errors, warnings and notices, collected.
+"""Diagnostics of passes about a program: errors, warnings and remarks, collected.
 
-A pass reports and goes on; whoever runs it decides what to do with all that was reported.
+A pass reports and continues; its caller decides how to handle the reports.
 
     with collecting() as found:
         pass_.run(module)
@@ -20,7 +20,7 @@ from mpmd.errors import PassError
 
 
 class Severity(enum.Enum):
-    """How bad it is.
+    """Severity of a finding.
 
     `ERROR` ends the pipeline after the pass that reported it.  `LATE_ERROR` lets the pipeline go on and
     fails it at its end.  `WARNING` reaches the user.  `NOTICE` is kept with the lowered program.
@@ -39,7 +39,7 @@ class Severity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """One finding at one place.  `location` is whatever the IR calls a location; it prints."""
+    """One finding at one place.  `location` is a location of the IR; it prints."""
 
     severity: Severity
     message: str
@@ -51,7 +51,7 @@ class Diagnostic:
 
 
 class Diagnostics(list[Diagnostic]):
-    """All findings of a run, in the order in which they were made."""
+    """All findings of a run, in order."""
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -89,7 +89,7 @@ _current: contextvars.ContextVar[Diagnostics | None] = contextvars.ContextVar("d
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Diagnostics]:
-    """Collects what is reported inside.  Nested collections hand their findings to the outer one too."""
+    """Collects the reports inside.  Nested collections also pass their findings to the outer one."""
     outer = _current.get()
     found = Diagnostics()
     token = _current.set(found)
@@ -105,7 +105,7 @@ def report(severity: Severity, message: str, location: Any = None) -> None:
     """Adds a finding to the current collection.
 
     Raises:
-        PassError: if nobody collects and it is an error, so that no error is ever lost.
+        PassError: if there is no collection and it is an error, so that no error is ever lost.
     """
     diagnostic = Diagnostic(severity, message, location)
     found = _current.get()
@@ -126,10 +126,10 @@ def late_error(message: str, location: Any = None) -> None:
 
 
 def warning(message: str, location: Any = None) -> None:
-    """Reports something that the user should look at."""
+    """Reports a problem that the user should know."""
     report(Severity.WARNING, message, location)
 
 
 def notice(message: str, location: Any = None) -> None:
-    """Reports something that explains a result; kept, not shown unasked."""
+    """Reports a remark that explains a result; kept, not shown by default."""
     report(Severity.NOTICE, message, location)

@@ -1,6 +1,6 @@
-"""A log in memory to which machine code writes when it ran: one entry per run, from any thread.
+"""A log in memory to which machine code writes its times: one entry per execution, from any thread.
 
-An entry is four integers of 64 bits: who ran, on which device, and its begin and end in nanoseconds of
+An entry is four integers of 64 bits: the key, the device, and begin and end in nanoseconds of
 CLOCK_MONOTONIC, the clock of Python's `time.perf_counter` on Linux.  A writer takes the next number with
 one atomic addition and fills the entry of that number; beyond the capacity it only counts.
 """
@@ -27,8 +27,8 @@ class Execution:
     """One entry.
 
     Attributes:
-        key: who ran.
-        device: on which device of the mesh, as the writer numbers them.
+        key: of the code that ran.
+        device: number of the device in the mesh, as the writer numbers them.
         begin_s, end_s: seconds of `time.perf_counter`.
     """
 
@@ -39,7 +39,7 @@ class Execution:
 
 
 class ExecutionLog:
-    """An empty log.  Whoever gives its address away keeps it alive.
+    """An empty log.  The owner of a copy of its address keeps it alive.
 
     Args:
         capacity: entries for which it has room.
@@ -51,17 +51,17 @@ class ExecutionLog:
 
     @property
     def address(self) -> int:
-        """Where it is in memory."""
+        """Its address in memory."""
         return int(self._words.ctypes.data)
 
     @property
     def capacity(self) -> int:
-        """Entries for which it has room."""
+        """The number of entries that it can hold."""
         return int(self._words[CAPACITY_AT // 8])
 
     @property
     def written(self) -> int:
-        """Entries that were written, those beyond the capacity included."""
+        """The number of entries written, those beyond the capacity included."""
         return int(self._words[COUNT_AT // 8])
 
     def entries(self) -> tuple[Execution, ...]:

@@ -1,4 +1,4 @@
-"""The search for circles of objects, switched off for as long as somebody builds many objects at once."""
+"""Garbage collection of reference cycles, paused while many objects are built."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _was_enabled = False
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Without searching for circles of objects, as long as any thread is inside.
+    """Pauses the collection of reference cycles, as long as any thread is inside.
 
-    Passes make few such circles but many objects, and each search goes through all that JAX holds: without it
-    they take an eighth less time, and one search takes longer than a fragment from the cache.  What the user
-    chose is restored when the last one leaves.
+    Passes create few cycles but many objects, and each collection traverses everything that JAX holds.  The
+    user's setting is restored when the last thread leaves.
     """
     global _inside, _was_enabled
     with _LOCK:

@@ -1,4 +1,4 @@
-"""Memoisation that can be undone: results for types of programs that are gone would collect."""
+"""Memoisation that can be undone: results for types of deleted programs would accumulate."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MAX_RESULTS = 1 << 12
-"""Per function: as many as some programs with thousands of values ask for."""
+"""Per function: enough for programs with thousands of values."""
 
 _caches: list[Any] = []
 
 
 def memoised(function: _Function) -> _Function:
-    """A function that remembers its last results, until `forget_results`."""
+    """A function that caches its last results, until `forget_results`."""
     cached = functools.lru_cache(_MAX_RESULTS)(function)
     _caches.append(cached)
     return cached  # type: ignore[return-value]

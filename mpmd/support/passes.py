@@ -1,4 +1,4 @@
-"""What a pass is, for both IRs: a frozen record of options with a `run`.
+"""The definition of a pass, for both IRs: a frozen record of options with a `run`.
 
 A pass leaves the IR valid; it need not be valid while the pass runs.
 """
@@ -25,7 +25,7 @@ class Pass(abc.ABC):
 
     name: ClassVar[str]
     reports_changes: ClassVar[bool] = True
-    """Whether what `run` returns is exact; else True may also stand for no change."""
+    """Whether the result of `run` is exact; else True may also mean no change."""
 
     @abc.abstractmethod
     def run(self, module: Any) -> bool:
@@ -52,7 +52,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def option_text(value: Any) -> str:
-    """An option's value as it stands on a command line."""
+    """An option's value in its command-line form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (tuple, list)):
@@ -72,9 +72,9 @@ def pass_named(passes: Mapping[str, type[Pass]], name: str, options: str | Seque
 
 
 def with_options(kind: type[Pass], options: str | Sequence[tuple[str, str]]) -> Pass:
-    """A pass from its command-line options: `'a=1 b-c=x,y'`, or the pairs that this stands for.
+    """A pass from its command-line options: `'a=1 b-c=x,y'`, or the parsed pairs.
 
-    Values stand bare, in quotes, or in balanced brackets, which may hold spaces.
+    Values are bare, in quotes, or in balanced brackets, which may hold spaces.
 
     Raises:
         ConfigError: an option that the pass does not have, or a value of the wrong kind.
@@ -87,7 +87,7 @@ def parsed_options(kind: type, pairs: Iterable[tuple[str, str]], name: str) -> d
     """Field -> value, for the fields of the record `kind`, from the options `pairs` of `name`.
 
     Raises:
-        ConfigError: an option that is no field, or a value of the wrong kind.
+        ConfigError: an option without a field, or a value of the wrong kind.
     """
     hints = _type_hints(kind)
     fields = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(kind)}
@@ -109,7 +109,7 @@ def split_options(text: str) -> list[tuple[str, str]]:
 
 
 def split_outside_brackets(text: str, separators: str) -> list[str]:
-    """The parts of a text between separators that stand in no brackets and no quotes.
+    """The parts of a text between separators outside of brackets and quotes.
 
     A bracket that is never closed is a letter like any other.
     """
@@ -141,7 +141,7 @@ def _closings(text: str) -> dict[int, int]:
 
 
 def _parsed(text: str, hint: Any, where: str) -> Any:
-    """The value that `text` stands for, of the type `hint`."""
+    """The value of `text`, of the type `hint`."""
     origin = typing.get_origin(hint)
     if origin is types.UnionType or origin is typing.Union:
         hint = next(h for h in typing.get_args(hint) if h is not type(None))

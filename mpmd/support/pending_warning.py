@@ -1,7 +1,7 @@
-"""Warnings that reach the user once, whatever the filters were when their cause arose.
+"""Warnings that reach the user once, even if a filter ignored them first.
 
 `warnings.warn` loses a warning for good where a filter ignores it at that moment, and where the same text was
-given before at the same line of this package.
+issued before at the same line of this package.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import FrameType
 
 
 class PendingWarning:
-    """A `UserWarning` that is given once: at the first `show` at which no filter ignores it.
+    """A `UserWarning` that is issued once: at the first `show` at which no filter ignores it.
 
     Args:
-        text: what it says; "" for no warning.
+        text: its text; "" for no warning.
     """
 
     def __init__(self, text: str) -> None:
@@ -25,7 +25,7 @@ class PendingWarning:
         self._lock = threading.Lock()
 
     def show(self) -> None:
-        """Give the warning, at the line outside of this package that calls it, unless it was given.
+        """Issue the warning, at the line outside of this package that calls it, unless it was issued before.
 
         Raises:
             UserWarning: a filter turns warnings into errors.
@@ -37,7 +37,7 @@ class PendingWarning:
             if not self.waits or _ignored(self.text, module, line):
                 return
             self.waits = False
-        # a registry of its own: other programs that say the same do not silence this one
+        # a registry of its own: other programs with the same text do not silence this one
         warnings.warn_explicit(self.text, UserWarning, file, line, module, registry={})
 
 
@@ -55,7 +55,7 @@ def _caller() -> tuple[str, int, str]:
 
 
 def _ignored(text: str, module: str, line: int) -> bool:
-    """Whether the first filter that fits such a warning ignores it."""
+    """Whether the first filter that matches such a warning ignores it."""
     for action, message, category, where, at in warnings.filters:
         fits = (message is None or _matches(message, text)) and issubclass(UserWarning, category)
         if fits and (where is None or _matches(where, module)) and at in (0, line):
@@ -64,5 +64,5 @@ def _ignored(text: str, module: str, line: int) -> bool:
 
 
 def _matches(pattern: object, text: str) -> bool:
-    """Whether a filter's pattern, a compiled one or a text, fits."""
+    """Whether a filter's pattern, a compiled one or a text, matches."""
     return pattern == text if isinstance(pattern, str) else pattern.match(text) is not None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Running passes in order: verified, timed, dumped, and blamed when they fail."""
+"""Running passes in order: verified, timed, dumped, and named when they fail."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger("mpmd.passes")
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """What to do around each pass.
+    """Actions around each pass.
 
     Attributes:
         verify: called with the module after each pass; raises if it is invalid.
         text: prints a module; needed for dumps and for checking the changed bit.
         verify_each: whether to verify after every pass rather than once at the end.
-        check_changed: whether to compare what a pass returns with what it did to the text.
+        check_changed: whether to compare the result of a pass with its change of the text.
         disabled: names of passes to leave out.
         dump_to: folder for one file per pass that changed the module.
         dump_passes: regular expression on names of passes to dump.
@@ -86,7 +86,7 @@ def run_pipeline(
 
 
 def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> bool:
-    """Runs one pass; whether it changed the module, exactly if anybody looks."""
+    """Runs one pass; whether it changed the module, exactly if that is needed."""
     looks = watch.after is not None or watch.dump_to is not None
     compares = watch.check_changed or (looks and not pass_.reports_changes)
     before = watch.text(module) if compares else ""
@@ -107,7 +107,7 @@ def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing
 
 
 def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool) -> None:
-    """What is done with the module that a pass without errors leaves."""
+    """Verifies, compares and dumps the module after a pass without errors."""
     if watch.verify_each and changed:
         try:
             watch.verify(module)
@@ -122,6 +122,6 @@ def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool)
 
 
 def name_of(pass_: Pass) -> str:
-    """The name of a pass, MLIR's included: without options, and without the pipeline that it stands in."""
+    """The name of a pass, MLIR's included: without options, and without its pipeline."""
     found = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
     return found[1] if found else pass_.name

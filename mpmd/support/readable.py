@@ -1,4 +1,4 @@
-"""The notation of the IR in what passes report, in terms of JAX and of the user's code.
+"""The notation of the IR in reports of passes, in terms of JAX and of the user's code.
 
 #sdy.sharding<@mesh, [{"x", "y"}, {}]>      ->  P(('x', 'y'), None)
 tensor<4x8xf32>                             ->  f32[4,8]
@@ -51,7 +51,7 @@ def _with_places(text: str) -> str:
 
 
 def _end_of_location(text: str, start: int) -> int:
-    """Where the location ends of which the part after its first parenthesis begins at `start`."""
+    """The end of the location whose part after the first parenthesis begins at `start`."""
     depth = 1
     for token in _TOKEN.finditer(text, start):
         depth += {"(": 1, ")": -1}.get(token[0], 0)

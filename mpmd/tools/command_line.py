@@ -1,4 +1,4 @@
-"""What tools that run passes over text share: switches, the pieces of a file, what is said of them."""
+"""Shared code of tools that run passes over text: switches, the pieces of a file, reports."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SWITCHES = {
 """Switch -> field of `TextCommand`."""
 
 READER_GONE = 141
-"""What shells say of a program that wrote to a closed pipe: 128 and the number of SIGPIPE."""
+"""Exit status of a program that wrote to a closed pipe: 128 and the number of SIGPIPE."""
 
 _TRUE = {"", "true", "1"}
 
 
 @dataclasses.dataclass
 class TextCommand:
-    """A command line, read, as far as the tools have it in common."""
+    """A parsed command line: the fields that all tools have."""
 
     file: str = "-"
     output: str = "-"
@@ -54,7 +54,7 @@ class TextCommand:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of one text: the module's text unless it failed, and what is to be said about it."""
+    """Result of one text: the module's text unless it failed, and the messages about it."""
 
     ok: bool
     text: str | None
@@ -70,12 +70,12 @@ C = TypeVar("C", bound=TextCommand)
 def read_arguments(
     argv: Sequence[str], command: TextCommand, take: Callable[[str, str, Iterator[str]], None]
 ) -> None:
-    """Notes the file and its output in `command`, and hands every other flag to `take`.
+    """Records the file and its output in `command`, and passes every other flag to `take`.
 
     Args:
         argv: the arguments.
-        command: what is filled in.
-        take: called with the name of a flag, its value, and the arguments behind it.
+        command: is filled in.
+        take: called with the name of a flag, its value, and the remaining arguments.
 
     Raises:
         ConfigError: an argument that cannot be read.
@@ -93,7 +93,7 @@ def read_arguments(
 
 
 def set_switch(command: TextCommand, switches: dict[str, str], name: str, value: str) -> bool:
-    """Notes a switch; False if there is none of this name."""
+    """Records a switch; False if there is none of this name."""
     if name in switches:
         setattr(command, switches[name], value.lower() in _TRUE)
     return name in switches
@@ -103,7 +103,7 @@ def name_and_value(argument: str) -> tuple[str, str]:
     """`--name=value`, `-name{value}` or `-name` as name and value.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it has none of these forms.
     """
     found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
     if found is None:
@@ -127,12 +127,12 @@ def _unwrapped(value: str) -> str:
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:
-    """Runs a console script and ends with its status; quietly where its reader has gone, as `head` does."""
+    """Runs a console script and ends with its status; quietly if its reader closed the pipe, as `head`."""
     try:
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python writes what is left when it ends, and would complain of it once more
+        # Python flushes the output when it ends, and would report the closed pipe once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = READER_GONE
     sys.exit(status)
@@ -148,11 +148,11 @@ def run_tool(
     """A whole run of a tool; 0 iff all went well.
 
     Args:
-        tool: its name, in front of what it says about files and arguments.
+        tool: its name, as the prefix of messages about files and arguments.
         usage: what `-help` prints.
         names: of the passes that `-list-passes` lists.
         read: the command line.
-        work: from the command and the input to whether all went well, and the output.
+        work: from the command and the input to the status and the output.
     """
     try:
         command = read()
@@ -174,7 +174,7 @@ def run_tool(
         else:
             Path(command.output).write_text(printed)
     except BrokenPipeError:
-        raise  # nobody is left to be told
+        raise  # the reader is gone
     except OSError as e:
         sys.stderr.write(f"{tool}: {e}\n")
         return 1
@@ -184,7 +184,7 @@ def run_tool(
 def run_pieces(
     command: TextCommand, text: str, run_text: Callable[[str, Timing], Result]
 ) -> tuple[bool, str, list[str]]:
-    """Whether all pieces of a text went well, what is to be printed, and what was said, to stderr, too."""
+    """Whether all pieces of a text went well, the output, and the messages, to stderr, too."""
     pieces = re.split(rf"(?m)^{SEPARATOR}[ \t]*$", text) if command.split else [text]
     ok, printed, said, line = True, [], [], 0
     timing = Timing()

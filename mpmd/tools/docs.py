@@ -27,7 +27,7 @@ MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
 def pages() -> dict[Path, str]:
-    """The generated pages, by where they stand."""
+    """The generated pages, by path."""
     return {
         ROOT / "docs" / "passes.md": passes_page(),
         ROOT / "docs" / "hlo_passes.md": hlo_passes_page(),
@@ -36,26 +36,26 @@ def pages() -> dict[Path, str]:
 
 
 def passes_page() -> str:
-    """Every pass by family, and the pipelines they stand in."""
+    """Every pass by family, and the pipelines."""
     parts = [
         MADE,
-        "# Passes\n\nWhat each pass does, from its own docstring; then the order in which they run.\n",
+        "# Passes\n\nThe docstring of each pass; then the order in which they run.\n",
     ]
     parts += _families(passes.FAMILIES)
     parts.append(
-        "\n## Pipelines\n\nWith every optional step; `mpmd.jit` leaves out what its options do not ask for.\n"
+        "\n## Pipelines\n\nWith every optional step; `mpmd.jit` skips those that its options disable.\n"
     )
     for name, make in pipeline.PIPELINES.items():
-        parts.append(f"\n### {name}\n\n| pass | why it stands here |\n|---|---|\n")
+        parts.append(f"\n### {name}\n\n| pass | reason for its position |\n|---|---|\n")
         parts += [f"| `{step.pass_}` | {step.why} |\n" for step in make(_everything())]
     return "".join(parts)
 
 
 def hlo_passes_page() -> str:
-    """Every pass over HLO by family, and the groups they stand in."""
+    """Every pass over HLO by family, and the groups."""
     parts = [
         MADE,
-        "# Passes over HLO\n\nWhat each pass does, from its own docstring; then the groups that run.\n"
+        "# Passes over HLO\n\nThe docstring of each pass; then the groups that run.\n"
         "`mpmd-hlo-opt FILE -PASS='OPTION=VALUE' -GROUP` runs them on HLO text.\n",
     ]
     parts += _families(hlo_passes.FAMILIES)
@@ -99,7 +99,7 @@ def _default(field: dataclasses.Field[object]) -> str:
 
 
 def _everything() -> PipelineOptions:
-    """Options under which every optional step that needs no value of the user's runs."""
+    """Options that enable every optional step, but for those that need a value of the user's."""
     on = {
         f.name: True
         for f in dataclasses.fields(PipelineOptions)
@@ -114,7 +114,7 @@ def flags_page() -> str:
     parts = [
         MADE,
         "# Flags\n\nRead when a function is first traced; `import mpmd.flags` defines them. "
-        "A configuration with `options` does not look at them.\n\n"
+        "A configuration with `options` ignores them.\n\n"
         "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
     ]
     for field in flagged_options():
@@ -122,7 +122,7 @@ def flags_page() -> str:
         shown = f"`{default}`" if default else "none"
         parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {_cell(docs.get(field, ''))} |\n")
     parts.append(
-        "\n## Single passes\n\nOver what the pipeline gives the pass; unset by default.\n\n"
+        "\n## Single passes\n\nThey override the pipeline's value; unset by default.\n\n"
         "| flag | option of | meaning |\n|---|---|---|\n"
     )
     for kind in (*passes.PASSES.values(), *hlo_passes.PASSES.values()):
@@ -139,7 +139,7 @@ def _cell(text: str) -> str:
 
 
 def stale() -> list[Path]:
-    """The pages whose file says something else."""
+    """The pages whose file differs."""
     return [p for p, text in pages().items() if not p.exists() or p.read_text() != text]
 
 

@@ -2,7 +2,7 @@
 
     // expected-error@+1 {{words that the message contains}}
 
-The kinds are `error`, `warning`, `remark` and `note`.  With `-re` behind the kind, what is in an inner `{{}}`
+The kinds are `error`, `warning`, `remark` and `note`.  With `-re` after the kind, the text in an inner `{{}}`
 is a regular expression, in which `.` matches ends of lines too.  The place is the comment's own line, or
 `@+N`, `@-N`, `@above`, `@below` (the nearest line that holds no expectation), or `@unknown`.
 """
@@ -28,7 +28,7 @@ class Finding:
     column: int | None = None
 
     def as_text(self, file: str) -> str:
-        """The line that a compiler prints for it."""
+        """The line in the format of a compiler."""
         place = file if self.line is None else f"{file}:{self.line}:{self.column}"
         return f"{place}: {self.kind}: {self.message}"
 
@@ -44,7 +44,7 @@ class Expectation:
     written: int
 
     def admits(self, finding: Finding) -> bool:
-        """Whether the finding is what was expected."""
+        """Whether the finding matches the expectation."""
         if self.kind != finding.kind or self.line != finding.line:
             return False
         if self.is_regex:
@@ -53,7 +53,7 @@ class Expectation:
 
 
 def _as_regex(words: str) -> str:
-    """What is in inner `{{}}` is a regular expression, all else literal."""
+    """Text in inner `{{}}` is a regular expression, all other text is literal."""
     parts = re.split(r"\{\{(.*?)\}\}", words)
     return "".join(f"(?:{part})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
@@ -88,8 +88,8 @@ def mismatches(
 ) -> Iterator[Finding]:
     """An error for each finding that was not expected, then for each expectation that was not met.
 
-    An expectation may admit several findings, as in MLIR; those that have none yet come first.  Notes need
-    not be expected; with `only_expected` nothing need be.
+    An expectation may match several findings, as in MLIR; those that have none yet come first.  Notes need
+    not be expected; with `only_expected` unexpected findings are ignored.
     """
     open_ = list(expected)
     for finding in findings:

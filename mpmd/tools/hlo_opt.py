@@ -2,7 +2,7 @@
 
     mpmd-hlo-opt FILE -hlo-algebraic-simplifier='approximate=true' -hlo-dce
 
-Passes and groups of passes run in the order in which they are given; what follows `=`, or stands in `{}`,
+Passes and groups of passes run in the order in which they are given; text after `=`, or in `{}`,
 are their options.  The module goes to stdout, findings go to stderr.
 """
 
@@ -63,7 +63,7 @@ _PLACE = re.compile(r"input:(\d+):(\d+): (.*)", re.DOTALL)
 
 @dataclasses.dataclass
 class HloCommand(TextCommand):
-    """A command line, read."""
+    """A parsed command line."""
 
     passes: list[Pass] = dataclasses.field(default_factory=list)
     metadata: bool = False
@@ -85,10 +85,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_command(argv: Sequence[str]) -> HloCommand:
-    """What the arguments ask for.
+    """The parsed arguments.
 
     Raises:
-        ConfigError: an argument that is no file, switch, pass or group; says what is close to it.
+        ConfigError: an argument that is not a file, switch, pass or group; names similar ones.
     """
     command = HloCommand()
 
@@ -105,7 +105,7 @@ def read_command(argv: Sequence[str]) -> HloCommand:
 
 
 def passes_named(name: str, options: str) -> list[Pass]:
-    """The passes that a flag stands for.
+    """The passes of a flag.
 
     Raises:
         ConfigError: no such pass, group or option.
@@ -156,7 +156,7 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
 
 
 def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
-    """What is done after each pass; None if nothing."""
+    """The action after each pass, or None."""
     if not (command.print_after_all or command.print_after_change):
         return None
 
@@ -168,7 +168,7 @@ def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass
 
 
 def _finding(message: str, kind: str = "error") -> Finding:
-    """What an error says, with its place if it begins with one."""
+    """The message of an error, with its place if it begins with one."""
     place = _PLACE.match(message)
     if place is None:
         return Finding(kind, message)

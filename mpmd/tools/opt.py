@@ -2,9 +2,9 @@
 
     mpmd-opt FILE -mpmd-fragment-dce -mpmd-merge-inferred-fragments='merge-sideways=true' -cse
 
-Passes and pipelines run in the order in which they are given; what follows `=`, or stands in `{}`, are
+Passes and pipelines run in the order in which they are given; text after `=`, or in `{}`, are
 their options.  Those of MLIR and Shardy that jaxlib registers (`-canonicalize`, `-cse`, `-symbol-dce`,
-`-inline`, `-sdy-...`) go by the same rule.  The module goes to stdout, findings go to stderr.
+`-inline`, `-sdy-...`) follow the same rule.  The module goes to stdout, findings go to stderr.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_file(command: Command, text: str) -> tuple[bool, str]:
-    """Whether all of a file went well, and what is to be printed; writes the page that is asked for."""
+    """Whether all of a file went well, and the output; writes the page if requested."""
     for name in command.ignored:
         meant = "" if name in OF_MLIR_OPT else close_to(name, FLAGS)
         sys.stderr.write(f"mpmd-opt: warning: -{name} has no effect here{meant}\n")
@@ -74,7 +74,7 @@ def _dialects(allow_unregistered: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Shows what passes log when their options ask for it."""
+    """Shows the log of passes whose options enable it."""
     log, handler = logging.getLogger("mpmd.passes"), logging.StreamHandler(sys.stderr)
     level = log.level
     log.addHandler(handler)
@@ -109,9 +109,9 @@ def _is_reported(finding: Finding, command: Command) -> bool:
 def _run_passes(
     text: str, command: Command, timing: Timing, recorder: PassRecorder | None
 ) -> tuple[str | None, Exception | None]:
-    """The module's text after the passes, or None, and what was raised.
+    """The module's text after the passes, or None, and the error.
 
-    What breaks a rule of ours goes through no pass; where a test says what passes say of it, it does.
+    An invalid module reaches no pass; a test that expects diagnostics of the passes skips this check.
     """
     try:
         module = ir.parse(text)
@@ -146,7 +146,7 @@ def _run_passes(
 
 
 def _text(module: mlir.Module, command: Command) -> str:
-    """The module as it is printed at the end: control edges are operands, as the dialect has them."""
+    """The printed module: control edges are operands, as the dialect has them."""
     for f in ir.funcs(module):
         if control_edges(f):
             control_edges_as_operands(f)
@@ -154,7 +154,7 @@ def _text(module: mlir.Module, command: Command) -> str:
 
 
 def _printed(module: mlir.Module, command: Command) -> str:
-    """The module's text in the form that was asked for."""
+    """The module's text in the requested form."""
     text: str = module.operation.get_asm(
         enable_debug_info=command.locations,
         pretty_debug_info=command.pretty_locations,
@@ -170,7 +170,7 @@ def _printed(module: mlir.Module, command: Command) -> str:
 
 
 def _verify(module: mlir.Module) -> None:
-    """MLIR's verifier alone: the field's test files are not held to the rest of our rules."""
+    """MLIR's verifier alone: the dialect's own test files need not follow the other rules."""
     module.operation.verify()
     ir.free_erased()
 
@@ -178,7 +178,7 @@ def _verify(module: mlir.Module) -> None:
 def _after(
     command: Command, to: TextIO, timing: Timing, recorder: PassRecorder | None
 ) -> Callable[[Pass, Any, bool], None] | None:
-    """What is done after each pass; None if nothing."""
+    """The action after each pass, or None."""
     shows = (command.print_after_all, command.print_after_change, command.print_after)
     if not (any(shows) or command.print_before_all or command.print_before or recorder):
         return None
@@ -198,7 +198,7 @@ def _after(
 
 
 def _show_before(command: Command, number: int, module: mlir.Module, to: TextIO) -> None:
-    """Prints the module before the pass of that number, if that was asked for."""
+    """Prints the module before the pass of that number, if requested."""
     if number < len(command.steps):
         pass_ = command.steps[number].pass_
         if command.print_before_all or name_of(pass_) in command.print_before:
@@ -207,7 +207,7 @@ def _show_before(command: Command, number: int, module: mlir.Module, to: TextIO)
 
 @contextlib.contextmanager
 def _mlir_findings(findings: list[Finding]) -> Iterator[None]:
-    """Collects what MLIR's own passes and parsers say, but for the errors, which they raise."""
+    """Collects the diagnostics of MLIR's own passes and parsers, but for errors, which they raise."""
 
     def collect(d: mlir.Diagnostic) -> bool:
         findings.extend(_flattened(d))
@@ -229,7 +229,7 @@ def _flattened(d: Any) -> Iterator[Finding]:
 
 
 def _findings_of(e: BaseException) -> list[Finding]:
-    """What an exception says: MLIR's diagnostics if it holds any."""
+    """The text of an exception: MLIR's diagnostics if it holds any."""
     source = e if isinstance(e, mlir.MLIRError) else e.__cause__
     if isinstance(source, mlir.MLIRError):
         inner = [f for d in source.error_diagnostics for f in _flattened(d)]
@@ -244,7 +244,7 @@ def _finding(d: diagnostics.Diagnostic) -> Finding:
 
 
 def _line_and_column(location: object) -> tuple[int | None, int | None]:
-    """Where in the text that was read; MLIR calls that file `-`."""
+    """The place in the input; MLIR calls that file `-`."""
     place = None if location is None else location_of(location)
     if place is None or place[0] != "-":
         return None, None

@@ -1,4 +1,4 @@
-"""The command line of `mpmd-opt`, read: which file, which passes, which switches."""
+"""The command line of `mpmd-opt`: file, passes, switches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -pass-pipeline=TEXT         builtin.module(PASS{OPTION=VALUE ...},func.func(PASS,...),...)
   -split-input-file           take each part between lines of "// -----" for a file of its own
   -verify-diagnostics         compare findings with the expected-error, -warning, -remark comments;
-                              "=only-expected": allow findings that no comment asks for
+                              "=only-expected": allow findings that no comment requests
   -allow-unregistered-dialect accept ops of unknown dialects
   -verify-each=false          verify only the last module
   -check-changed              fail if a pass changes the text and says that it did not, or the other way round
   -mlir-print-ir-after-all    print the module after each pass, to standard error
   -mlir-print-ir-after-change likewise, but only after passes that changed it
-  -mlir-print-ir-after=NAMES  likewise, but only after these passes; names stand between commas
+  -mlir-print-ir-after=NAMES  likewise, but only after these passes; names with commas between them
   -mlir-print-ir-before-all   likewise, before each pass; -mlir-print-ir-before=NAMES: before these
   -mlir-print-debuginfo       print locations; -mlir-pretty-debuginfo: in a form that is easier to read
   -mlir-print-op-generic      print ops in their generic form
@@ -70,7 +70,7 @@ _VERBOSITY = {
     "remarks": frozenset({"error", "warning", "remark"}),
 }
 _TRUE_HERE = ("mlir-disable-threading", "mlir-print-ir-module-scope", "no-implicit-module")
-"""What these flags of mlir-opt ask for is always so."""
+"""Flags of mlir-opt whose behaviour is the default here."""
 OF_MLIR_OPT = {
     "mlir-generate-reproducer",
     "mlir-output-format",
@@ -90,8 +90,8 @@ OF_MLIR_OPT = {
 }
 """Flags of mlir-opt that are accepted and have no effect."""
 FLAGS = (*_SWITCHES, *_LIMITS, "mlir-diagnostic-verbosity-level", *_TRUE_HERE)
-"""The flags that are known, to suggest one where another is meant."""
-_STANDS_FOR = {  # passes of StableHLO that jaxlib does not have, and ours that does what programs here need
+"""The known flags, for suggestions."""
+_STANDS_FOR = {  # passes of StableHLO that jaxlib lacks, and our equivalents
     "stablehlo-aggressive-simplification": "mpmd-simplify-stablehlo",
     "stablehlo-target-independent-optimization": "mpmd-simplify-stablehlo",
 }
@@ -99,7 +99,7 @@ _STANDS_FOR = {  # passes of StableHLO that jaxlib does not have, and ours that 
 
 @dataclasses.dataclass
 class Command(TextCommand):
-    """A command line, read."""
+    """A parsed command line."""
 
     html: str = ""
     steps: list[Planned] = dataclasses.field(default_factory=list)
@@ -123,12 +123,12 @@ class Command(TextCommand):
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """What the arguments ask for.
+    """The parsed arguments.
 
     Raises:
-        ConfigError: an argument that is no file, switch, pass or pipeline; says what is close to it.
+        ConfigError: an argument that is not a file, switch, pass or pipeline; names similar ones.
 
-    Flags of mlir-opt that begin with `mlir-` and are not known here are accepted, and noted in `ignored`.
+    Flags of mlir-opt that begin with `mlir-` and are unknown here are accepted, and listed in `ignored`.
     """
     command = Command()
 
@@ -145,7 +145,7 @@ def read_command(argv: Sequence[str]) -> Command:
 
 
 def _read_switch(command: Command, name: str, value: str) -> bool:
-    """Notes a switch; False if there is none of this name."""
+    """Records a switch; False if there is none of this name."""
     if name == "verify-diagnostics" and value in ("all", "only-expected"):
         command.verify_diagnostics, command.only_expected = True, value == "only-expected"
     elif set_switch(command, _SWITCHES, name, value):
@@ -170,7 +170,7 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
 
 
 def steps_named(name: str, options: str) -> list[Planned]:
-    """The passes that a flag stands for.
+    """The passes of a flag.
 
     Raises:
         ConfigError: no such pass, pipeline or option.
@@ -220,7 +220,7 @@ def _steps_in(text: str, on_functions: bool) -> Iterator[Planned]:
 
 
 def _on_functions(step: Planned) -> Planned:
-    """A pass of MLIR as it runs on one function after the other; ours look for their functions themselves."""
+    """A pass of MLIR for one function after the other; our passes iterate over functions themselves."""
     pass_ = step.pass_
     if not isinstance(pass_, MlirPass) or pass_.pipeline.startswith("func.func("):
         return step

@@ -36,7 +36,7 @@ class _ComparedSchedule:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was asked for; returns 0, or 1 after an error."""
+    """Prints the requested tables and files; returns 0, or 1 after an error."""
     options = _parser().parse_args(argv)
     try:
         costs = _costs(options)
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weight_gradient", help="seconds of W; by default B less I")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds of a transfer")
     parser.add_argument("--residual_bytes", default="0", help="bytes a stage keeps for its backward")
-    parser.add_argument("--limit", type=int, help="most stages' activations a mesh may hold, for --search")
+    parser.add_argument("--limit", type=int, help="limit of stages' activations on a mesh, for --search")
     parser.add_argument("--search", action="store_true", help="look for a better schedule")
     parser.add_argument("--chart", action="store_true", help="draw every schedule as text")
     parser.add_argument("--width", type=int, default=150, help="columns of the chart")

@@ -1,4 +1,4 @@
-"""Arguments of named computations that are no arrays: flags, names, functions.  A nested jit takes none."""
+"""Arguments of named computations that are not arrays: flags, names, functions.  A nested jit takes none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 _OF_FEW_VALUES = (bool, str, enum.Enum)
-"""What is worth caching_plans the nested jit of; others may be made anew for every call."""
+"""Types of arguments whose nested jit is cached; for others a new one is created in every call."""
 
 
 def taking_anything(
     fn: Callable[..., Any], carried: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """`fn` under a nested jit, for arguments of which some are bound to it: those that are no arrays.
+    """`fn` under a nested jit, with the arguments that are not arrays bound to it.
 
-    Numbers are arrays, as for JAX; `True` and `False` are not, because they are there to choose.
+    Numbers are arrays, as for JAX; `True` and `False` are not, because they select behaviour.
 
     Args:
         fn: takes pytrees of anything.

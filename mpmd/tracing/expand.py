@@ -9,9 +9,9 @@
 
 Names in branches and other regions become operations there; import folds the branches whose index is known.
 
-How often a name was transposed stands in the location of its call, such as
-`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  What is computed again for the backward pass counts as
-backward work, for that is when it runs: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
+The location of a call shows how often its name was transposed, such as
+`jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  Rematerialised work counts as backward work, because it runs
+then: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mpmd.tracing.inline import body_copy, inline_all, inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 
-# The class of the objects that the bindings make; the one they show lies below it and only builds.
+# The class of the objects that the bindings return; the public class is its subclass and only builds ops.
 _Composite = next(kind for kind in ir.stablehlo.CompositeOp.__mro__ if "OPERATION_NAME" in vars(kind))
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -36,7 +36,7 @@ _TRANSPARENT = ("tensor", *_HINTS)
 
 
 class ExpansionScope(enum.Enum):
-    """Where ops are, which decides what becomes of calls and loops.
+    """The context of ops, which decides how calls and loops are converted.
 
     `ENTRY` is the body of the entry function: calls and loops stay.  `INNER` is a callee, a branch or another
     region: loops over names are unrolled.  `NAMED` is a named computation, all of which runs on one mesh:
@@ -49,13 +49,13 @@ class ExpansionScope(enum.Enum):
 
     @property
     def of_regions(self) -> ExpansionScope:
-        """The scope of what is in regions of ops here."""
+        """The scope of the regions of ops here."""
         return ExpansionScope.NAMED if self is ExpansionScope.NAMED else ExpansionScope.INNER
 
 
 @dataclasses.dataclass
 class Expansion:
-    """One module's conversion.  `topology` goes to every function that stays."""
+    """The conversion of one module.  `topology` is set on every function that stays."""
 
     module: ir.Module
     topology: ir.TopologyAttr
@@ -91,7 +91,7 @@ class Expansion:
     def _names_in_branches(self, loop: ir.Op) -> bool:
         """Whether a conditional in a loop, or in a function that it calls, holds names.
 
-        Then iterations may differ in the names that they run.  Microbatches do not.
+        Iterations may then differ in the names that they run.  Microbatches do not.
         """
         for op in ir.walk(loop):
             if regions.is_conditional(op) and self._names_in(op):
@@ -132,7 +132,7 @@ class Expansion:
                 self._inline_inside(op)
 
     def expand_ops(self, ops: list[ir.Op], count: int, scope: ExpansionScope) -> None:
-        """Converts ops of a block, or those that were just inlined into one."""
+        """Converts ops of a block, or ops that were just inlined into one."""
         for op in ops:
             if isinstance(op, ir.FuncCall):
                 self.expand_call(op, count, scope)
@@ -173,7 +173,7 @@ class Expansion:
         ir.replace(call, list(op.results))
         copy.operation.erase()
         if not op.results and ir.is_pure(op):
-            ir.erase(op)  # what JAX hoists out of a loop may come to nothing
+            ir.erase(op)  # code that JAX hoists out of a loop may be empty
 
     def make_call(self, call: ir.FuncCall, count: int, counter: int | None) -> None:
         """Makes the call one of our dialect; its callee is converted once per transposition count."""
@@ -203,15 +203,15 @@ class Expansion:
     def expand_loop(self, loop: ir.Op, count: int, scope: ExpansionScope) -> None:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
 
-        One whose iterations choose between names is unrolled there, too: a callee cannot be one program for
-        all of them.
+        A loop whose iterations choose between names is unrolled there, too: a callee cannot be one program
+        for all of them.
         """
         counted = counted_loop(loop, self._called_in(loop))
         if scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):
             self.expand_ops(unroll(counted), count, scope)
             return
         made = make_for(counted)
-        for op in ir.ops(made.body):  # their own locations say how often the loop was transposed
+        for op in ir.ops(made.body):  # their own locations show how often the loop was transposed
             if isinstance(op, ir.FuncCall) and self.holds_names(op.callee.value):
                 kind, _ = decode(op.callee.value) or ("", "")
                 if kind in ("", "callee"):
@@ -220,7 +220,7 @@ class Expansion:
             self.expand_ops([op], count, ExpansionScope.INNER)
 
     def _called_in(self, op: ir.Op) -> list[str]:
-        """The names of the computations that an op, or a function that it calls, holds."""
+        """The names of the computations in an op, or in a function that it calls."""
         found: dict[str, None] = {}
         for call in ir.walk(op, ir.FuncCall):
             kind, name = decode(call.callee.value) or ("", "")
@@ -257,7 +257,7 @@ def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
 
 
 def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
-    """Tells which dim of a batch a reshape cuts into microbatches."""
+    """Marks the dim of a batch that a reshape splits into microbatches."""
     for op in inlined:
         if op.operation.name == "stablehlo.reshape":
             i64 = ir.IntegerType.get_signless(64)
@@ -265,7 +265,7 @@ def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
 
 
 def _call_decomposition(composite: ir.Op) -> None:
-    """Calls what an operation of the user's own is said to mean, so that it is a call as any other."""
+    """Replaces an operation of the user's own by the call that it is defined as."""
     made = ir.create(
         "func.call", list(composite.operands), [r.type for r in composite.results], ir.before(composite),
         {"callee": composite.decomposition}, composite.location,

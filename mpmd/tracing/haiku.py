@@ -1,9 +1,9 @@
-"""What named computations owe to haiku: its state and random keys change while a transformed function runs.
+"""Named computations in haiku: its state and random keys change while a transformed function runs.
 
-Haiku keeps parameters, state and a sequence of random keys in a frame outside of JAX.  A nested jit may not
-change it, since what it wrote would be values of the nested jit: here state and keys go in as arguments, and
-those that changed come out as results.  Haiku is not imported; where its internals offer less, functions are
-called as they are and JAX reports the values that leak.
+Haiku keeps parameters, state and a sequence of random keys in a frame outside of JAX.  A nested jit must
+not change it, since the values would belong to the nested jit: here state and keys are arguments, and changed
+ones are results.  Haiku is not imported; where its internals differ, functions are called directly and JAX
+reports the leaked values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def call_with_state(
 
 
 def _changes(before: Any, after: Any) -> Any:
-    """The state and keys in `after` that are other objects than those in `before`, as haiku takes them."""
+    """The state and keys in `after` that are other objects than those in `before`, in haiku's form."""
     state = {
         module: {
             name: value

@@ -1,4 +1,4 @@
-"""Inlining of ordinary calls: what JAX outlined for its own reasons becomes plain ops again."""
+"""Inlining of ordinary calls: functions that JAX outlined for its own reasons become plain ops again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def body_copy(f: ir.Func) -> ir.Func:
 
 
 def inline_call(call: ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
-    """Puts the body of `callee` in the place of a call; returns the ops that came of it."""
+    """Replaces a call by the body of `callee`; returns the inlined ops."""
     copy = body_copy(callee)
     inner = ir.ops(copy)
     returned = ir.move_body(copy, list(call.operands), call)
@@ -21,7 +21,7 @@ def inline_call(call: ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
 
 
 def inline_all(block: ir.Block, symbols: dict[str, ir.Func]) -> None:
-    """Inlines every ordinary call in a block, in its ops' regions too, however deep."""
+    """Inlines every ordinary call in a block, and in the regions of its ops, at any depth."""
     todo = ir.ops(block)
     while todo:
         op = todo.pop()

@@ -1,6 +1,6 @@
-"""What named computations owe to flax linen: modules make parameters and change state while they are called.
+"""Named computations in flax linen: modules create parameters and change state while they are called.
 
-Flax is not imported; modules and their scopes are told by what they offer.
+Flax is not imported; modules and their scopes are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ABSENT = object()
 
 
 def is_initializing(fn: Callable[..., Any]) -> bool:
-    """Whether a linen module inside another is making its parameters: `fn`, or what `fn` is made of."""
+    """Whether a linen module inside another is creating its parameters: `fn`, or one that `fn` holds."""
     return any(_makes_parameters(held) for held in _held_by(fn))
 
 
 def mutable_states(fn: Callable[..., Any]) -> list[Any]:
-    """The scopes of linen modules that `fn` is made of, at their roots, if calling it may change them."""
+    """The root scopes of linen modules that `fn` holds, if calling it may change them."""
     found: dict[int, Any] = {}
     for held in _held_by(fn):
         root = getattr(getattr(held, "scope", None), "root", None)
@@ -29,9 +29,9 @@ def mutable_states(fn: Callable[..., Any]) -> list[Any]:
 
 
 def returning_changes(fn: Callable[..., Any], states: Sequence[Any]) -> Callable[..., tuple[Any, Any]]:
-    """`fn` as a function that also returns what it changed in each state, as dicts in dicts.
+    """`fn` as a function that also returns its changes of each state, as dicts in dicts.
 
-    Without it, values of a nested jit would be left in the state, where nothing may read them.
+    Otherwise values of a nested jit would leak into the state.
     """
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -43,7 +43,7 @@ def returning_changes(fn: Callable[..., Any], states: Sequence[Any]) -> Callable
 
 
 def write_changes(states: Sequence[Any], changed: Sequence[Any]) -> None:
-    """Writes into the states what `returning_changes` returned."""
+    """Writes the changes that `returning_changes` returned into the states."""
     for state, collections in zip(states, changed, strict=True):
         for collection, variables in collections.items():
             for name, value in variables.items():
@@ -51,12 +51,12 @@ def write_changes(states: Sequence[Any], changed: Sequence[Any]) -> None:
 
 
 def _copied(tree: Any) -> Any:
-    """The same dicts in dicts, which what happens to the others does not reach."""
+    """A deep copy of dicts in dicts."""
     return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
 
 
 def _changes(old: Any, new: Any) -> dict[str, Any]:
-    """What of dicts in dicts is other than before."""
+    """The entries of dicts in dicts that differ from before."""
     found = {}
     for key, value in new.items():
         before = old.get(key, _ABSENT)

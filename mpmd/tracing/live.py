@@ -1,4 +1,4 @@
-"""Which names a traced step calls, and on which of them its results depend."""
+"""Names that a traced step calls, and those on which its results depend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KINDS = ("comp", "tensor")
 
 
 def names_in(jaxpr: Any) -> set[str]:
-    """The names of computations and tensors in a jaxpr, however deep."""
+    """The names of computations and tensors in a jaxpr, at any depth."""
     found: set[str] = set()
     todo, seen = [jaxpr], set[int]()
     while todo:
@@ -28,5 +28,5 @@ def names_in(jaxpr: Any) -> set[str]:
 
 
 def live_names(jaxpr: Any) -> set[str]:
-    """Those of them that the results or the effects of a jaxpr depend on."""
+    """The names that the results or the effects of a jaxpr depend on."""
     return names_in(without_dead_code(jaxpr))

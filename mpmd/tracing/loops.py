@@ -14,7 +14,7 @@ from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
 
 _MAX_REPORTED = 8
-"""How many leaves that cannot be split are named."""
+"""How many leaves that cannot be split are named in an error."""
 
 
 def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
@@ -23,7 +23,7 @@ def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: 
     Under `mpmd.jit` each iteration is one microbatch.
 
     Raises:
-        SignatureError: `num_iterations` is no whole number, or negative.
+        SignatureError: `num_iterations` is not a whole number, or negative.
     """
     if not _is_count(num_iterations) or num_iterations < 0:
         raise SignatureError(f"num_iterations must be a whole number from 0, got {num_iterations!r}")
@@ -41,8 +41,8 @@ def microbatch_loop(
 ) -> tuple[Any, Any]:
     """Runs `body(carry, *microbatches) -> (carry, out)` over the microbatches of a batch, in order.
 
-    The general loop beneath `accumulate_gradients`: reductions go through the carry, results that are
-    wanted for each microbatch through `out`.
+    The general loop beneath `accumulate_gradients`: reductions go through the carry, results for each
+    microbatch through `out`.
 
     Args:
         body: work on one microbatch.
@@ -67,7 +67,7 @@ def microbatch_loop(
 
 
 def one_microbatch(body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body` as a call that stays one through lowering; JAX 0.11 inlines the bodies of scans."""
+    """`body` as a call that remains one through lowering; JAX 0.11 inlines the bodies of scans."""
     return carrier(body, "callee", "microbatch")
 
 
@@ -82,7 +82,7 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
 
 
 def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int) -> list[Any]:
-    """`split_microbatches` of each of several batches, given with what the user calls them.
+    """`split_microbatches` of each of several batches, each with its name for the user.
 
     Raises:
         SignatureError: leaves that cannot be split, all of them; or leaves of different lengths.
@@ -97,12 +97,12 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
                 kind = jax.typeof(leaf)
             except TypeError:
                 problems.append(f"{where} is {leaf!r}, which is not an array")
-                advice["let the function close over what is not split"] = None
+                advice["let the function close over other arguments"] = None
                 continue
             said = str(kind).removeprefix("~")
             if kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
-                advice["let the function close over what is not split"] = None
+                advice["let the function close over other arguments"] = None
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
@@ -121,7 +121,7 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             "the batches of one call have different lengths:\n  "
             + "\n  ".join(list(lengths.values())[:_MAX_REPORTED])
             + "\n  all arrays are split into the same microbatches: they need as many rows, or one for each"
-            f" of the {num_microbatches} microbatches; let the function close over what is not split"
+            f" of the {num_microbatches} microbatches; let the function close over other arguments"
         )
 
     def split(leaf: jax.Array) -> jax.Array:
@@ -154,7 +154,7 @@ def accumulate_gradients(
 ) -> Callable[..., Any]:
     """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
 
-    `accumulate_gradients(f, M)(params, *batch, **more)` cuts every array of the arguments that are not
+    `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
     microbatches, and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that
     computes it.
@@ -167,13 +167,13 @@ def accumulate_gradients(
         axis: the batch dim.
 
     Returns:
-        A function that gives `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
+        A function that returns `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
         new first dim of size `M`.
 
     Raises:
-        SignatureError: `loss_fn` is no function, `num_microbatches` no number of microbatches, or `argnums`
-            no arguments; when called with a batch that is not divisible, batches of different lengths, or
-            without one of the arguments to differentiate by.
+        SignatureError: `loss_fn` is not a function, `num_microbatches` or `argnums` are out of range; when
+            called with a batch that is not divisible, batches of different lengths, or without one of the
+            arguments to differentiate by.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
@@ -212,7 +212,7 @@ def _positions(argnums: Any) -> tuple[int, ...]:
     """One position or several as several.
 
     Raises:
-        SignatureError: they are no positions.
+        SignatureError: they are not positions.
     """
     several = tuple(argnums) if isinstance(argnums, (list, tuple)) else (argnums,)
     if not all(map(_is_count, several)):
@@ -238,7 +238,7 @@ def _wanted(argnums: tuple[int, ...], count: int) -> set[int]:
 
 
 def _parameter(fn: Callable[..., Any], number: int) -> str:
-    """What a function calls its positional argument of that number."""
+    """The function's name of its positional argument of that number."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())[: number + 1]
     except (TypeError, ValueError):

@@ -1,6 +1,6 @@
-"""What a user writes inside a step to name parts of it.
+"""The API to name parts of a step.
 
-A name is carried by a nested `jax.jit` whose function name holds ours: JAX differentiates, batches,
+A name is carried by a nested `jax.jit` whose function name holds it: JAX differentiates, batches,
 rematerialises and lowers nested jits itself and keeps their names, so names work wherever jit works.
 Outside of `mpmd.jit` everything here computes the same without any mesh.
 """
@@ -30,13 +30,13 @@ _ESCAPED = re.compile(r"-([0-9a-f]+)-")
 
 
 def encode(kind: str, name: str) -> str:
-    """The name of the nested jit that stands for a user's name of some kind."""
+    """The name of the nested jit that carries a user's name of some kind."""
     text = "".join(c if (c.isalnum() and c.isascii()) or c == "_" else f"-{ord(c):x}-" for c in name)
     return f"mpmd.{kind}.{text}."
 
 
 def decode(symbol: str) -> tuple[str, str] | None:
-    """The kind and the user's name that a function's symbol stands for; None if it is no name of ours."""
+    """The kind and the user's name in a function's symbol; None if the symbol has none."""
     found = re.fullmatch(r"mpmd\.(\w+)\.(.*)\.(?:_\d+)?", symbol)
     if found is None:
         return None
@@ -58,11 +58,11 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
 
     Use it on a function, `named_computation(f, name="stage0")(x)`, or as a decorator with or without a
     name; without one the function's own name is taken.  Arguments and results are pytrees of arrays;
-    arguments that are none, such as `True` or `"train"`, are what they are inside too.
+    other arguments, such as `True` or `"train"`, are passed unchanged.
 
     It may be a submodule of a flax module, a method of one, or close over some, and it may call haiku
     modules.  While linen or haiku initialise them, it is called as it is, because parameters must not be
-    created inside of a nested jit.  What modules change, such as statistics of batches, are results of the
+    created inside of a nested jit.  Changes of modules, such as statistics of batches, are results of the
     computation too: of linen modules, of nnx modules that it is, closes over or is given, and the state and
     random keys of `hk.transform`.
 
@@ -106,7 +106,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
 
 
 _UNWRITABLE = '"\\'
-"""Signs that MLIR escapes in one place and not in another."""
+"""Characters that MLIR escapes in one place and not in another."""
 
 
 def _check_name(name: Any, what: str) -> None:
@@ -158,7 +158,7 @@ def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable
         call_counter: which microbatch it is, from 0.
 
     Raises:
-        ConfigError: there is no function, or the counter is no number of a microbatch.
+        ConfigError: there is no function, or the counter is not the number of a microbatch.
     """
     if not callable(fn):
         raise ConfigError(f"mpmd.call takes a function, got {fn!r}")
@@ -191,15 +191,15 @@ class _Weakly:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fn = self._fn()
-        assert fn is not None  # whoever calls this holds the function
+        assert fn is not None  # the caller holds the function
         return fn(*args, **kwargs)
 
 
 def broadcast(x: Any) -> Any:
-    """Says that the arrays of `x` may be sent to every mesh that uses them; returns them."""
+    """Declares that the arrays of `x` may be sent to every mesh that uses them; returns them."""
     return carrier(jax.lax.optimization_barrier, "broadcast", "x")(x)
 
 
 def reduce(x: Any) -> Any:
-    """Says that the arrays of `x` may be computed by a reduction across meshes; returns them."""
+    """Declares that the arrays of `x` may be computed by a reduction across meshes; returns them."""
     return carrier(jax.lax.optimization_barrier, "reduce", "x")(x)

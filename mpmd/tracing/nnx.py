@@ -1,8 +1,8 @@
-"""What named computations owe to flax nnx: modules are objects whose arrays change while they are called.
+"""Named computations in flax nnx: modules are objects whose arrays change while they are called.
 
-A nested jit can neither change what its function closes over, for which nnx raises, nor what it is given: a
-module that is an argument loses its new statistics and counts of random numbers there, and nobody says so.
-Here its arrays go in, and those that are others afterwards come out.  Flax is not imported.
+A nested jit can change neither the closure of its function, for which nnx raises, nor its arguments: a
+module that is an argument would lose its new statistics and counts of random numbers without an error.
+Here its arrays are arguments, and changed arrays are results.  Flax is not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 
 
 def has_modules(fn: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a function is made of nnx modules, closes over some, or is given some."""
+    """Whether a function is an nnx module, closes over one, or gets one as an argument."""
     return "flax.nnx" in sys.modules and any(map(_is_module, _leaves(_held_by(fn), args, kwargs)))
 
 
@@ -31,7 +31,7 @@ def call_with_modules(
 
     Args:
         fn: the function.
-        args: its positional arguments; modules may stand in them.
+        args: its positional arguments; they may contain modules.
         kwargs: its keyword arguments, likewise.
         carried: puts a function of arrays under the nested jit.
     """
@@ -63,18 +63,18 @@ def _is_module(found: Any) -> bool:
 
 
 def _value(variable: Any) -> Any:
-    """What a variable holds, as it is; an array stands for itself."""
+    """The content of a variable; an array is its own content."""
     ask = getattr(variable, "get_raw_value", None)
     return variable if ask is None else ask()
 
 
 def _leaves(*trees: Any) -> list[Any]:
-    """Modules, and what else is no pytree."""
+    """Modules, and other objects that are not pytrees."""
     return jax.tree.leaves(trees, is_leaf=_is_module)
 
 
 def _held_by(fn: Any) -> list[Any]:
-    """A function's object, what it closes over and what is bound to it."""
+    """A function's object, its closure and its bound arguments."""
     held = [getattr(fn, "__self__", fn), *_contents(fn)]
     if isinstance(fn, functools.partial):
         held += [*_held_by(fn.func), fn.args, fn.keywords]
@@ -82,7 +82,7 @@ def _held_by(fn: Any) -> list[Any]:
 
 
 def _contents(fn: Any) -> Iterator[Any]:
-    """What the cells of a function's closure hold; those that are still empty left out."""
+    """The contents of the cells of a function's closure; empty cells are left out."""
     for cell in getattr(fn, "__closure__", None) or ():
         try:
             yield cell.cell_contents
@@ -111,7 +111,7 @@ def _rebuilt(fn: Any, placeholders: dict[int, Any]) -> Any:
 
 
 def _cell(cell: types.CellType, instead: Callable[[Any], Any]) -> types.CellType:
-    """A cell with other modules in what it holds; the same one if it holds none."""
+    """A cell with other modules in its content; the same one if it holds none."""
     try:
         held = cell.cell_contents
     except ValueError:  # it is still empty

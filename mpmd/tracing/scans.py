@@ -25,14 +25,14 @@ class CountedLoop:
 
 
 def counted_loop(op: ir.Op, names: Sequence[str]) -> CountedLoop:
-    """What a `while` counts.
+    """The counter of a `while`.
 
     Args:
         op: the loop.
         names: of the computations in it.
 
     Raises:
-        PlacementError: named computations stand in a loop whose number of iterations is not known.
+        PlacementError: named computations are in a loop whose number of iterations is not known.
     """
     condition, body = (region.blocks[0] for region in op.regions)
     compare = ir.producer(_terminator(condition).operands[0])
@@ -87,7 +87,7 @@ def _index_of(body: ir.Block, counter: int) -> None:
 
 
 def unroll(loop: CountedLoop) -> list[ir.Op]:
-    """The iterations one after the other in the loop's place; returns their ops."""
+    """The iterations one after the other in place of the loop; returns their ops."""
     made: list[ir.Op] = []
     carried = list(loop.op.operands)
     for i in range(loop.trip_count):
@@ -124,7 +124,7 @@ def _argument(value: ir.Value, block: ir.Block) -> int | None:
 
 
 def _integer(value: ir.Value) -> int | None:
-    """The integer that a value is, if a scalar constant makes it."""
+    """The integer of a scalar constant that defines a value, if there is one."""
     op = ir.producer(value)
     if op is None or not ir.is_constant(op) or op.results[0].type.shape:
         return None

@@ -139,4 +139,4 @@ def test_what_a_schedule_cannot_order_is_nearly_ordered_and_a_warning_says_so():
     lowered = mpmd.jit(step, config(one_name_several_times, "1f1b")).lower(*given)
     got = evaluate(lowered.partitioned.module, jax.tree.leaves(given))
     assert relative_difference(got, jax.tree.leaves(jax.jit(step)(*given))) <= 1e-5
-    assert any("as far as the data flow lets them" in warning for warning in lowered.warnings)
+    assert any("as far as the data flow allows" in warning for warning in lowered.warnings)

@@ -17,7 +17,7 @@ INSTEAD = {
     r"homes?": "its output buffer",
     r"wish(es)?": "coalescing candidate",
     r"loans?|borrow\w*|lend\w*|lent": "reuse of output buffers",
-    r"borders?": "entry parameters and results; boundary",
+    r"borders?(?![-:])": "entry parameters and results; boundary",
     r"chance": "random generator",
     r"rows to come|asked for|asks for|ask for": "next rows; prefetched; requested, requires",
     r"claimed": "prefetched for write",
@@ -35,7 +35,7 @@ INSTEAD = {
     r"told|tells?": "reported, reports; distinguishes",
     r"nobody|no one": "no caller, no other thread, nothing",
     r"walks?|walked": "iteration, traversal; visits",
-    r"(?<!there )(?<!There )(is|are|was|were) no (?!longer\b)": "is not a",
+    r"(?<!there )(?<!There )(is|are|was|were) no (?!\w+er\b|more\b|less\b)": "is not a",
     r"what (is|are|was|were) (?!(wrong|not wrong|it|there|this|the|a|each|every|in)\b)": "a noun",
     r"remember\w*": "memoisation, caches; records",
     r"whoever": "the caller, the thread that",
@@ -54,29 +54,7 @@ SHARED_NAMES = {"Block", "Fetch", "Pass", "Run", "Tile", "_Row"}
 UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
-    "benchmarks": 52,
-    "docs": 176,
-    "examples": 8,
-    "mpmd": 34,
-    "mpmd/api": 2,
-    "mpmd/compile": 29,
-    "mpmd/compile/backends": 343,
-    "mpmd/compile/buffers": 4,
-    "mpmd/compile/hlo": 41,
-    "mpmd/compile/kernels": 48,
-    "mpmd/compile/lowering": 1,
-    "mpmd/compile/passes": 101,
-    "mpmd/compile/schedule": 29,
-    "mpmd/compile/thunks": 40,
-    "mpmd/ir": 12,
-    "mpmd/passes": 125,
-    "mpmd/runtime": 54,
-    "mpmd/scheduling": 5,
-    "mpmd/sharding": 1,
-    "mpmd/support": 15,
-    "mpmd/tools": 46,
-    "mpmd/tracing": 24,
-    "pages": 8,
+    "mpmd/compile/backends": 292,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 

@@ -35,14 +35,14 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
     for a, b in combinations(assignment.slices, 2):
         if not assignment.slices[a].overlaps(assignment.slices[b]):
             continue
-        touching = _handed_over(a, b, occupancy, may_share)
+        touching = _may_touch_at(a, b, occupancy, may_share)
         if occupancy.conflict(a, b, touching):
             problems.append(f"{a} at {occupancy.spans[a]} and {b} at {occupancy.spans[b]} share bytes")
     if problems:
         raise collect(CompileError, problems, "the assignment of memory is wrong:")
 
 
-def _handed_over(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> LiveRange | None:
+def _may_touch_at(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: MayShare) -> LiveRange | None:
     """When two values may touch; None for never."""
     for phi, other in ((a, b), (b, a)):
         if phi.is_phi and phi.instruction.opcode == "conditional":

@@ -1,4 +1,4 @@
-"""What every backend says to JAX about a fragment's arguments and results."""
+"""A fragment's arguments and results as JAX values; shared by all backends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def value_spec(shape: Shape) -> ValueSpec:
 
 
 def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
-    """Where a value lives on the devices of a mesh."""
+    """The JAX sharding of a value on the devices of a mesh."""
     spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
     if value.memory_kind is None:
         return NamedSharding(mesh, spec)

@@ -1,4 +1,4 @@
-"""What JAX compiles for a fragment, whichever backend says what is inside of it."""
+"""The compiled JAX function of a fragment; shared by all backends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CompiledFragment:
     """A fragment as a compiled function of JAX.
 
     Attributes:
-        fragment: what was compiled.
+        fragment: the fragment.
         compiled: the function.
     """
 
@@ -34,7 +34,7 @@ class CompiledFragment:
 
     @property
     def has_token(self) -> bool:
-        """Whether a token stands behind the results."""
+        """Whether a token follows the results."""
         return self.fragment.token
 
     @property
@@ -49,12 +49,12 @@ class CompiledFragment:
 
     @property
     def kept_memory(self) -> dict[int, int]:
-        """Bytes that it keeps from call to call, by what they are of: equal keys share them."""
+        """Bytes that it keeps from call to call, by owner: equal keys share them."""
         return {}
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes per device that it takes while it runs, beside arguments, results and what it keeps."""
+        """Bytes per device that it takes while it runs, beside arguments, results and kept memory."""
         return self.memory_analysis().temporaries
 
     def memory_analysis(self) -> MemoryStats:
@@ -75,9 +75,9 @@ def compiled_function(
     """Compiles a function of a fragment's arguments for a mesh; adds the token, if there is one.
 
     Args:
-        run: gives the fragment's results, as traced arrays.
+        run: computes the fragment's results, as traced arrays.
         fragment: its name, its arguments and results, and which arguments are donated.
-        mesh: where it runs.
+        mesh: its mesh.
 
     Raises:
         CompileError: XLA does not compile it.
@@ -101,7 +101,7 @@ def compiled_function(
         with jax.enable_x64(True):
             # Filters of warnings belong to the process: one thread at a time may change and restore them.
             with _FILTERS, warnings.catch_warnings():
-                # What cannot be donated is freed by the runtime; nothing is lost.
+                # Buffers that cannot be donated are freed by the runtime; nothing is lost.
                 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
                 lowered = jitted.lower(*array_types(mesh, fragment.arguments))
             return taking_packed(lowered.compile())

@@ -1,7 +1,7 @@
-"""Fragments that only make zeros, such as the start of accumulators, on CPU: arrays without a program.
+"""Fragments that only fill zeros, such as the start of accumulators, on CPU: arrays without a program.
 
 Their results are pages that were mapped and never written, which the system backs by one page of zeros: they
-take no memory and no time.  XLA never writes to memory that is not its own: where such an array is donated,
+take no memory and no time.  XLA never writes to memory that it does not own: where such an array is donated,
 it allocates the result and copies the zeros.
 """
 
@@ -26,7 +26,7 @@ _ZEROS = ("0.000000e+00", "0", "false", "(0.000000e+00,0.000000e+00)")
 
 
 def makes_only_zeros(fragment: FragmentModule, mesh: Mesh) -> bool:
-    """Whether the fragment takes nothing, and all that it gives is zero, in the memory of CPU devices."""
+    """Whether the fragment has no arguments, and all its results are zero, in the memory of CPU devices."""
     if fragment.arguments or fragment.token or any(r.memory_kind for r in fragment.results):
         return False
     if mesh.devices.flat[0].platform != "cpu":
@@ -35,10 +35,10 @@ def makes_only_zeros(fragment: FragmentModule, mesh: Mesh) -> bool:
 
 
 def _keeps_zero(op: Any) -> bool:
-    """Whether zeros are all that an operation, and what is inside it, makes of zeros."""
+    """Whether an operation, and those inside it, maps zeros to zeros."""
     match op.operation.name:
         case "stablehlo.constant":
-            text = ir.op_text(op)  # the bindings hand over no attribute of complex numbers
+            text = ir.op_text(op)  # the bindings do not support attributes of complex numbers
             return text.partition("dense<")[2].partition(">")[0] in _ZEROS
         case "func.func":
             return all(_keeps_zero(inner) for block in op.regions[0] for inner in block.operations)
@@ -47,7 +47,7 @@ def _keeps_zero(op: Any) -> bool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array over pages that nobody writes."""
+    """An array over pages that are never written."""
     count = math.prod(shape)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=private, prot=mmap.PROT_READ)
@@ -56,7 +56,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]
 
 @dataclasses.dataclass
 class ZerosExecutable:
-    """A fragment that only makes zeros; nothing was compiled."""
+    """A fragment that only fills zeros; nothing was compiled."""
 
     fragment: FragmentModule
     mesh: Mesh
@@ -90,7 +90,7 @@ class ZerosExecutable:
         return {"flops": 0.0, "bytes accessed": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
-        """Bytes of the results per device, as those who are given them count them."""
+        """Bytes of the results per device, as their readers count them."""
         shapes = (s.shard_shape(a.shape) for s, a in zip(self._shardings, self._arrays, strict=True))
         sizes = (math.prod(shape) * a.itemsize for shape, a in zip(shapes, self._arrays, strict=True))
         return MemoryStats(results=sum(sizes))

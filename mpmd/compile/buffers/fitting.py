@@ -1,4 +1,4 @@
-"""Temporaries within the memory that is left for them: values are computed again until they fit."""
+"""Fits temporaries into the remaining memory by rematerialisation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 def left_for_temporaries(fragment: FragmentModule, assignment: BufferAssignment, memory_bytes: int) -> int:
-    """Bytes of a device that neither arguments and results nor other values take while it runs.
+    """Bytes of a device that neither the fragment's parameters and results nor other values take.
 
     Args:
-        fragment: says how much others take: `reserved_hbm_bytes` of the exported program.
+        fragment: has the bytes of other values: `reserved_hbm_bytes` of the exported program.
         assignment: its parameters and results; those that share memory count once.
-        memory_bytes: what the device has.
+        memory_bytes: memory of the device.
     """
     shared = {a.output_index[0] if a.output_index else 0 for a in _aliases(assignment)}
     taken = sum(
@@ -44,22 +44,22 @@ def fit(
     memory_bytes: int,
     assign: Callable[[], BufferAssignment],
 ) -> BufferAssignment:
-    """Memory of a module that fits into what a device has left, as far as that is possible.
+    """Buffers of a module that fit into the remaining memory of a device, as far as possible.
 
-    Logs each value that is computed again, and warns if it does not fit even so.
+    Logs which values were computed again, and warns if the module does not fit.
 
     Args:
         module: scheduled; values are computed again in it.
-        fragment: what it was made of.
-        memory_bytes: what the device has.
-        assign: gives memory to the module as it is now.
+        fragment: its source.
+        memory_bytes: memory of the device.
+        assign: assigns buffers to the current module.
     """
     assignment = assign()
     left = left_for_temporaries(fragment, assignment, memory_bytes)
     for _ in range(_ROUNDS):
         if assignment.arena_bytes <= left or left <= 0:
             break
-        # the heap that is simulated knows less than the assignment: scale its limit by how far off it is
+        # the simulated heap is less exact than the assignment: scale its limit by the difference
         limit = max(1, peak_of(module) * left // assignment.arena_bytes)
         with diagnostics.collecting() as found:
             changed = Rematerialization(limit=limit).run(module)

@@ -105,7 +105,7 @@ class SliceDims:
 
 @dataclass(frozen=True, slots=True)
 class WindowDim:
-    """How a window moves along one dim."""
+    """The positions of a window along one dim."""
 
     size: int
     stride: int = 1
@@ -116,7 +116,7 @@ class WindowDim:
     reversed: bool = False
 
     def positions(self, size: int) -> int:
-        """How many places the window takes along a dim of `size` elements."""
+        """The number of window positions along a dim of `size` elements."""
         base = (size - 1) * self.lhs_dilation + 1 if size else 0
         window = (self.size - 1) * self.rhs_dilation + 1 if self.size else 0
         room = base + self.pad_low + self.pad_high - window
@@ -157,7 +157,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ConvDims:
-    """Which dim of a convolution's image, kernel and result means what."""
+    """Roles of the dims of a convolution's image, kernel and result."""
 
     lhs_batch: int
     lhs_feature: int
@@ -181,7 +181,7 @@ class ConvDims:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroups:
-    """Which devices take part together in a collective.
+    """Groups of devices in a collective.
 
     One of three written forms; `groups()` gives the same answer for each.
 
@@ -189,7 +189,7 @@ class ReplicaGroups:
         explicit: the groups, written out; () means one group of all.
         iota: (groups, size, reshape dims, transpose) of the compact form `[2,4]<=[4,2]T(1,0)`, else None.
         mesh: the text of the form `mesh['a'=2,'b'=4]{'a'}`, else "".
-        mesh_groups: the groups that this text stands for.
+        mesh_groups: the groups in this text.
     """
 
     explicit: tuple[Ints, ...] = ()
@@ -279,7 +279,7 @@ Attribute = (
     | tuple[OutputAlias, ...]
     | None
 )
-"""What an instruction's attribute may be."""
+"""Types of an instruction's attributes."""
 
 __all__ = [
     "Attribute",

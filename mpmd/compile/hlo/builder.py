@@ -1,6 +1,6 @@
 """Building computations: append operations, get their shapes inferred.
 
-The general door is `HloBuilder.add`; the methods around it are the operations that programs write most.  A
+The general function is `HloBuilder.add`; the methods around it are the most frequent operations.  A
 mistake is an `HloError` that names the operation.
 """
 
@@ -57,7 +57,7 @@ class HloBuilder:
             shape: stated shape; needed only where the operands do not determine it.  Its layout is kept.
             called: computations it calls.
             name: of the instruction; made from opcode and uid otherwise.
-            attributes: by name; values that mean "left out" are dropped.
+            attributes: by name; default values are dropped.
 
         Raises:
             HloError: operands or attributes do not fit the operation.
@@ -87,7 +87,7 @@ class HloBuilder:
     ) -> HloInstruction:
         stranger = next((o for o in operands if o.computation is not self.computation), None)
         if stranger is not None:
-            raise HloError(f"operand {stranger.name} of {opcode} does not stand in {self.computation.name}")
+            raise HloError(f"operand {stranger.name} of {opcode} is not in {self.computation.name}")
         made = HloInstruction(opcode, shape.filled(), operands, attributes, called, literal, name)
         made.metadata = self.metadata
         return self.computation.add(made)
@@ -97,7 +97,7 @@ class HloBuilder:
         self.computation.set_root(root)
         return self.computation
 
-    # -- values from nowhere ------------------------------------------------------------------------
+    # -- values without operands ----------------------------------------------------------------------
 
     def parameter(self, shape: Shape, name: str = "") -> HloInstruction:
         """The next parameter."""
@@ -141,7 +141,7 @@ class HloBuilder:
     def broadcast(
         self, value: HloInstruction, dims: Sequence[int], dimensions: Sequence[int] | None = None
     ) -> HloInstruction:
-        """Larger dims; operand dim i is result dim `dimensions[i]`.  A scalar goes everywhere."""
+        """Larger dims; operand dim i is result dim `dimensions[i]`.  A scalar is repeated everywhere."""
         if dimensions is None:
             dimensions = () if value.shape.is_scalar else range(value.shape.rank)
         return self.add(
@@ -243,7 +243,7 @@ class HloBuilder:
         return self.add("tuple", *values)
 
     def element(self, value: HloInstruction, index: int) -> HloInstruction:
-        """One element of a tuple; taken from the tuple's operands when they are at hand."""
+        """One element of a tuple; an operand of the tuple op, if there is one."""
         if value.opcode == "tuple":
             return value.operands[index]
         return self.add("get-tuple-element", value, index=index)

@@ -1,7 +1,7 @@
-"""How each attribute is written in HLO text: one codec per form.
+"""The HLO text of each attribute: one codec per form.
 
 A codec reads one or several `key=text` pairs of a line into one typed value, and writes it back.  Values are
-cached_plan by their text, so that a module pays for each distinct attribute once.
+cached by their text, so that each distinct attribute of a module is parsed once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Codec:
         keys: the keys of the line that it uses.
         read: texts of those keys (None where absent) → value.
         write: value → (key, text) pairs to print.
-        needed: how many of the keys must be there for the attribute to be there; 0: any one.
-        memory: texts → value, for those that were read before.
+        needed: how many of the keys an attribute must have; 0: any one.
+        memory: texts → value, a cache.
     """
 
     keys: tuple[str, ...]
@@ -104,7 +104,7 @@ def string(key: str) -> Codec:
 
 
 def verbatim(key: str) -> Codec:
-    """Any text, kept as it is."""
+    """Any text, unchanged."""
     return single(key, attrs.Verbatim, str)
 
 

@@ -1,4 +1,4 @@
-"""Which devices a collective joins.
+"""The devices of each group of a collective.
 
 Devices are numbered replica by replica: device = replica x partitions + partition.
 """

@@ -99,7 +99,7 @@ class HloComputation:
     def post_order(self) -> list[HloInstruction]:
         """All instructions, operands and control predecessors before users.
 
-        Walks start at instructions nobody uses, in program order, so the order is deterministic.
+        Traversals start at instructions without users, in program order, so the order is deterministic.
 
         Raises:
             HloError: instructions depend on each other in a cycle.
@@ -121,7 +121,7 @@ class HloComputation:
     def _visit(
         self, start: HloInstruction, done: dict[HloInstruction, bool], out: list[HloInstruction]
     ) -> None:
-        """Append what an instruction needs, then itself.  `done` maps instructions under way to False."""
+        """Append an instruction's dependences, then itself.  `done` maps unfinished instructions to False."""
         done[start] = False
         stack = [(start, iter((*start.control_predecessors, *start.operands)))]
         while stack:
@@ -150,17 +150,17 @@ class HloComputation:
     # -- change -------------------------------------------------------------------------------------
 
     def forget_order(self) -> None:
-        """Operands or control edges changed: whoever changes them says so."""
+        """Operands or control edges changed; the function that changes them must call this."""
         self._order = None
 
     def add(self, instruction: HloInstruction) -> HloInstruction:
-        """Append an instruction whose operands stand here; returns it.
+        """Append an instruction whose operands are in this computation; returns it.
 
         Raises:
-            HloError: it stands in a computation already.
+            HloError: it is in a computation already.
         """
         if instruction.computation is not None:
-            raise HloError(f"instruction {instruction.name} already stands in {instruction.computation.name}")
+            raise HloError(f"instruction {instruction.name} is already in {instruction.computation.name}")
         instruction.computation = self
         if instruction.uid < 0:
             instruction.uid = self.module.take_uid()
@@ -176,15 +176,14 @@ class HloComputation:
         """Make the value of an instruction the result.
 
         Raises:
-            HloError: the instruction does not stand here.
+            HloError: the instruction is not in this computation.
         """
         if instruction.computation is not self:
-            raise HloError(f"{instruction.name} cannot be the root of {self.name}: it does not stand there")
+            raise HloError(f"{instruction.name} cannot be the root of {self.name}: it is not in it")
         self._root = instruction
 
     def remove(self, instruction: HloInstruction) -> None:
-        """Take out an instruction without users; what had to run before it still runs before what had to
-        run after it.
+        """Take out an instruction without users; its control predecessors still run before its successors.
 
         Raises:
             HloError: it has users, or is the root.
@@ -211,9 +210,9 @@ class HloComputation:
     def replace(self, old: HloInstruction, value: HloInstruction) -> None:
         """Let all users of `old` take `value`, then remove `old`.
 
-        The order of what remains stays: the users still run after the control predecessors of `old`, and its
-        control successors after `value`.  `value` itself is not ordered behind the predecessors: it may be
-        older than they are, as the operand of a copy is.
+        The order of the other instructions is kept: the users still run after the control predecessors of
+        `old`, and its control successors after `value`.  `value` itself is not ordered after the
+        predecessors: it may be older than they are, as the operand of a copy is.
 
         Raises:
             HloError: the shapes differ, or `value` depends on what must run after `old`.
@@ -252,7 +251,7 @@ class HloComputation:
         self._order = None
 
     def count_calls(self, instruction: HloInstruction, sign: int) -> None:
-        """Note (+1) or forget (-1) that an instruction calls its computations."""
+        """Record (+1) or remove (-1) that an instruction calls its computations."""
         for callee in instruction.called:
             count = callee.callers.get(instruction, 0) + sign
             if count:
@@ -276,7 +275,7 @@ class HloComputation:
     ) -> dict[HloInstruction, HloInstruction]:
         """Append copies of all instructions but those in `known` to `target`; returns old → copy.
 
-        `known` says what stands for an instruction already: arguments for parameters, when inlining.
+        `known` maps instructions to their replacements: arguments for parameters, when inlining.
         """
         copies = dict(known)
         order = list(self._instructions) if self.module.is_scheduled else self.post_order()

@@ -1,4 +1,4 @@
-"""What a module computes, as a digest: two modules with equal fingerprints compile to the same executable."""
+"""A digest of a module's computation: modules with equal fingerprints compile to the same executable."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpmd.compile.hlo.printer import attribute_text
 def fingerprint(module: HloModule) -> str:
     """A digest of the program: names, numbers, metadata and dead computations do not count.
 
-    What counts: opcodes, shapes with layouts, operands, attributes, literals, control edges, shardings,
-    backend configurations, aliasing, layouts at the border, the number of partitions; in scheduled modules
-    the order.
+    It includes opcodes, shapes with layouts, operands, attributes, literals, control edges, shardings,
+    backend configurations, aliasing, layouts of entry parameters and results, the number of partitions; in
+    scheduled modules the order.
     """
     digest = hashlib.sha256()
     digest.update(_header(module).encode())
@@ -51,7 +51,7 @@ def computation_digest(computation: HloComputation, known: dict[HloComputation, 
 
 
 def _canonical_order(computation: HloComputation) -> list[HloInstruction]:
-    """Operands before users, starting at the root: independent of the order of creation where that can be."""
+    """Operands before users, starting at the root: independent of the order of creation if possible."""
     seen: set[HloInstruction] = set()
     out: list[HloInstruction] = []
     starts = [computation.root]
@@ -89,7 +89,7 @@ def _header(module: HloModule) -> str:
         f"scheduled={module.is_scheduled}",
         f"aliases={' '.join(map(str, module.input_output_alias))}",
         f"donors={' '.join(map(str, module.buffer_donor))}",
-        f"border={' '.join(map(str, parameters))}->{result}",
+        f"interface={' '.join(map(str, parameters))}->{result}",
         f"replicas={module.replica_count} partitions={module.num_partitions}",
     ]
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""The first line of HLO text: name, schedule flag, aliasing, layouts at the border, further attributes."""
+"""The first line of HLO text: name, schedule flag, aliasing, entry layouts, further attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmd.compile.hlo.text import TextError, blank_comments, closing, read_int, 
 
 
 def read_header(module: HloModule, key: str, value: str) -> None:
-    """Take over one attribute of the header; unknown ones are kept as text.
+    """Set one attribute of the header; unknown ones are kept as text.
 
     Raises:
         TextError: the value is malformed; offsets count from its beginning.

@@ -28,7 +28,7 @@ Literal = np.ndarray | tuple["Literal", ...]
 class HloInstruction:
     """One operation.
 
-    Making one tells its operands: make it only to add it to their computation.
+    Creating one adds it to the users of its operands: create it only to add it to their computation.
 
     Attributes:
         uid: number unique in the module, in order of creation.
@@ -39,7 +39,7 @@ class HloInstruction:
         attributes: typed attributes by name, those with default values left out.
         called: computations it calls, in the order of the opcode's roles.
         literal: value of a constant.
-        computation: where it stands; None once removed.
+        computation: its computation; None once removed.
         control_predecessors: instructions that must run before although their values are not read.
         control_successors: the inverse.
         sharding: text of its sharding, or "".
@@ -115,7 +115,7 @@ class HloInstruction:
 
     @property
     def info(self) -> Opcode:
-        """What holds for its opcode."""
+        """The properties of its opcode."""
         return OPCODES[self.opcode]
 
     @property
@@ -130,25 +130,25 @@ class HloInstruction:
 
     @property
     def has_side_effect(self) -> bool:
-        """True if it must stay although nobody uses its value; includes what it calls."""
+        """True if it must stay although it has no users; includes its callees."""
         if OPCODES[self.opcode].side_effect or self.attributes.get("custom_call_has_side_effect", False):
             return True
         return any(i.has_side_effect for c in self.called for i in c)
 
     @property
     def has_control_edges(self) -> bool:
-        """True if it must run after or before others, whoever reads whose value."""
+        """True if its order among others matters beyond its operands."""
         return bool(self.control_predecessors or self.control_successors)
 
     @property
     def parent(self) -> HloComputation:
-        """The computation it stands in.
+        """Its computation.
 
         Raises:
             HloError: it was removed, or never added.
         """
         if self.computation is None:
-            raise HloError(f"instruction {self.name} stands in no computation: it was removed or never added")
+            raise HloError(f"instruction {self.name} is in no computation: it was removed or never added")
         return self.computation
 
     # -- typed attributes ---------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class HloInstruction:
         self._moved()
 
     def _moved(self) -> None:
-        """Its place in the order of its computation may be another now."""
+        """Invalidates the order of its computation."""
         if self.computation is not None:
             self.computation.forget_order()
 
@@ -312,7 +312,7 @@ class HloInstruction:
             self.computation.set_root(value)
 
     def replace_use(self, user: HloInstruction, value: HloInstruction) -> None:
-        """Let one user take `value` wherever it takes this.
+        """Replace this instruction by `value` in the operands of one user.
 
         Raises:
             HloError: that instruction does not use this one.
@@ -354,7 +354,7 @@ class HloInstruction:
         return False
 
     def drop_control_edges(self) -> None:
-        """Forget all control edges, in both directions."""
+        """Remove all control edges, in both directions."""
         for before in self.control_predecessors:
             before.control_successors = tuple(i for i in before.control_successors if i is not self)
         for after in self.control_successors:
@@ -372,7 +372,7 @@ class HloInstruction:
             owner.count_calls(self, 1)
 
     def copy_annotations(self, source: HloInstruction) -> HloInstruction:
-        """Take over metadata, sharding, frontend attributes and backend config; returns itself."""
+        """Copy metadata, sharding, frontend attributes and backend config; returns itself."""
         self.metadata, self.sharding = source.metadata, source.sharding
         self.frontend_attributes, self.backend_config = source.frontend_attributes, source.backend_config
         return self
@@ -380,7 +380,7 @@ class HloInstruction:
     def clone(
         self, operands: Sequence[HloInstruction], shape: Shape | None = None, name: str = ""
     ) -> HloInstruction:
-        """The same operation on other operands, not yet in a computation; control edges stay behind."""
+        """The same operation on other operands, not yet in a computation, without control edges."""
         made = HloInstruction(
             self.opcode, shape or self.shape, operands, dict(self.attributes), self.called, self.literal, name
         )

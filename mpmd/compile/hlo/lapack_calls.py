@@ -1,4 +1,4 @@
-"""The calls of LAPACK that JAX writes into programs for CPUs: their options, operands and results.
+"""The LAPACK calls that JAX writes into programs for CPUs: their options, operands and results.
 
     custom-call(a), custom_call_target="lapack_spotrf_ffi", backend_config={uplo = 76 : ui8}
 
@@ -20,14 +20,14 @@ _CHOICES = {"uplo": "LU", "side": "LR", "diag": "NU", "trans_x": "NTC", "mode": 
 _NEEDED = {"trsm": ("uplo", "side", "diag", "trans_x")}
 _REAL = {"c64": "f32", "c128": "f64"}
 Signature = Callable[[Shape, Sequence[Shape]], list[Shape | None]]
-"""The results, from the matrices and all operands; None for those that the options decide."""
+"""The results, from the matrices and all operands; None for those that depend on the options."""
 
 
 def options_of(instruction: HloInstruction) -> dict[str, str]:
     """The options of a call, as characters.
 
     Raises:
-        HloError: an option is none of the characters that LAPACK knows for it, or is missing.
+        HloError: an option has a character that LAPACK does not define for it, or is missing.
     """
     found = {}
     for name, code in _OPTION.findall(instruction.backend_config):

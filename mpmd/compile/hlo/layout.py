@@ -1,4 +1,4 @@
-"""Layouts: in which order the dims of an array lie in memory.
+"""Layouts: the order of the dims of an array in memory.
 
 `{2,0,1}` lists dims from minor to major: in `f32[10,20,30]{2,0,1}` dim 2 (30 long) is contiguous, then comes
 dim 0, and dim 1 is outermost.
@@ -22,7 +22,7 @@ class Layout:
         memory_space: 0 is the device's default memory.
         element_bits: bits per packed element; 0 means whole bytes.
         tiles: each a tuple of tile dims, applied in turn.
-        extra: further parts in XLA's text form, kept as they were read.
+        extra: further parts in XLA's text form, unchanged.
     """
 
     __slots__ = ("element_bits", "extra", "memory_space", "minor_to_major", "tiles")

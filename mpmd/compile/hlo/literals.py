@@ -244,7 +244,7 @@ def _nan_text(value: np.ndarray, dtype: str) -> str:
 
 
 def check_literal(literal: Literal, shape: Shape) -> str:
-    """What is wrong between a literal and its shape; "" if nothing."""
+    """The mismatch between a literal and its shape; "" if there is none."""
     try:
         found = literal_shape(literal)
     except HloError as error:

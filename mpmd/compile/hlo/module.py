@@ -122,7 +122,7 @@ class HloModule:
         return out
 
     def entry_shapes(self) -> tuple[tuple[Shape, ...], Shape]:
-        """Shapes with layouts at the border of the program: parameters, result."""
+        """Shapes with layouts of the entry: parameters, result."""
         parameters = self.parameter_layouts
         if parameters is None:
             parameters = tuple(p.shape.filled() for p in self.entry.parameters)
@@ -136,7 +136,7 @@ class HloModule:
         return self._next_uid - 1
 
     def reserve_uids(self, below: int) -> None:
-        """Give out no number below this one any more."""
+        """Use only numbers from this one on."""
         self._next_uid = max(self._next_uid, below)
 
     def create_computation(self, name: str) -> HloComputation:
@@ -159,7 +159,7 @@ class HloModule:
         self._entry = computation
 
     def remove_computation(self, computation: HloComputation) -> None:
-        """Take out a computation that nobody calls.
+        """Take out a computation without callers.
 
         Raises:
             HloError: it is called, or is the entry.
@@ -182,7 +182,7 @@ class HloModule:
         return bool(dead)
 
     def become(self, other: HloModule) -> None:
-        """Take over everything of another module, which is of no use afterwards."""
+        """Move everything of another module here; the other one is unusable afterwards."""
         name = self.name
         vars(self).update(vars(other))
         self.name = name
@@ -206,7 +206,7 @@ class HloModule:
 
 
 def copy_header(source: HloModule, target: HloModule) -> None:
-    """Take over everything of a module but its computations."""
+    """Copy everything of a module but its computations."""
     target.is_scheduled = source.is_scheduled
     target.input_output_alias, target.buffer_donor = source.input_output_alias, source.buffer_donor
     target.parameter_layouts, target.result_layout = source.parameter_layouts, source.result_layout

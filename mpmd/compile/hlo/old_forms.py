@@ -18,7 +18,7 @@ STARTS = {"dynamic-slice": 1, "dynamic-update-slice": 2}
 
 
 def complete(instruction: HloInstruction) -> None:
-    """Set the attributes that may be left out; the text's own replace them."""
+    """Set the optional attributes; those in the text replace them."""
     source = instruction.operands[0].shape if instruction.operands else None
     if instruction.opcode == "map" and source is not None:
         instruction.attributes["dimensions"] = tuple(range(source.rank))
@@ -27,7 +27,7 @@ def complete(instruction: HloInstruction) -> None:
 
 
 def vector_of_starts(instruction: HloInstruction) -> bool:
-    """Whether a slice at a computed place has its starts in one vector of the right length."""
+    """Whether a dynamic slice has its starts in one vector of the right length."""
     first = STARTS[instruction.opcode]
     if len(instruction.operands) != first + 1:
         return False
@@ -43,7 +43,7 @@ def scalar_starts(instruction: HloInstruction, names: Container[str]) -> list[Hl
         names: names that are taken.
 
     Returns:
-        The instructions that take the vector apart, operands first; they are in no computation yet.
+        The instructions that split the vector, operands first; they are in no computation yet.
     """
     first = STARTS[instruction.opcode]
     vector = instruction.operands[first]

@@ -1,7 +1,7 @@
-"""One table of all HLO opcodes: how many operands, which attributes, what kind of operation.
+"""One table of all HLO opcodes: number of operands, attributes, category.
 
-Everything that depends on the opcode alone is looked up here: by parser and printer (attributes), by the
-verifier (arity), by the passes (categories, commutativity, side effects).  Names are XLA's.
+Everything that depends on the opcode alone is in this table: parser and printer use the attributes, the
+verifier the arity, the passes categories, commutativity and side effects.  Names are XLA's.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Spec:
     Attributes:
         name: its key in `HloInstruction.attributes`.
         codec: its text form.
-        required: the instruction makes no sense without it.
-        default: the value that means "not written".
+        required: the instruction is invalid without it.
+        default: the value that is not written.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Spec:
 
 @dataclass(frozen=True)
 class Opcode:
-    """What holds for every instruction of one opcode.
+    """The properties of all instructions of one opcode.
 
     Attributes:
         name: as in HLO text.
         category: the kind of operation.
-        least: fewest operands.
-        most: most operands; None: any number.
+        least: minimum of operands.
+        most: maximum of operands; None: any number.
         specs: its attributes.
         called: keys of the computations it calls, in order; conditional and custom-call vary.
-        commutative: operands of a binary may be exchanged.
-        side_effect: must stay although nobody uses its value.
+        commutative: the operands of a binary operation may be exchanged.
+        side_effect: must stay although it has no users.
         keyed: attribute names by the text keys they use; filled in.
     """
 
@@ -433,7 +433,7 @@ for _fill in (
 
 
 def unknown_opcode(name: str) -> str:
-    """What an error says of an opcode that there is not."""
+    """The message for an unknown opcode."""
     return f"unknown opcode {name!r}{close_to(name, OPCODES)}"
 
 

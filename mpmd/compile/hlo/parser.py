@@ -69,7 +69,7 @@ def parse_module(text: str, name: str = "") -> HloModule:
 
 
 class _Parser:
-    """One reading of one text.
+    """Parses one text.
 
     Attributes:
         text: the whole text.
@@ -394,7 +394,7 @@ class _Parser:
                 raise TextError(f"{info.name} {made.name} needs the attribute {spec.codec.keys[0]}=...", at)
 
     def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> bool:
-        """Attributes that any opcode may have; False if this is none of them."""
+        """Attributes that any opcode may have; False if this is not one of them."""
         if key == "metadata":
             made.metadata = value
         elif key == "sharding":

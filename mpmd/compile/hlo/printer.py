@@ -1,4 +1,4 @@
-"""Writing modules as XLA's HLO text; XLA parses what is written here."""
+"""Writing modules as XLA's HLO text, which XLA parses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def print_module(module: HloModule, metadata: bool = False) -> str:
     """The module as text: callees before callers, operands before users.
 
     Args:
-        module: what is written.
+        module: the module.
         metadata: with op names, source positions and the tables they refer to.
     """
     out = [print_header(module), ""]

@@ -1,4 +1,4 @@
-"""Shapes: what an instruction's value looks like: arrays, tuples of shapes, tokens.
+"""Shapes of values: arrays, tuples of shapes, tokens.
 
 Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  The tables
 refer to them weakly, so that shapes of programs that are gone do not collect.  Two shapes that differ only in
@@ -143,7 +143,7 @@ class Shape:
         try:
             return DTYPES[self.dtype]
         except KeyError:
-            raise HloError(f"{self} is no array, so it has no element type") from None
+            raise HloError(f"{self} is not an array, so it has no element type") from None
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -261,7 +261,7 @@ class Shape:
             yield from element.walk((*index, i))
 
     def leaves(self) -> tuple[tuple[ShapeIndex, Shape], ...]:
-        """Every (position, shape) that is no tuple."""
+        """Every (position, shape) that is not a tuple."""
         return self._leaves
 
     def _find_leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
@@ -272,7 +272,7 @@ class Shape:
 
 
 def _check_bytes(dtype: str, dims: tuple[int, ...]) -> None:
-    """Dims of zero aside, the product of all others must fit, too, as it does in XLA."""
+    """The product of all dims but zeros must fit, too, as in XLA."""
     if math.prod(d for d in dims if d) * DTYPES[dtype].bytes >= 1 << 63:
         raise HloError(f"{dtype}[{','.join(map(str, dims))}] has more bytes than 63 bits count")
 
@@ -284,7 +284,7 @@ def array(dtype: str, dims: Sequence[int] = (), minor_to_major: Sequence[int] | 
     """An array shape, row-major unless another order is given.
 
     Raises:
-        HloError: unknown element type, negative size, or an order that is no permutation.
+        HloError: unknown element type, negative size, or an order that is not a permutation.
     """
     if dtype not in DTYPES:
         raise HloError(f"unknown element type {dtype!r}; known: {', '.join(DTYPES)}")
@@ -311,10 +311,10 @@ _parsed: weakref.WeakValueDictionary[str, Shape] = weakref.WeakValueDictionary()
 
 
 def parse_shape(text: str) -> Shape:
-    """The shape that a text such as `(f32[2,3]{1,0}, s32[])` denotes.
+    """The shape in a text such as `(f32[2,3]{1,0}, s32[])`.
 
     Raises:
-        HloError: the text is no shape; shows the place.
+        HloError: the text is not a shape; shows the place.
     """
     shape = _parsed.get(text)
     if shape is None:

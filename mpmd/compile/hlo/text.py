@@ -141,7 +141,7 @@ def read_int(text: str) -> int:
     """An integer of 64 bits.
 
     Raises:
-        TextError: the text is none.
+        TextError: the text is not one.
     """
     try:
         value = int(text)

@@ -1,6 +1,6 @@
-"""Shapes of instructions that state none, as XLA's parser takes them: `sum = add(a, b)`.
+"""Shapes of instructions that state none, as in XLA's parser: `sum = add(a, b)`.
 
-Only operations whose operands determine the result may be written so.
+Only operations whose operands determine the result may omit it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from mpmd.compile.hlo.shape_inference import infer_shape
 
 
 def unstated_shape(instruction: HloInstruction, called: Sequence[HloComputation]) -> Shape:
-    """The shape with layouts of an instruction that states none.
+    """The shape with layouts of an instruction without a stated one.
 
     Layouts are those of an operand or a called computation of that shape, a transpose moves nothing, and all
     other results are row-major.
 
     Args:
-        instruction: with operands and attributes; its own shape is not looked at.
+        instruction: with operands and attributes; its own shape is ignored.
         called: the computations that it calls.
 
     Raises:

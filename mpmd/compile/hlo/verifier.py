@@ -1,6 +1,6 @@
-"""What must hold of every module between passes; all violations are reported together.
+"""Invariants of every module between passes; all violations are reported together.
 
-The verifier trusts nothing: shapes are inferred again, both sides of every edge are counted.
+The verifier infers all shapes again, and counts both sides of every edge.
 """
 
 from __future__ import annotations
@@ -70,25 +70,25 @@ def _structure(computation: HloComputation) -> Iterator[str]:
     if not computation.has_root:
         yield f"computation {computation.name} has no root"
     elif computation.root not in computation:
-        yield f"computation {computation.name}: its root {computation.root.name} does not stand in it"
+        yield f"computation {computation.name}: its root {computation.root.name} is not in it"
     for instruction in computation:
         yield from (f"{_where(instruction)}: {problem}" for problem in _edges(computation, instruction))
 
 
 def _edges(computation: HloComputation, instruction: HloInstruction) -> Iterator[str]:
     if instruction.computation is not computation:
-        yield f"it stands in {computation.name} but does not know it"
+        yield f"it is in {computation.name}, but its computation is not set"
     if instruction.opcode not in OPCODES:
         yield f"unknown opcode {instruction.opcode!r}"
         return
     for operand in instruction.operands:
         if operand.computation is not computation:
-            yield f"its operand {operand.name} stands in another computation, or was removed"
+            yield f"its operand {operand.name} is in another computation, or was removed"
         elif operand.users.get(instruction) != instruction.operands.count(operand):
             yield f"its operand {operand.name} does not count it as a user"
     for user, count in instruction.users.items():
         if user.computation is not computation:
-            yield f"its user {user.name} stands in another computation, was removed, or was never added"
+            yield f"its user {user.name} is in another computation, was removed, or was never added"
         elif user.operands.count(instruction) != count:
             yield (
                 f"it counts {user.name} as a user {count} times, which reads it "
@@ -106,7 +106,7 @@ def _edges(computation: HloComputation, instruction: HloInstruction) -> Iterator
 
 
 def _order(computation: HloComputation) -> Iterator[str]:
-    computation.forget_order()  # a change that did not say so must not hide a cycle
+    computation.forget_order()  # an unreported change must not hide a cycle
     try:
         computation.post_order()
     except HloError as error:
@@ -232,7 +232,7 @@ def _interface(module: HloModule) -> Iterator[str]:
         stated = [s.logical for s in module.parameter_layouts]
         if stated != [p.shape.logical for p in parameters]:
             yield (
-                f"module {module.name}: the layouts at its border do not fit the parameters "
+                f"module {module.name}: its entry layouts do not fit the parameters "
                 f"{module.entry.signature()}"
             )
     if (

@@ -1,1 +1,1 @@
-"""What one kernel computes, independent of any target, and what it is expected to cost."""
+"""Kernel plans: the computation of one kernel, independent of any target, and its expected cost."""

@@ -1,11 +1,11 @@
-"""AttentionPlan: products, rows of what they give, products of that, and no score ever leaves the cache.
+"""AttentionPlan: products, an operation on rows, and products again; scores never leave the cache.
 
     sums_i[b, q, k] = sum over d of a_i[b, q, d] · b_i[b, d, k]            scores
     rows: a plan over (b, q | k) that reads the sums and writes factors    softmax, its gradient, masks
     c_j[b, q, n] = sum over k of x_j[b, q, k] · w_j[b, k, n]               mixtures over keys
     c_j[b, k, n] = sum over q of x_j[b, q, k] · w_j[b, q, n]               mixtures over queries
 
-A kernel walks over blocks of queries: the sums and the factors of one block are all that exists of them.
+A kernel iterates over blocks of queries: only the sums and the factors of one block exist at a time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KEYS, QUERIES = "keys", "queries"
 
 @dataclass(frozen=True)
 class Scores:
-    """A product that rows read.
+    """A product that the rows read.
 
     Attributes:
         depth: length of its sums.
         a: `[queries, depth]`.
         b: `[depth, keys]`.
-        sums: number of the rows' operand that stands for them.
+        sums: number of the rows' operand for them.
     """
 
     depth: int
@@ -40,12 +40,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A product of what rows make.
+    """A product of the rows' results.
 
     Attributes:
-        over: `keys` or `queries`: what is summed.
+        over: `keys` or `queries`: the summed dim.
         width: columns of the result.
-        factor: number of the rows' operand that stands for what they make.
+        factor: number of the rows' operand for the factor that they compute.
         w: the other factor, `[keys or queries, width]`.
         c: the result, `[queries or keys, width]`.
     """
@@ -59,13 +59,13 @@ class Mixture:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What one attention kernel computes; see the module's docstring.
+    """The computation of one attention kernel; see the module's docstring.
 
     Attributes:
         name: symbol of the kernel.
         scores: the products before the rows.
-        rows: what is done with them, a plan over `(batch..., queries | keys)`.  The operands that stand for
-            sums and factors are dense arrays over that space, which exist in the plan only.
+        rows: the operation on them, a plan over `(batch..., queries | keys)`.  The operands for sums and
+            factors are dense arrays over that space, which exist in the plan only.
         mixtures: the products after them.
     """
 

@@ -44,14 +44,14 @@ class PlanBuilder:
         self._stores: list[Store] = []
 
     def operand(self, name: str, dtype: str, size: int) -> int:
-        """Declare an array; returns its number.  Without a name it is called by its number."""
+        """Declare an array; returns its number.  Its name is by default its number."""
         name = name or f"p{len(self._operands)}"
         self._operands.append(Operand(name, dtype, size))
         return len(self._operands) - 1
 
     def node(self, node: Node) -> int:
-        """Add a node whose arguments are there, or find the equal one."""
-        # constants by text: 0.0 and -0.0, 1 and True are different ones
+        """Add a node with valid arguments, or find the equal one."""
+        # constants by text: 0.0 and -0.0, 1 and True differ
         key = repr(node) if isinstance(node, Constant) else node
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
@@ -75,12 +75,12 @@ class PlanBuilder:
         return self.node(Load(self._operands[operand].dtype, operand, index, where))
 
     def load_dense(self, operand: int, dims: Sequence[int] | None = None) -> int:
-        """An element of a dense row-major array whose dims are the given iteration dims (all by default)."""
+        """An element of a dense row-major array over the given iteration dims (all by default)."""
         dims = range(len(self.extents)) if dims is None else dims
         return self.load(operand, self.dense(dims))
 
     def dense(self, dims: Sequence[int]) -> Index:
-        """The position in a dense row-major array whose dims are the given iteration dims."""
+        """The position in a dense row-major array over the given iteration dims."""
         shape = [self.extents[d] for d in dims]
         return linear([dim(d) for d in dims], strides_of(shape))
 
@@ -106,11 +106,11 @@ class PlanBuilder:
         return self.node(ReduceNode(self._nodes[value].dtype, op, value, COLUMN))
 
     def store(self, operand: int, index: Index, value: int, *, combine: str = "", where: int = -1) -> None:
-        """Write a value, or combine it with what is there; only where the guard is true."""
+        """Write a value, or combine it with the old one; only where the guard is true."""
         self._stores.append(Store(operand, index, value, combine, where))
 
     def store_dense(self, operand: int, value: int, dims: Sequence[int] | None = None) -> None:
-        """Write to a dense row-major array whose dims are the given iteration dims (all by default)."""
+        """Write to a dense row-major array over the given iteration dims (all by default)."""
         dims = range(len(self.extents)) if dims is None else dims
         self.store(operand, self.dense(dims), value)
 

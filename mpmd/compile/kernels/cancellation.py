@@ -1,11 +1,10 @@
-"""1 + tanh(u), as it stands in a GELU, without its cancellation.
+"""1 + tanh(u), as in a GELU, without its cancellation.
 
     (a * (1 + tanh(u)))  ->  2 * a / (1 + exp(-2 * u))
 
-Where u is far below zero, 1 + tanh(u) is the difference of two numbers that are nearly the same, of which
-few digits are left; the quotient has them all.  It also takes fewer instructions.  Factors of powers of two
-go into constants, so a GELU's x * 0.5 * (1 + tanh(u)) becomes x / (1 + exp(v)), v having the constant of u
-times -2.
+Where u is far below zero, 1 + tanh(u) is the difference of two numbers that are nearly equal, with few
+correct digits; the quotient is accurate.  It also takes fewer instructions.  Factors of powers of two go into
+constants, so a GELU's x * 0.5 * (1 + tanh(u)) becomes x / (1 + exp(v)), v having the constant of u times -2.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class _Quotient:
 
 
 class _Rewriting:
-    """The work on one plan."""
+    """The rewriting of one plan."""
 
     def __init__(self, old: KernelPlan, uses: Counter[int], found: dict[int, int]) -> None:
         self.old = old
@@ -112,7 +111,7 @@ class _Rewriting:
         return 1.0, number
 
     def value(self, number: int) -> int:
-        """The new plan's node for one of the old plan's; a quotient is written where it is wanted first."""
+        """The new plan's node for one of the old plan's; a quotient is emitted at its first use."""
         if number not in self._values:
             self._values[number] = self._divided(self.quotients[number])
         return self._values[number]

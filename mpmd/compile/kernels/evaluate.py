@@ -1,4 +1,4 @@
-"""The meaning of plans, by NumPy over the whole space: slow, obvious, what printers are tested by."""
+"""The semantics of plans, by NumPy over the whole space: slow and simple, the reference for printers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
     """Run a plan.
 
     Args:
-        plan: what to compute.
+        plan: the plan to compute.
         arrays: a contiguous array for each operand; results are written into theirs.
     """
     flat = [a.reshape(-1) for a in arrays]
@@ -44,7 +44,7 @@ def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
 
 
 class _Evaluator:
-    """Values are arrays of the plan's rank, with extent 1 along dims that they do not change along."""
+    """Values are arrays of the plan's rank, with extent 1 along dims that they do not depend on."""
 
     def __init__(self, plan: KernelPlan, operands: list[np.ndarray]) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""The meaning of products and of attention, by NumPy: slow, obvious, with all scores in memory."""
+"""The semantics of products and of attention, by NumPy: slow and simple, with all scores in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate_product(
     """Run a matrix product; sums of floats are exact to f64 and rounded once.
 
     Args:
-        plan: what to compute.
+        plan: the plan to compute.
         a: the array of the first factor.
         b: the array of the second.
         arrays: of the epilogue's operands but the sums, by number; without an epilogue 0 is the result.
@@ -40,7 +40,7 @@ def evaluate_attention(plan: AttentionPlan, arrays: Mapping[str, np.ndarray]) ->
     """Run an attention kernel, with all of its scores in memory.
 
     Args:
-        plan: what to compute.
+        plan: the plan to compute.
         arrays: by the names of `AttentionThunk.inputs` and `outputs`.
     """
     rows, batch = plan.rows, plan.batch
@@ -71,7 +71,7 @@ def _operands(plan: KernelPlan, arrays: Mapping[int, np.ndarray]) -> list[Array]
 
 
 def _positions(view: View, batch: Sequence[int], rows: int, columns: int) -> Array:
-    """Where the elements of a matrix are, or of one per batch index."""
+    """The elements of a matrix in memory, or of one per batch index."""
     sizes, strides = (*batch, rows, columns), (*view.batch, view.row, view.column)
     steps = [np.arange(n) * stride for n, stride in zip(sizes, strides, strict=True)]
     return view.offset + sum(np.ix_(*steps))

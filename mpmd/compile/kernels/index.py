@@ -1,9 +1,9 @@
-"""Index expressions: where in an array an iteration of a kernel reads or writes.
+"""Index expressions: the position in an array that an iteration of a kernel reads or writes.
 
 An expression is a sum of multiples of atoms and a constant.  An atom is an iteration dim, the floor quotient
 or the remainder of an expression, or the value of an integer node (a gathered position).  Reshapes,
 transposes, slices, broadcasts and their compositions all stay in this form, and most of them without a
-quotient, because quotients and remainders are simplified by the ranges of what they divide.
+quotient, because quotients and remainders are simplified by the ranges of their dividends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import cache, total_ordering
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """What an expression multiplies.
+    """A variable of an index expression.
 
     Attributes:
         kind: `dim`, `div`, `mod` or `value`.
-        number: the dim, the divisor, or the node whose value is meant.
-        inner: what is divided, for `div` and `mod`.
+        number: the dim, the divisor, or the node.
+        inner: the dividend, for `div` and `mod`.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Index:
 
     Attributes:
         terms: (atom, factor) with factors that are not zero, each atom once, in a fixed order.
-        constant: what is added.
+        constant: the constant term.
     """
 
     terms: tuple[tuple[Atom, int], ...] = ()
@@ -74,7 +74,7 @@ class Index:
         return " + ".join(parts)
 
     def factor(self, dim: int) -> int:
-        """What one step along a dim adds, through the linear terms alone."""
+        """The increment per step along a dim, through the linear terms alone."""
         return next((f for a, f in self.terms if a.kind == "dim" and a.number == dim), 0)
 
     def dims(self) -> frozenset[int]:
@@ -150,7 +150,7 @@ class Index:
         quotient, remainder = divmod(self.constant, divisor)
         left = Index(tuple(rest), remainder)
         if not left.values():
-            # machines divide what is not negative sooner
+            # unsigned division is faster
             lift = -min(0, left.bounds(extents)[0] // divisor)
             quotient, left = quotient - lift, left + lift * divisor
         return Index(tuple(whole), quotient), left
@@ -195,7 +195,7 @@ def _collect(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
 
 
 def _joined_parts(factors: dict[Atom, int]) -> tuple[Index, int] | None:
-    """Take two terms out that are parts of one expression; that expression and its factor.
+    """Remove two terms that are parts of one expression; that expression and its factor.
 
     (x // n)·n·f + (x % n)·f is x·f, and ((x // n) % m)·n·f + (x % n)·f is (x % (n·m))·f.
     """
@@ -242,7 +242,7 @@ def _coarse(rest: Index, divisor: int, extents: Sequence[int]) -> tuple[int, Ind
 
 
 def _inside(rest: Index, divisor: int, extents: Sequence[int]) -> bool:
-    """Whether an expression is known to lie in [0, divisor)."""
+    """Whether an expression is known to be in [0, divisor)."""
     if rest.values():
         return False
     low, high = rest.bounds(extents)

@@ -1,9 +1,9 @@
-"""Which keys a query's row need not look at: what a causal mask says about every value behind it.
+"""Keys that a query's row can skip: the consequences of a causal mask for all dependent values.
 
-Values at masked points are followed through the plan as constants.  What is masked with a number that is very
+Values at masked points are followed through the plan as constants.  A value masked with a number that is very
 small beside the row's maximum has the exponential zero; that it is that small is a condition on the row,
-checked when the program runs, so that a row whose own scores are as small gives what the plan says.  A masked
-zero times a number is taken to be zero: where the number is infinite or NaN, the plan would give NaN.
+checked at run time, so that a row whose own scores are as small is computed in full.  A masked zero times a
+number is taken to be zero: where the number is infinite or NaN, the plan would give NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Guard:
     Attributes:
         value: number of a node of the row.
         filler: a masked element.
-        bound: what the difference must be below.
+        bound: upper bound of the difference.
         negated: whether the node is added.
     """
 
@@ -51,12 +51,12 @@ class Guard:
 
 @dataclass(frozen=True)
 class Triangle:
-    """Keys beyond `query + offset` need not be looked at in rows that meet all guards.
+    """Keys beyond `query + offset` can be skipped in rows that meet all guards.
 
     Attributes:
         offset: last key of query 0.
         guards: conditions on a row.
-        fills: number of a store → what it stores at masked points.
+        fills: number of a store → the value that it stores at masked points.
     """
 
     offset: int
@@ -64,7 +64,7 @@ class Triangle:
     fills: Mapping[int, float]
 
     def share(self, queries: int, keys: int) -> float:
-        """The part of the scores that is looked at."""
+        """The part of the scores that is computed."""
         looked = np.clip(np.arange(queries) + self.offset + 1, 0, keys).sum()
         return float(looked) / max(1, queries * keys)
 
@@ -202,7 +202,7 @@ class _Following:
         return None
 
     def _distance(self, number: int, node: Apply) -> None:
-        """Note a masked element less the row's maximum."""
+        """Record a masked element less the row's maximum."""
         first, second = node.args
         if node.op == "add" and second in self.constants:
             first, second = second, first
@@ -212,7 +212,7 @@ class _Following:
             self.below[number] = Guard(second, filler, SMALL, node.op == "add")
 
     def triangle(self, offset: int, factors: frozenset[int]) -> Triangle | None:
-        """What follows for the whole plan."""
+        """The result for the whole plan."""
         fills: dict[int, float] = {}
         for number, store in enumerate(self.plan.stores):
             if store_level(self.plan, store) == ROW:

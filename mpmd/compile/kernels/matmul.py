@@ -1,4 +1,4 @@
-"""MatmulPlan: a batch of matrix products on strided arrays, and what is done with the sums.
+"""MatmulPlan: a batch of matrix products on strided arrays, with an epilogue.
 
     sums[b, m, n] = sum over k of a[b, m, k] · b[b, k, n]
 
@@ -33,15 +33,15 @@ class View:
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """What one matrix-product kernel computes.
+    """The computation of one matrix-product kernel.
 
     Attributes:
         name: symbol of the kernel.
         batch: sizes of the batch dims.
         m, n, k: rows, columns, length of the sums.
-        a, b, c: where the factors and the result lie; c is not used with an epilogue.
+        a, b, c: views of the factors and the result; c is not used with an epilogue.
         epilogue: a plan of kind `loop` over `batch, m, n`; None stores the sums into c.
-        sums: number of the epilogue's operand that stands for the sums.
+        sums: number of the epilogue's operand for the sums.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Types of a byte or less, which kernels load, store, choose and convert, and do not compute with.
+"""Types of a byte or less, which kernels load, store, select and convert, and do not compute with.
 
-They lie in memory one to a byte; those of less than a byte in its low bits, the others zero.
+They are stored one to a byte; those of less than a byte in its low bits, the others zero.
 
 | kind | infinity | NaN | zeros |
 |---|---|---|---|
@@ -32,8 +32,8 @@ class NarrowFloat:
     Attributes:
         exponent: bits of the exponent.
         mantissa: bits of the mantissa.
-        bias: what the exponent's bits are higher than the exponent.
-        special: which bits are no plain numbers, by the table above.
+        bias: of the exponent.
+        special: the encoding of special values, by the table above.
     """
 
     exponent: int
@@ -67,7 +67,7 @@ class NarrowFloat:
 
     @property
     def beyond(self) -> int:
-        """The bits of what is too large."""
+        """The bits of an overflow."""
         if self.special == "finite":
             return self.largest
         return self.largest + 1 if self.special == "ieee" else self.nan
@@ -89,6 +89,6 @@ NARROW = (*NARROW_FLOATS, *NARROW_INTEGERS)
 
 
 def bits_of(value: float | int, dtype: str) -> int:
-    """The byte that stands for a value which `dtype` holds."""
+    """The byte that encodes a value of `dtype`."""
     made = np.asarray(value).astype(DTYPES[dtype].numpy)
     return int(made.reshape(1).view(np.uint8)[0])

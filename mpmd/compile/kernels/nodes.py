@@ -1,4 +1,4 @@
-"""What a KernelPlan is made of: arrays, values that follow from each other, and what is written."""
+"""The parts of a KernelPlan: operands, nodes of the value graph, and stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Operand:
     """An array that a kernel reads or writes.
 
     Attributes:
-        name: how text and arguments call it.
+        name: its name in text and arguments.
         dtype: HLO name of its element type.
         size: number of elements.
     """
@@ -41,7 +41,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class IndexValue:
-    """An index expression as a value: iota, and what compares positions."""
+    """An index expression as a value: iota, and comparisons of positions."""
 
     dtype: str
     index: Index
@@ -101,7 +101,7 @@ class Store:
         operand: number of the operand.
         index: position, in the dims of the value's level.
         node: number of the value.
-        combine: name of a reduction by which it is combined with what is there; empty to overwrite.
+        combine: name of the reduction that combines it with the old value; empty to overwrite.
         where: number of a `pred` node, or -1; where it is false nothing is written.
     """
 

@@ -1,11 +1,11 @@
-"""The same plan with a simpler iteration space: fewer dims, longer innermost dims, fewer quotients.
+"""Normalises a plan: fewer dims, longer innermost dims, fewer quotients.
 
-* dims of extent 1 go;
+* dims of extent 1 are removed;
 * a dim that is divided somewhere is split there;
-* the dims of a kernel without reductions are put in the order in which its first result lies in memory;
+* the dims of a kernel without reductions are put in the order of its first result in memory;
 * neighbours that always move together merge.
 
-Printers see plans after this, so an elementwise kernel of any rank is one flat loop wherever its arrays
+Printers get plans in this form, so an elementwise kernel of any rank is one flat loop wherever its arrays
 allow.
 """
 
@@ -19,7 +19,7 @@ from mpmd.compile.kernels.plan import IndexValue, KernelPlan, Load, Node, Store
 
 
 def normalise(plan: KernelPlan) -> KernelPlan:
-    """The simplest plan that means the same."""
+    """The simplest equivalent plan."""
     plan = drop_single_dims(plan)
     while (split := _split_once(plan)) is not plan:
         plan = split
@@ -70,7 +70,7 @@ def _split(plan: KernelPlan, at: int, low: int) -> KernelPlan:
 
 
 def order_dims(plan: KernelPlan) -> KernelPlan:
-    """Without reductions: the dims ordered by how far apart the first result's elements are along them."""
+    """Without reductions: the dims ordered by the strides of the first result."""
     if plan.kind != "loop" or not plan.stores or any(s.index.values() or s.combine for s in plan.stores):
         return plan
     place = plan.stores[0].index
@@ -82,7 +82,7 @@ def order_dims(plan: KernelPlan) -> KernelPlan:
 
 
 def _merge_once(plan: KernelPlan) -> KernelPlan:
-    """Merge the last pair of neighbours in one group that every index walks through as one."""
+    """Merge the last pair of neighbours in one group that every index traverses as one."""
     for at in reversed(range(plan.rank - 1)):
         same_group = any(at in g and at + 1 in g for g in (range(plan.batch_dims), plan.outer, plan.row))
         if same_group and all(_moves_together(i, at, plan.extents[at + 1]) for i in _indices(plan)):

@@ -43,7 +43,7 @@ class ElementwiseOperation:
 
     @property
     def is_expensive(self) -> bool:
-        """Whether keeping a result beats computing it a second time."""
+        """Whether keeping a result is cheaper than computing it a second time."""
         return self.cycles >= 8
 
 
@@ -117,7 +117,7 @@ class Reduction:
     dtypes: tuple[str, ...]
 
     def identity(self, dtype: str) -> float | int | bool:
-        """The value that changes nothing."""
+        """The identity of the reduction."""
         if self.name == "add":
             return False if dtype == "pred" else 0
         if self.name == "multiply":

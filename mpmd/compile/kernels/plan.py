@@ -1,4 +1,4 @@
-"""KernelPlan: what one kernel computes, without saying how.
+"""KernelPlan: the computation of one kernel, without a loop structure.
 
 A plan has an iteration space, a DAG of values and a list of stores:
 
@@ -9,11 +9,11 @@ A plan has an iteration space, a DAG of values and a list of stores:
 A value that does not change along the row dims is at the row level; a reduction over the row dims takes an
 element there, one over the outer dims takes an element to the column level and a row value to the batch
 level.  Row values may be used by elements again (a softmax reads each row's maximum and sum), so a plan can
-hold several passes over a row; column and batch values are final: they meet only each other and what has no
-outer dims.
+hold several passes over a row; column and batch values are final: they are combined only with each other and
+with values without outer dims.
 
-What needs which pass follows from the DAG and is not written down: `stages`.  The parts of a plan are in
-`nodes.py`, what must hold of it in `validity.py`.
+The pass of each value follows from the DAG: `stages`.  The parts of a plan are in `nodes.py`, its
+invariants in `validity.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mpmd.errors import CompileError, collect
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What one kernel computes; see the module's docstring.
+    """The computation of one kernel; see the module's docstring.
 
     Attributes:
         name: symbol of the kernel.
@@ -53,7 +53,7 @@ class KernelPlan:
         row_dims: how many trailing dims are row dims.
         operands: arrays; those that are stored to are results.
         nodes: values, each after its arguments.
-        stores: what is written.
+        stores: the results.
 
     Raises:
         CompileError: the parts do not fit together; all problems are listed.
@@ -173,7 +173,7 @@ class KernelPlan:
 
 
 def store_level(plan: KernelPlan, store: Store) -> str:
-    """Where a store happens: a value may be written to more places than it has values."""
+    """The dims of a store: a value may be written to more places than it has values."""
     nodes = [plan.levels[n] for n in store_arguments(store)]
     final = COLUMN in nodes or BATCH in nodes
     wide = ELEMENT in nodes or COLUMN in nodes or bool(store.index.dims() & set(plan.row))

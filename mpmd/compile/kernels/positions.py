@@ -2,8 +2,8 @@
 
     d2 * 768 + d3 < 1536, d3 below 768  ->  d2 < 2
 
-A concatenation asks this of every point, and reads its pieces where the answer is yes.  Without the inner
-dims the answer is the same for a whole row, and is found once.
+A concatenation makes this comparison at every point to select its operand.  Without the inner dims the
+result is the same for a whole row, and is computed once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, s
 
 _BELOW = {"compare-lt": ("compare-lt", 0), "compare-ge": ("compare-ge", 0),
           "compare-le": ("compare-lt", 1), "compare-gt": ("compare-ge", 1)}  # fmt: skip
-"""Each comparison as `<` or `>=`, and what that adds to the bound."""
+"""Each comparison as `<` or `>=`, and its offset of the bound."""
 _SIGNED = ("s32", "s64")
 
 
@@ -42,7 +42,7 @@ def with_coarse_comparisons(plan: KernelPlan) -> KernelPlan:
 
 
 def _coarse(plan: KernelPlan, node: Apply) -> tuple[str, Index, int, str] | None:
-    """Comparison, index, bound and dtype of the same question with fewer dims, if there is one."""
+    """Comparison, index, bound and dtype of an equivalent comparison with fewer dims, if there is one."""
     if node.op not in _BELOW:
         return None
     place, limit = (plan.nodes[a] for a in node.args)

@@ -3,9 +3,8 @@
     y = round(a * b); z = round(y + c)  ->  z = round(a * b + c)
 
 Values are rounded where they are stored, where the program converts them, and where a small difference
-would become a large one: comparisons, rounding to integers, bit patterns.  Results are closer to the exact
-ones, and half of the instructions of a bf16 kernel are gone.  XLA does the same by default ("excess
-precision").
+would become a large one: comparisons, rounding to integers, bit patterns.  Results are more exact, with half
+of the instructions.  XLA does the same by default ("excess precision").
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _is_smooth(node: Node) -> bool:
 
 
 class _Widening:
-    """The work on one plan.  Every bf16 node has a rounded and an unrounded value."""
+    """The rewriting of one plan.  Every bf16 node has a rounded and an unrounded value."""
 
     def __init__(self, old: KernelPlan) -> None:
         self.old = old
@@ -95,7 +94,7 @@ class _Widening:
         return self._rounded[number]
 
     def wide(self, number: int) -> int:
-        """A bf16 node's value in f32, and that of any other as it is."""
+        """A bf16 node's value in f32; other values unchanged."""
         if number not in self._wide:
             node = self.old.nodes[number]
             if node.dtype != _NARROW:

@@ -1,4 +1,4 @@
-"""When a result may be written over an operand: what buffer assignment asks before it reuses memory."""
+"""Whether a result may be written over an operand: the query of buffer assignment for each kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpmd.compile.kernels.plan import (
 
 
 def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) -> bool:
-    """Whether a result may live in the memory of an operand that nobody reads after the kernel.
+    """Whether a result may use the memory of an operand without later readers.
 
     True if every element of the operand is read before its place is written: the result is written where the
     operand is read, by the same point and by no other one, and no later pass over the row reads the operand
@@ -27,7 +27,7 @@ def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) 
         plan: the kernel.
         source: number of the operand that is read.
         result: number of the operand that is written.
-        row: both hold one row, of which nothing remains when the next one begins.
+        row: both hold one row, which is dead when the next one begins.
     """
     if source == result or plan.operands[source].bytes != plan.operands[result].bytes:
         return source == result
@@ -56,7 +56,7 @@ def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) 
 def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> bool:
     """Whether loads are used for nothing but one store of a finished column or batch value.
 
-    Such a store happens once all outer indices are through, each place by itself.
+    Such a store happens after all outer iterations, each place by itself.
     """
     if len(stores) != 1 or store_level(plan, stores[0]) not in (COLUMN, BATCH):
         return False
@@ -77,7 +77,7 @@ def _last_passes(plan: KernelPlan) -> list[int]:
         written_in = max(plan.stages[n] for n in needed)
         for number in needed:
             last[number] = max(last[number], written_in)
-    for user in reversed(range(len(plan.nodes))):  # users stand behind what they use
+    for user in reversed(range(len(plan.nodes))):  # users come after their operands
         node = plan.nodes[user]
         for number in arguments(node):
             # a reduction reads its argument in the argument's own pass

@@ -1,4 +1,4 @@
-"""Plans that sort, known by their form, for targets that do better than to compare all pairs."""
+"""Recognises plans that sort, for targets with better algorithms than to compare all pairs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, L
 
 @dataclass(frozen=True)
 class SortedArray:
-    """An array that is put in order.
+    """An array of a sort.
 
     Attributes:
         source: number of the operand that is read; -1 for numbers that follow from the position.
         target: number of the operand that is written.
         element: number of the node that is an element.
-        other: number of the node that is the one that it is compared with; -1 if comparisons do without.
-        place: where an element is written, given how many come before it.
+        other: number of the node that it is compared with; -1 if comparisons do not use it.
+        place: the position of an element, given how many come before it.
         dtype: of its elements.
     """
 
@@ -31,17 +31,17 @@ class SortedArray:
 
 @dataclass(frozen=True)
 class Sorting:
-    """What a plan sorts.
+    """A sort.
 
     The plan counts for each element those that come before it:
 
         sum over the others of (before(other, element) or not before(element, other) and other is earlier)
 
     Attributes:
-        along: the dim whose elements are put in order; the row dim after it counts the others.
+        along: the sorted dim; the row dim after it counts the others.
         before: number of the node that says whether the other comes before the element.
         count: number of the node that says how many elements come before the element.
-        arrays: what is moved.
+        arrays: the moved arrays.
         kept: how many of each row's first elements are written.
     """
 
@@ -53,10 +53,10 @@ class Sorting:
 
 
 def sorting_of(plan: KernelPlan) -> Sorting | None:
-    """What a plan sorts, or None if it has another form.
+    """The sort of a plan, or None if it has another form.
 
     Args:
-        plan: as it was planned, not normalised.
+        plan: the planned, not normalised, plan.
     """
     counts = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
     if len(counts) != 1 or plan.row_dims != 1 or plan.rank < 2:

@@ -1,4 +1,4 @@
-"""What must hold of a KernelPlan."""
+"""Invariants of a KernelPlan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def problems_of(plan: KernelPlan) -> list[str]:
-    """Everything that is wrong with a plan."""
+    """All problems of a plan."""
     problems = []
     if plan.batch_dims < 0 or plan.row_dims < 0 or plan.batch_dims + plan.row_dims > plan.rank:
         return [f"{plan.batch_dims} batch dims and {plan.row_dims} row dims of {plan.rank} dims"]
@@ -111,7 +111,7 @@ def _store_problems(plan: KernelPlan, store: Store) -> list[str]:
     if operand.dtype != node.dtype:
         problems.append(f"stores {node.dtype} to {operand.name}, which holds {operand.dtype}")
     if store.combine and store.combine not in REDUCTIONS:
-        problems.append(f"combines by {store.combine!r}, which is no reduction")
+        problems.append(f"combines by {store.combine!r}, which is not a reduction")
     if store.where < 0 and not store.index.values() and plan.size:
         problems += _outside(store.index, operand, plan)
     if store.where >= 0 and plan.nodes[store.where].dtype != "pred":
@@ -125,7 +125,7 @@ def _store_problems(plan: KernelPlan, store: Store) -> list[str]:
 
 
 def _level_problems(plan: KernelPlan) -> list[str]:
-    """Sums over the outer dims can only be combined with what has no outer dims, and not reduced again."""
+    """Sums over the outer dims can only be combined with values without outer dims, and not reduced again."""
     problems: list[str] = []
     outer = set(plan.outer)
     final = [level in (COLUMN, BATCH) for level in plan.levels]
@@ -138,7 +138,7 @@ def _level_problems(plan: KernelPlan) -> list[str]:
         if not any(final[a] for a in plan.uses[number]):
             continue
         if isinstance(node, ReduceNode):
-            problems.append(f"%{number} reduces what is already reduced over the outer dims")
+            problems.append(f"%{number} reduces a value that is already reduced over the outer dims")
         for a in plan.uses[number]:
             if not final[a] and (plan.depends[a] & outer or reduced[a]):
                 problems.append(

@@ -1,6 +1,6 @@
 """The passes in the order in which a pipeline runs them: named groups, each entry with its reason.
 
-A pipeline is made of these and of what stands between and after them (fusion, scheduling, buffers).
+A pipeline consists of these and of the passes between and after them (fusion, scheduling, buffers).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
         expand.ScatterSimplifier(),
         expand.GatherExpander(),  # of that form only
         expand.ScatterExpander(),
-        simplify.ZeroSizedRemoval(),  # what was expanded may have had none
+        simplify.ZeroSizedRemoval(),  # expanded operations may have had none
     ]
 
 
@@ -71,7 +71,7 @@ def simplification() -> list[Pass]:
                 simplify.ConditionalSimplifier(),  # after folding: selectors may have become constant
                 simplify.WhileSimplifier(),  # likewise for trip counts and initial states
                 simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
-                simplify.WhileLoopUnroller(),  # what is left to do is known now
+                simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
                 simplify.Dce(),  # last: what the others left behind
             ),
@@ -83,8 +83,8 @@ def simplification() -> list[Pass]:
 def products() -> list[Pass]:
     """Matrix products and conversions, once no rule would undo it."""
     return [
-        simplify.TransposeFolding(),  # after the reshape mover: transposes stand at the products
-        expand.DotDimensionMerger(),  # after folding: what is left needs no transpose
+        simplify.TransposeFolding(),  # after the reshape mover: transposes are next to the products
+        expand.DotDimensionMerger(),  # after folding: the others need no transpose
         simplify.ConvertMover(),
         Fixpoint("after-products", (simplify.AlgebraicSimplifier(), simplify.Cse(), simplify.Dce())),
     ]
@@ -108,7 +108,7 @@ def communication() -> list[Pass]:
 
 
 def before_scheduling() -> list[Pass]:
-    """What nothing but the scheduler may follow."""
+    """The last passes before the scheduler."""
     return [
         simplify.OptimizationBarrierRemoval(),  # after the last CSE
         simplify.TupleSimplifier(),  # barriers took tuples

@@ -1,4 +1,4 @@
-"""What passes over HLO derive from."""
+"""Base classes of passes over HLO."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpmd.support.passes import Pass
 
 @dataclasses.dataclass(frozen=True)
 class HloPass(Pass):
-    """A pass that rewrites a module which has no schedule yet."""
+    """A pass that rewrites an unscheduled module."""
 
     def run(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed it.
@@ -31,17 +31,17 @@ class HloPass(Pass):
 
     @abc.abstractmethod
     def rewrite(self, module: HloModule) -> bool:
-        """What the pass does; True iff it changed something."""
+        """Runs the pass; True iff it changed something."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComputationPass(HloPass):
     """A pass that rewrites one computation after the other, callees before callers.
 
-    Bodies of fusions are left alone: they belong to the passes that make them.
+    Bodies of fusions are left alone: they belong to the passes that form them.
 
     Attributes:
-        abandons: a rewrite may leave computations behind that nobody calls any more; they are removed then.
+        abandons: a rewrite may leave computations without callers; they are removed then.
     """
 
     abandons: ClassVar[bool] = False
@@ -57,11 +57,11 @@ class ComputationPass(HloPass):
 
     @abc.abstractmethod
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """What the pass does to one computation; True iff it changed something."""
+        """Rewrites one computation; True iff it changed something."""
 
 
 def unfused(module: HloModule) -> list[HloComputation]:
-    """Computations that are no bodies of fusions, callees before callers."""
+    """Computations that are not bodies of fusions, callees before callers."""
     return [c for c in module.call_order() if all(i.opcode != "fusion" for i in c.callers)]
 
 
@@ -70,9 +70,9 @@ class Fixpoint(Pass):
     """Runs passes again and again until none of them changes anything.
 
     Attributes:
-        label: what the group is for; part of the name in timings and dumps.
+        label: the name of the group; part of the name in timings and dumps.
         passes: in the order in which they run.
-        most: rounds after which it stops even so; rules that undo each other would never end.
+        most: maximum of rounds; rules that undo each other would never end.
     """
 
     name = "hlo-fixpoint"

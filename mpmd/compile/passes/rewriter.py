@@ -1,12 +1,12 @@
 """Rewriting one computation by local rules, with a worklist.
 
-A rule looks at an instruction and says what may stand for it:
+A rule takes an instruction and returns its replacement:
 
     def rule(site: RewriteSite) -> HloInstruction | None
 
-It builds what it needs with `site.build` and returns the value that takes the instruction's place; None if
-it does not apply, in which case it must not have built anything.  After a replacement the users of the value
-and the instructions that the rule made are looked at again.
+It builds instructions with `site.build` and returns the value that replaces the instruction; None if it
+does not apply, in which case it must not have built anything.  After a replacement the users of the value
+and the new instructions are visited again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from mpmd.compile.hlo.shape import Shape
 
 
 class TrackingBuilder(HloBuilder):
-    """A builder that remembers what it made.
+    """A builder that records the instructions it adds.
 
     Attributes:
-        made: instructions in the order of their making; emptied by whoever reads it.
+        made: instructions in order of creation; emptied by the reader.
     """
 
     def __init__(self, computation: HloComputation) -> None:
@@ -65,7 +65,7 @@ class Rewriter:
     """Applies rules to a computation until none applies any more.
 
     Attributes:
-        computation: what is rewritten.
+        computation: the computation.
         build: builder for new instructions.
         changed: whether anything was changed.
     """
@@ -83,7 +83,7 @@ class Rewriter:
 
         Args:
             rules: by opcode.
-            allowed: which instructions may be looked at.
+            allowed: which instructions may be rewritten.
         """
         if not any(instruction.opcode in rules for instruction in self.computation):
             return self.changed
@@ -97,7 +97,7 @@ class Rewriter:
         return self.changed
 
     def push(self, instructions: Iterable[HloInstruction]) -> None:
-        """Look at these again, where there are rules for them."""
+        """Visit these again, where there are rules for them."""
         for instruction in instructions:
             if instruction.opcode in self._rules and instruction not in self._queued:
                 self._queued.add(instruction)
@@ -113,7 +113,7 @@ class Rewriter:
                 return
 
     def replace(self, old: HloInstruction, value: HloInstruction) -> None:
-        """Let `value` stand for `old`, remove what nobody needs any more, queue what may change now."""
+        """Replace `old` by `value`, remove unused instructions, queue those that may change now."""
         self.changed = True
         made, self.build.made = self.build.made, []
         affected = list(old.users)
@@ -128,7 +128,7 @@ class Rewriter:
 
 
 class RewriteSite:
-    """An instruction that rules look at, and the builder for what may replace it."""
+    """An instruction for rules to match, and the builder of its replacement."""
 
     __slots__ = ("at", "build")
 
@@ -152,11 +152,11 @@ class RewriteSite:
 
 
 Rule = Callable[[RewriteSite], "HloInstruction | None"]
-"""What may stand for an instruction, or None."""
+"""The replacement of an instruction, or None."""
 
 
 def remove_unused(value: HloInstruction) -> None:
-    """Take out an instruction that nobody needs, then its operands that nobody needs any more."""
+    """Take out an unused instruction, then its operands that become unused."""
     waiting = [value]
     while waiting:
         found = waiting.pop()
@@ -169,7 +169,7 @@ def remove_unused(value: HloInstruction) -> None:
 
 
 def is_dead(instruction: HloInstruction) -> bool:
-    """True if nothing depends on the instruction: not its value, not its effect, not its order."""
+    """True if nothing depends on the instruction: not on its value, effect or order."""
     return not (
         instruction.users
         or instruction.opcode == "parameter"

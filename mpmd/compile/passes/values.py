@@ -1,4 +1,4 @@
-"""What rules ask about values: constants, splats, sizes, single users."""
+"""Queries of rules about values: constants, splats, sizes, single users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def splat(value: HloInstruction) -> Any:
 
 
 def integer(value: HloInstruction) -> int | None:
-    """The integer that a scalar or splat of integers is."""
+    """The integer of a scalar or splat of integers."""
     found = splat(value)
     if found is None or not (value.shape.info.is_integral or value.shape.dtype == "pred"):
         return None
@@ -94,7 +94,7 @@ IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
     "xor": lambda dtype: np.zeros((), dtype)[()],
     "and": lambda dtype: np.ones((), dtype)[()] if dtype == np.bool_ else np.array(-1).astype(dtype)[()],
 }
-"""The value that leaves the other operand of a reducer as it is."""
+"""The identity of a reducer."""
 
 
 def is_identity(opcode: str, value: HloInstruction) -> bool:

@@ -1,4 +1,4 @@
-"""Depth first: of the operands of an instruction, the one with the most behind it runs first."""
+"""Depth first: the operand of an instruction with the largest subtree runs first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAX_SIZE = 1 << 62
 
 
 def depth_first_order(computation: HloComputation, heap: Heap) -> list[HloInstruction]:
-    """Post-order in which each instruction's operands are visited by what they cost.
+    """Post-order in which each instruction's operands are visited by their cost.
 
-    Values with several users behind an operand stay alive while its siblings run, so the operand with the
-    most such users comes first; among equals the one with the most bytes behind it.
+    Values of an operand's subtree with several users stay live while its siblings run, so the operand with
+    the most such users comes first; among equals the one with the most bytes in its subtree.
 
     Source: XLA's DFS memory scheduler.
     """

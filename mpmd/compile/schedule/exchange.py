@@ -1,4 +1,4 @@
-"""A better order near a good one: what stands in the way at the peak moves to the other side of it."""
+"""Local search near a good order: instructions at the peak move to the other side of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _MAX_TRIES = 200
 
 
 def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
-    """An order that is not worse; the same one if no move makes it better.
+    """An order that is not worse; the same one if no move improves it.
 
-    What is allocated before the peak and needed only after it is computed later; what could free something
-    and stands after the peak is computed earlier.  Moves are tried one by one, and kept if the order's score
-    gets smaller.
+    Instructions whose values are allocated before the peak and needed only after it are computed later;
+    instructions after the peak that could free memory are computed earlier.  Moves are tried one by one, and
+    kept if the order's score gets smaller.
     """
     current = heap.simulate(order)
     tries = min(_MAX_TRIES, _MAX_STEPS // max(1, len(order)))
@@ -36,7 +36,7 @@ def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
 
 
 def _moves(order: list[HloInstruction], at: int, heap: Heap) -> list[list[HloInstruction]]:
-    """Orders that differ in one group of instructions around the place of the peak."""
+    """Orders that differ in one group of instructions around the peak."""
     places = {instruction: place for place, instruction in enumerate(order)}
     moves: list[tuple[int, list[HloInstruction]]] = []
     for place, instruction in enumerate(order):
@@ -54,9 +54,9 @@ def _moves(order: list[HloInstruction], at: int, heap: Heap) -> list[list[HloIns
 
 
 def _sunk(order: list[HloInstruction], place: int, at: int) -> list[HloInstruction] | None:
-    """The order with an instruction behind the peak, and with it all up to the peak that need it.
+    """The order with an instruction after the peak, and with it everything up to the peak that needs it.
 
-    None if what stands at the peak needs it.
+    None if the instruction at the peak needs it.
     """
     group = {order[place]}
     for instruction in order[place + 1 : at + 1]:
@@ -72,9 +72,9 @@ def _sunk(order: list[HloInstruction], place: int, at: int) -> list[HloInstructi
 def _hoisted(
     order: list[HloInstruction], place: int, at: int, places: dict[HloInstruction, int]
 ) -> list[HloInstruction]:
-    """The order with an instruction before the peak, and with it what it needs from behind the peak.
+    """The order with an instruction before the peak, and with it its dependences from after the peak.
 
-    As early as what it needs allows.
+    As early as its dependences allow.
     """
     group = {order[place]}
     for instruction in reversed(order[at:place]):

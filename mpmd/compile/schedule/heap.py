@@ -1,9 +1,9 @@
-"""The simulated heap: how many bytes an order of instructions needs, before there is any memory.
+"""The simulated heap: the bytes that an order of instructions needs, before buffers are assigned.
 
 Values are allocated where they are defined and freed after their last reader.  Parameters, constants and
-the program's results have memory of their own and count nothing.  What a loop or branch needs inside is added
-where it runs.  A loop's state stands outside of its body, and a donated parameter is there already: what is
-made in its place costs nothing once it is read no more, and a copy otherwise.
+the program's results have memory of their own and are not counted.  The needs of a loop's body or a branch
+are added where it runs.  A loop's state is outside of its body, and a donated parameter exists already: a
+value computed in its place costs nothing after its last reader, and a copy otherwise.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SPREADING = {
     "pad", "reduce", "reduce-window", "reverse", "rng-bit-generator", "scatter", "select-and-scatter",
     "slice", "sort", "transpose",
 }  # fmt: skip
-"""Opcodes that read an operand elsewhere than where they write."""
+"""Opcodes that read an operand at other positions than those they write."""
 
 
 @dataclass(slots=True)
 class HeapEffect:
-    """What one instruction does to the heap.
+    """Effect of one instruction on the heap.
 
     Attributes:
         defines: values that need memory.
         reads: values of the same computation that it reads, each once.
-        over: a value that it defines → those it may take the memory of if nobody else reads them.
+        over: a value that it defines → operands whose memory it may take if it is their last reader.
         callees: computations that run inside of it.
     """
 
@@ -45,11 +45,11 @@ class HeapEffect:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What an order needs.
+    """The needs of an order.
 
     Attributes:
         profile: bytes in use while each instruction runs.
-        copied: bytes of states that are not made in place.
+        copied: bytes of states that are not updated in place.
     """
 
     profile: list[int]
@@ -57,7 +57,7 @@ class Simulation:
 
     @property
     def peak(self) -> int:
-        """The most bytes in use at once."""
+        """The maximum of bytes in use at once."""
         return max(self.profile, default=0)
 
     @property
@@ -70,12 +70,12 @@ class Heap:
     """The heap of a module, for any order of each of its computations.
 
     Attributes:
-        traffic: per instruction of the computations that run as part of the program.
-        sizes: bytes of each value that counts.
+        traffic: effects of the instructions that run as part of the program.
+        sizes: bytes of each counted value.
         readers: per value the instructions that read it.
-        kept: per computation the values that it hands out, which are freed by none of its instructions.
-        states: what a loop's body makes of its state → the state that it takes the place of; likewise results
-            of the program → donated parameters.
+        kept: per computation its results, which are freed by none of its instructions.
+        states: a result of a loop's body → the state whose place it takes; likewise results of the program →
+            donated parameters.
         inside: per computation its peak, once it is known; see `settle`.
     """
 
@@ -108,7 +108,7 @@ class Heap:
             traffic = self.traffic[instruction] = HeapEffect()
             if instruction.opcode not in ("parameter", "constant"):
                 traffic.defines = [v for v in self.dataflow.defined_by(instruction) if v in self.sizes]
-            if instruction.opcode == "async-start":  # what it calls makes the result, and nothing else
+            if instruction.opcode == "async-start":  # its callee computes the result, and nothing else
                 inner = instruction.to_apply.root
                 traffic.defines = list(dict.fromkeys(at(inner, index) for index, _ in inner.shape.leaves()))
                 self.sizes.update((v, v.byte_size) for v in traffic.defines)
@@ -116,7 +116,7 @@ class Heap:
                 traffic.callees = tuple(dict.fromkeys(instruction.called))
             if instruction.opcode.endswith("-done"):
                 operands = list(_start_of(instruction).operands)  # read until they have arrived
-                if instruction.opcode == "all-reduce-done":  # unless sums are made in their place
+                if instruction.opcode == "all-reduce-done":  # unless sums are computed in their place
                     operands = [o for o in operands if len(o.users) > 1]
             elif instruction.opcode in FORWARDING and instruction.opcode != "call":
                 continue
@@ -140,7 +140,7 @@ class Heap:
                 ]
 
     def _replaced(self, computation: HloComputation) -> list[tuple[HloValue, HloValue]]:
-        """Values that a computation hands out, with what is in their place before."""
+        """Results of a computation, with the values in their place before."""
         root, at = computation.root, self.dataflow.value_at
         if computation.is_entry:
             module = self.dataflow.module
@@ -154,14 +154,14 @@ class Heap:
         return []
 
     def settle(self, computation: HloComputation, order: Sequence[HloInstruction]) -> None:
-        """Note an order as the one in which a computation runs, for those that call it."""
+        """Record an order as the one of a computation, for its callers."""
         self.inside[computation] = self.simulate(order).peak
 
     def simulate(self, order: Sequence[HloInstruction]) -> Simulation:
-        """What an order of one computation needs, callees included."""
+        """The needs of an order of one computation, callees included."""
         left = self.readers_left(order)
         in_use, copied, found = 0, 0, []
-        # what stands outside: states, and what is made in their place
+        # values outside: states, and results in their place
         in_state = {self.states[v] for i in order for v in self.traffic[i].defines if v in self.states}
         for instruction in order:
             traffic = self.traffic[instruction]
@@ -183,7 +183,7 @@ class Heap:
                 if takes and self.sizes[takes[0]] and takes[0] not in in_state:
                     in_use -= self.sizes[takes[0]]
                     del dying[takes[0]]
-            # A branch makes the result itself: it does not stand beside what the branch needs.
+            # A branch computes the result itself: it does not add to the branch's needs.
             made = sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
             inside = max((self.inside.get(c, 0) for c in traffic.callees), default=0)
             found.append(in_use + max(0, inside - made))
@@ -192,7 +192,7 @@ class Heap:
         return Simulation(found, copied)
 
     def readers_left(self, order: Sequence[HloInstruction]) -> dict[HloValue, int]:
-        """How many read each value of a computation, those who get it from the computation included."""
+        """The number of readers of each value of a computation, its callers' included."""
         left = {v: len(self.readers.get(v, ())) for i in order for v in self.traffic[i].defines}
         if order:
             computation = order[0].parent
@@ -206,7 +206,7 @@ class Heap:
 
 
 def peak_of(module: HloModule) -> int:
-    """The most bytes in use at once where instructions run in the order in which they stand."""
+    """The maximum of bytes in use at once for the current order of instructions."""
     heap = Heap(module)
     for computation in heap.computations:
         heap.settle(computation, list(computation))
@@ -214,7 +214,7 @@ def peak_of(module: HloModule) -> int:
 
 
 def _start_of(done: HloInstruction) -> HloInstruction:
-    """What began that which an instruction ends."""
+    """The start of an asynchronous done."""
     start = done
     while not is_start(start):
         start = start.operands[0]
@@ -222,9 +222,9 @@ def _start_of(done: HloInstruction) -> HloInstruction:
 
 
 def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], value: HloValue) -> bool:
-    """Whether a result may be written over an operand, as far as opcodes tell.
+    """Whether a result may be written over an operand, judged by opcodes.
 
-    Memory is shared later as kernels allow, which know more; an order is chosen by this.
+    Coalescing later follows the kernels, which allow more; the order is chosen by this rule.
     """
     if instruction.opcode == "while":
         return index == value.index

@@ -1,4 +1,4 @@
-"""List scheduling: of what could run now, what frees the most bytes for those it allocates."""
+"""List scheduling: of the ready instructions, the one that frees the most bytes less those it allocates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Priority = tuple[int, int, int, int]
 
 
 def list_order(computation: HloComputation, heap: Heap) -> list[HloInstruction]:
-    """Greedy order by bytes freed less bytes allocated, then by number of users, then as they stand.
+    """Greedy order by bytes freed less bytes allocated, then by number of users, then by the old order.
 
-    What allocates nothing and frees nothing at no cost, as tuples and scalars, runs as soon as it can.
+    Instructions that neither allocate nor free, such as tuples and scalars, run as soon as they can.
 
     Source: XLA's list memory scheduler.
     """
@@ -62,7 +62,7 @@ class _ListScheduler:
         return urgent, allocated - freed, -len(instruction.users), self.places[instruction]
 
     def _ran(self, instruction: HloInstruction) -> None:
-        """Its users may be ready now, and the last reader of what it read frees that."""
+        """Its users may be ready now, and the last readers of its operands free more."""
         for value in self.heap.traffic[instruction].reads:
             if value not in self.left:
                 continue

@@ -23,26 +23,26 @@ SCHEDULERS: dict[str, Scheduler] = {
     "depth-first": depth_first_order,
     "post-order": post_order,
 }
-"""By name, in the order in which equals are preferred."""
+"""By name, in the order of preference among equals."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemorySchedule(Pass):
-    """Orders every computation so that little memory is in use at once.
+    """Orders every computation to reduce its peak memory.
 
     p = f(x); q = f(y); r = sum(p); s = sum(q)  ->  p = f(x); r = sum(p); q = f(y); s = sum(q)
 
-    Callees come first.  Each scheduler orders the computation, the simulated heap tells the peak of each
-    order, and the one with the lowest peak is taken; `exchange` then looks for a better one near it.
+    Callees come first.  Each scheduler orders the computation, the simulated heap gives the peak of each
+    order, and the one with the lowest peak is taken; `exchange` then searches near it.
 
     Requires: nothing.
-    Ensures: the module is scheduled, and operands stand before users.
+    Ensures: the module is scheduled, and operands come before users.
     Cost: n log n for each scheduler; the exchange a bounded number of simulations.
-    Source: XLA's memory schedulers, of which it takes the best, too.
+    Source: XLA's memory schedulers, of which it also takes the best.
 
     Attributes:
         scheduler: one of `list`, `depth-first`, `post-order`, or `best`.
-        exchange: whether to go on from the best order.
+        exchange: whether to search near the best order.
     """
 
     name = "hlo-memory-schedule"

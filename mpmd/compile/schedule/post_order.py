@@ -1,4 +1,4 @@
-"""The plain order: what an instruction needs runs shortly before it."""
+"""Post-order: the operands of an instruction run shortly before it."""
 
 from __future__ import annotations
 

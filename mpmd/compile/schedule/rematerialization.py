@@ -17,26 +17,27 @@ from mpmd.errors import PassError
 from mpmd.support import diagnostics
 from mpmd.support.passes import Pass
 
-_FLOPS, _BYTES = 1e11, 1e10  # per second: what a repetition costs, to compare candidates
+_FLOPS, _BYTES = 1e11, 1e10  # cost of a repetition per second, to compare candidates
 _MAX_TRIES = 400
 _NEVER = {"parameter", "constant", "copy", "while", "conditional", "call", "custom-call"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Rematerialization(Pass):
-    """Computes values again where they are needed late, until the simulated peak is under a limit.
+    """Rematerialises values that are used late, until the simulated peak is under a limit.
 
     a = f(x); ... peak ...; r = g(a)  ->  a = f(x); ... peak ...; a2 = f(x); r = g(a2)
 
-    Of the values that are alive at the peak and read only before and after it, the one goes first that frees
-    the most bytes for the least time; what it is computed from must live longer, and counts against it.  Of a
-    fusion with several results only those are computed again that are needed.  What nobody reads before the
-    peak is not computed twice but moved.  Loops whose body holds the peak are worked on inside.
+    Of the values that are live at the peak and read only before and after it, the one goes first that frees
+    the most bytes for the least time; its operands must live longer, and count against it.  Of a fusion with
+    several results only the needed ones are computed again.  A value without readers before the peak is not
+    computed twice but moved.  Loops whose body holds the peak are handled inside.
 
     Requires: the module is scheduled.
-    Ensures: the simulated peak is not above the limit, or a warning says by how much it is, and who holds it.
+    Ensures: the simulated peak is not above the limit, or a warning reports the excess and the values at the
+        peak.
     Cost: one simulation per value that is tried.
-    Source: XLA's rematerialisation; it weighs bytes only, not the time of computing again.
+    Source: XLA's rematerialisation; it considers bytes only, not the time of computing again.
 
     Attributes:
         limit: bytes of temporaries; 0 for no limit.
@@ -53,7 +54,7 @@ class Rematerialization(Pass):
             PassError: the module is not scheduled.
         """
         if not module.is_scheduled:
-            raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule before it")
+            raise PassError(f"{self.name} needs an order\n  run hlo-memory-schedule first")
         if self.limit <= 0:
             return False
         work = _Work(module)
@@ -74,10 +75,10 @@ class Rematerialization(Pass):
 
 
 class _Work:
-    """The work on one module.
+    """Rematerialisation of one module.
 
     Attributes:
-        repeated: names of what was computed again or moved.
+        repeated: names of values that were computed again or moved.
     """
 
     def __init__(self, module: HloModule) -> None:
@@ -109,7 +110,7 @@ class _Work:
         return ", ".join(found) or f"the computations that {order[at].name} calls"
 
     def reduce(self, computation: HloComputation, limit: int) -> int:
-        """Lower the peak of a computation to a limit, as far as that is possible; returns the peak."""
+        """Lower the peak of a computation to a limit, as far as possible; returns the peak."""
         while True:
             simulation = self.heap.simulate(list(computation))
             if simulation.peak <= limit or self.tries >= _MAX_TRIES:
@@ -128,7 +129,7 @@ class _Work:
                 return simulation.peak
 
     def _repeat_one(self, computation: HloComputation, simulation: Simulation) -> bool:
-        """Compute one value again, if that makes the computation need less."""
+        """Compute one value again, if that lowers the need of the computation."""
         order = list(computation)
         at = _peak_of(simulation)
         places = {instruction: place for place, instruction in enumerate(order)}
@@ -162,7 +163,7 @@ class _Work:
         self._settle()
 
     def _alive(self, order: list[HloInstruction], at: int) -> list[HloValue]:
-        """Values that are in use at an instant, and were made before it."""
+        """Values that are in use at an instant, and were computed before it."""
         after = set(order[at:])
         kept = self.heap.kept[order[0].parent]
         return [
@@ -176,7 +177,7 @@ class _Work:
     def _late(
         self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]
     ) -> dict[HloValue, list[HloInstruction]]:
-        """Results that are needed after an instant and not at it, with those who read them then."""
+        """Results that are needed after an instant and not at it, with their late readers."""
         found: dict[HloValue, list[HloInstruction]] = {}
         for value in self.heap.traffic[instruction].defines:
             readers = self.heap.readers.get(value, [])
@@ -188,7 +189,7 @@ class _Work:
         return found
 
     def _gain(self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]) -> int:
-        """Bytes that are free at an instant if what is needed later is computed later."""
+        """Bytes that are free at an instant if a later value is computed later."""
         if instruction in self.denied or not _can_repeat(instruction):
             return 0
         late = self._late(instruction, at, places)
@@ -206,7 +207,7 @@ class _Work:
 
 
 def _can_repeat(instruction: HloInstruction) -> bool:
-    """Whether computing an instruction twice gives the same, and harms nobody."""
+    """Whether computing an instruction twice gives the same result, without side effects."""
     if instruction.opcode in _NEVER or instruction.has_side_effect or in_place_pairs(instruction):
         return False
     if instruction.info.category in (Category.COLLECTIVE, Category.ASYNC):

@@ -1,4 +1,4 @@
-"""One instruction computed a second time, later in the schedule, for those who read it late."""
+"""Computes one instruction a second time, later in the schedule, for its late readers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FORWARDS = frozenset(("bitcast", "get-tuple-element"))
 
 @dataclass
 class Repetition:
-    """What was changed, so that it can be undone.
+    """A change, with the data to undo it.
 
     Attributes:
         copy: the second computation of the instruction.
         added: everything that was added, the copy first.
-        redirected: (reader, number of an operand, what it was).
+        redirected: (reader, number of an operand, the old operand).
         order: of the computation, before.
     """
 
@@ -31,7 +31,7 @@ class Repetition:
     order: list[HloInstruction] = field(default_factory=list)
 
     def undo(self) -> None:
-        """Back to how it was before."""
+        """Undo the change."""
         computation = self.copy.parent
         module = computation.module
         for reader, number, old in self.redirected:
@@ -52,13 +52,13 @@ def repeat(
     """Compute results again before the first of their late readers, who read the copy from then on.
 
     Args:
-        instruction: what is computed again.
+        instruction: the instruction to compute again.
         order: of its computation.
         late: results with their late readers, in order.
 
     Returns:
-        What was done; None if a late reader gets a result in a way that cannot be redirected, or if no kernel
-        computes what is needed of a fusion alone.
+        The change; None if a late reader gets a result in a way that cannot be redirected, or if no kernel
+        computes the needed results of a fusion alone.
     """
     readers = {r: None for found in late.values() for r in found}
     if not readers or not _reachable(instruction, readers):
@@ -97,7 +97,7 @@ def _is_wanted(chain: Sequence[HloInstruction], renumbered: Mapping[int, int]) -
 
 
 def trim(instruction: HloInstruction) -> None:
-    """Take out an instruction that nobody needs any more, or the results of a fusion that nobody needs."""
+    """Remove an unused instruction, or the unused results of a fusion."""
     computation = instruction.parent
     for user in list(instruction.users):
         _remove_unused(user)
@@ -131,7 +131,7 @@ def trim(instruction: HloInstruction) -> None:
 
 
 def _loses_kernel(whole: HloInstruction, part: HloInstruction) -> bool:
-    """Whether a kernel computes a fusion, and none what is left of it."""
+    """Whether a fusion has a kernel, and the rest of it has one, too."""
     fewer = part.opcode == "fusion" and part.shape is not whole.shape
     return fewer and _has_kernel(whole) and not _has_kernel(part)
 
@@ -145,7 +145,7 @@ def _has_kernel(fusion: HloInstruction) -> bool:
 
 
 def _remove_unused(instruction: HloInstruction) -> None:
-    """Remove an instruction, its bodies, and the chains of bitcasts and elements behind it, if unused."""
+    """Remove an instruction, its bodies, and the chains of bitcasts and elements after it, if unused."""
     for user in list(instruction.users):
         if user.opcode in _FORWARDS:
             _remove_unused(user)
@@ -159,7 +159,7 @@ def _remove_unused(instruction: HloInstruction) -> None:
 
 
 def _chain(operand: HloInstruction, source: HloInstruction) -> list[HloInstruction]:
-    """The operand and what lies between it and a source, the source last; empty if it is not made of it."""
+    """The operand and the chain between it and a source, the source last; empty if there is none."""
     found = [operand]
     while found[-1] is not source:
         if found[-1].opcode not in _FORWARDS:
@@ -216,7 +216,7 @@ def _copy(instruction: HloInstruction, wanted: Sequence[int]) -> tuple[HloInstru
 
 
 def _trimmed(body: HloComputation, operands: list[HloInstruction]) -> list[HloInstruction]:
-    """Take out of a body what its root does not need; returns the operands that are left."""
+    """Remove unused instructions from a body; returns the remaining operands."""
     for instruction in reversed(body.post_order()):
         if not instruction.users and instruction is not body.root and instruction.opcode != "parameter":
             body.remove(instruction)

@@ -1,1 +1,1 @@
-"""Thunks: what a program does, one after the other, each with what it reads and writes."""
+"""Thunks: the operations of a program at run time, in order, each with its reads and writes."""

@@ -1,11 +1,11 @@
-"""An independent check of a program's memory: run its thunks on memory that holds names instead of numbers.
+"""An independent check of a program's memory: executes its thunks on memory that holds names, not numbers.
 
-Every read must find the name of the value that the HLO says is read, in every byte of the slice; a write
-leaves the name of what was computed.  Nothing of the analyses that assigned the memory is used: slices, the
-read and write sets of thunks, and where HLO says that values come from.
+Every read must find the name of the value that the HLO reads, in every byte of the slice; a write
+stores the name of the computed value.  The check does not use the analyses that assigned the memory: it uses
+slices, the read and write sets of thunks, and the data flow of the HLO.
 
-Each thunk is followed once.  A loop is followed in memory that holds nothing wherever the loop writes, except
-that its state is there; the body must leave it so.  What holds for one iteration then holds for all of them.
+Each thunk is executed once.  A loop is executed in memory that is empty wherever the loop writes, except
+for its state; the body must leave it so.  The result for one iteration then holds for all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mpmd.compile.thunks.thunk import (
 from mpmd.errors import CompileError, collect
 
 Name = tuple[HloInstruction, ShapeIndex]
-"""A value: the instruction that computes it, and which of its results."""
+"""A value: the instruction that computes it, and the number of its result."""
 
 Where = Callable[[HloInstruction, ShapeIndex], Slice]
 
@@ -46,7 +46,7 @@ def check_thunks(
     allocations: Sequence[Allocation],
     results: Sequence[Slice],
 ) -> None:
-    """Follow a program of thunks; linear in their number.
+    """Execute a program of thunks on names; linear in their number.
 
     Args:
         module: the program that the thunks compute.
@@ -72,7 +72,7 @@ def check_thunks(
 def origin(instruction: HloInstruction, index: ShapeIndex = ()) -> Name:
     """The value at a position of a result, through instructions that only forward it.
 
-    State of a loop is the loop's, unless its body returns it as it is.
+    The state of a loop is the loop's, unless its body returns it unchanged.
     """
     while True:
         instruction, index = _within_computation(instruction, index)
@@ -106,12 +106,12 @@ _FORWARDING = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency", "
 
 
 def _unchanged(loop: HloInstruction, index: ShapeIndex) -> bool:
-    """Whether the body of a loop returns a part of its state as it is."""
+    """Whether the body of a loop returns a part of its state unchanged."""
     return _within_computation(loop.while_body.root, index) == (loop.while_body.parameters[0], index)
 
 
 def _common(conditional: HloInstruction, index: ShapeIndex) -> Name | None:
-    """The value that all branches are given and return as it is, if it is one."""
+    """The value that all branches get and return unchanged, if there is one."""
     found: set[Name] = set()
     for branch, operand in zip(conditional.called, conditional.operands[1:], strict=True):
         instruction, inner = _within_computation(branch.root, index)
@@ -179,7 +179,7 @@ class _Memory:
 
 
 class _ThunkCheck:
-    """One run."""
+    """One check."""
 
     def __init__(self, module: HloModule, where: Where, allocations: Sequence[Allocation]) -> None:
         self.module = module
@@ -195,7 +195,7 @@ class _ThunkCheck:
         }
 
     def begin(self) -> None:
-        """Parameters and constants are there."""
+        """Fills in parameters and constants."""
         for parameter in self.module.entry.parameters:
             self.memory.write(self.where(parameter, ()), (parameter, ()))
         for computation in self.module.call_order():
@@ -205,7 +205,7 @@ class _ThunkCheck:
                         self.memory.write(self.where(instruction, ()), (instruction, ()))
 
     def end(self, results: Sequence[Slice]) -> None:
-        """Results are where they must be."""
+        """Checks the slices of the results."""
         root = self.module.entry.root
         for (index, _), place in zip(root.shape.leaves(), results):
             self._expect(f"result {list(index)}", place, origin(root, index))
@@ -274,7 +274,7 @@ class _ThunkCheck:
                 expected.setdefault(place, {})[changed[index]] = None
         for place in dict.fromkeys(thunk.reads):
             if place not in expected:
-                self._report(thunk, f"reads {place}, where none of its operands lies")
+                self._report(thunk, f"reads {place}, where none of its operands is")
             for name in expected.get(place, ()):
                 self._expect(thunk, place, name)
         for place, index in made:
@@ -287,11 +287,11 @@ class _ThunkCheck:
             self._write(thunk, place, (instruction, (-1,)))
         for place, index in made:
             if place.size and place not in writes:
-                self._report(thunk, f"does not write {place}, where {list(index)} lies")
+                self._report(thunk, f"does not write {place}, the slice of {list(index)}")
             self._write(thunk, place, (instruction, index))
 
     def _while(self, loop: HloInstruction, thunk: WhileThunk) -> None:
-        """An iteration: it begins with the state and nothing else where the loop writes, and ends so."""
+        """An iteration: it begins with only the state in the memory that the loop writes, and ends so."""
         state = [(index, self.where(loop, index)) for index, _ in loop.shape.leaves()]
         for index, place in state:
             self._expect(f"{loop.name} {list(index)}", place, origin(loop.operands[0], index))
@@ -308,7 +308,7 @@ class _ThunkCheck:
         self.memory = after
 
     def _conditional(self, conditional: HloInstruction, thunk: ConditionalThunk) -> None:
-        """Afterwards nothing is where a branch writes, except the results."""
+        """After a branch, the memory that it writes is empty, except for the results."""
         self._expect(thunk, thunk.selector, origin(conditional.operands[0]), "its selector, ")
         results = [(index, self.where(conditional, index)) for index, _ in conditional.shape.leaves()]
         before = self.memory
@@ -324,7 +324,7 @@ class _ThunkCheck:
 
 
 def _overlaps(thunk: Thunk) -> list[str]:
-    """What a kernel writes over what it reads, although it may still read there."""
+    """Writes of a kernel over operands that it may still read."""
     if isinstance(thunk, KernelThunk):
         plan, operands = thunk.plan, dict(enumerate(thunk.operands))
         found = [

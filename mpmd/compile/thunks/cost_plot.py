@@ -1,4 +1,4 @@
-"""A picture of a fragment's time: a bar per kernel, what bounds it by its colour."""
+"""A picture of a fragment's time: a bar per kernel, coloured by its limit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MAX_ROWS = 40
 
 
 def cost_plot(costs: FragmentCosts) -> str:
-    """An SVG: above, how a call divides into compute-bound and memory-bound; below, its kernels.
+    """An SVG: above, the compute-bound and memory-bound shares of a call; below, its kernels.
 
     Args:
-        costs: of a fragment.  Of more than 40 kernels those that take least share one bar each limit.
+        costs: of a fragment.  Of more than 40 kernels the fastest share one bar per limit.
     """
     rows = _rows(costs)
     height = 3 * _MARGIN + _ROW * (len(rows) + 2)

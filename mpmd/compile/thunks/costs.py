@@ -1,7 +1,7 @@
-"""Where a fragment's time goes: what computing limits, what moving data limits, kernel by kernel.
+"""Compute-bound and memory-bound time of a fragment, kernel by kernel.
 
-Each kernel is priced twice for a device: at the speed of light, and as projected.  What the projection says
-computing takes most of is compute-bound; everything else, starting kernels and the call itself included, is
+Each kernel is priced twice for a device: at the speed of light, and as projected.  A kernel whose projection
+is mostly arithmetic is compute-bound; everything else, starting kernels and the call itself included, is
 memory-bound, as no faster arithmetic would shorten it.
 
 Source: the split of a step into a compute-intensive and a memory-intensive part, as TAO draws it.
@@ -36,13 +36,13 @@ _BAR = 24
 
 @dataclass(frozen=True)
 class KernelCost:
-    """What one kernel of a fragment costs in a call.
+    """The cost of one kernel of a fragment in a call.
 
     Attributes:
-        label: what it is.
+        label: its description.
         times: how often a call runs it.
         flops: of all these runs, one per elementwise operation, two per multiply-add.
-        bytes: that all these runs must move at least.
+        bytes: lower bound of the bytes that all these runs move.
         light: at the speed of light, of one run.
         projection: as projected, of one run.
     """
@@ -61,16 +61,16 @@ class KernelCost:
 
     @property
     def limit(self) -> str:
-        """`compute` or `memory`: what bounds it; starting it counts as memory."""
+        """`compute` or `memory`: its bound; starting it counts as memory."""
         return COMPUTE if self.projection.limiter == "compute" else MEMORY
 
 
 @dataclass(frozen=True)
 class FragmentCosts:
-    """What the kernels of a fragment cost.
+    """The costs of the kernels of a fragment.
 
     Attributes:
-        device: which it is priced for.
+        device: the device model.
         kernels: in the order of their first runs.
     """
 
@@ -95,7 +95,7 @@ class FragmentCosts:
         }
 
     def text(self) -> str:
-        """A table: what takes longest first, then both parts, and a bar for the share of each."""
+        """A table: the longest kernels first, then both sums, and a bar for the share of each."""
         whole = self.all_seconds
         lines = [_device_line(self.device), _HEAD]
         for k in sorted(self.kernels, key=lambda k: -k.seconds):
@@ -179,7 +179,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def trip_counts(module: HloModule) -> dict[str, int]:
-    """How often loops run, by their names, where that is known."""
+    """Trip counts of loops, by their names, where known."""
     found = {}
     for computation in module.call_order():
         for instruction in computation:

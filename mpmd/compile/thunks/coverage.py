@@ -12,7 +12,8 @@ from mpmd.compile.thunks.emission import SILENT, Refuses, is_device_number
 def refusals(computation: HloComputation, refuses: Refuses) -> dict[HloInstruction, str]:
     """The instructions of a prepared computation that have no code → why.
 
-    A loop or branch is refused for what it contains.  What only forwards values is never refused.
+    A loop or branch is refused for what it contains.  Instructions that only forward values are never
+    refused.
 
     Args:
         computation: after `pipelines.preparation`.

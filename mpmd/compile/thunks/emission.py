@@ -1,7 +1,7 @@
-"""From a scheduled module with memory to thunks: one walk over the schedule.
+"""From a scheduled module with assigned buffers to thunks: one traversal of the schedule.
 
 Several copies that belong to one instant (results of a branch, state of a loop, results of the program) may
-be emitted in any order: the assignment of memory keeps the targets of all of them apart from the sources of
+be emitted in any order: buffer assignment keeps the targets of all of them apart from the sources of
 the others.
 """
 
@@ -36,10 +36,10 @@ from mpmd.compile.thunks.thunk import (
 )
 
 SILENT = FORWARDING | {"parameter", "constant", "after-all"}
-"""Opcodes that do nothing when the program runs."""
+"""Opcodes without a thunk."""
 
 WITHOUT_KERNEL = SILENT | {"while", "conditional"}
-"""Opcodes that are no kernel."""
+"""Opcodes without a kernel."""
 
 
 def is_device_number(instruction: HloInstruction) -> bool:
@@ -81,7 +81,7 @@ class KernelPlans:
         return found
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:
-        """Plan everything that needs a kernel, and anew what reads other values than when it was planned.
+        """Plan everything that needs a kernel; plan instructions again whose operands changed since.
 
         Raises:
             NoPlan: for the first instruction that has none.
@@ -97,7 +97,7 @@ class KernelPlans:
                 self.of(instruction)
 
     def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
-        """The plan of an instruction's kernel; None where it has none, or one of another kind."""
+        """The plan of an instruction's kernel; None if it has none, or one of another kind."""
         planned = self._plans.get(instruction)
         return planned.plan if isinstance(planned, GroupPlan | UpdatePlan) else None
 
@@ -120,7 +120,7 @@ class KernelPlans:
             return False
         number = planned.arrays.index(source)
         if isinstance(planned, DotPlan):
-            # an epilogue reads and writes each place once, after the last sum; factors are read often
+            # an epilogue reads and writes each position once, after the last sum; factors are read often
             if planned.plan.epilogue is None or source in planned.factors:
                 return False
             order = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
@@ -129,12 +129,12 @@ class KernelPlans:
 
 
 class Emitter:
-    """The walk over one module.
+    """The emission of one module.
 
     Args:
-        assignment: where values lie.
+        assignment: the slices of values.
         plans: the kernels.
-        poison: overwrite what is free, for tests.
+        poison: overwrite free memory, for tests.
     """
 
     def __init__(self, assignment: BufferAssignment, plans: KernelPlans, *, poison: bool = False) -> None:
@@ -245,7 +245,7 @@ def _attention(name: str, planned: PlannedAttention, place: _Places) -> Attentio
 
 
 class _Places:
-    """Where the arrays and results of one instruction's kernel lie."""
+    """The slices of the operands and results of one instruction's kernel."""
 
     def __init__(self, assignment: BufferAssignment, instruction: HloInstruction) -> None:
         self.assignment = assignment
@@ -253,13 +253,13 @@ class _Places:
         self.fusion = instruction.opcode == "fusion"
 
     def array(self, value: HloInstruction) -> Slice:
-        """Where an array that the kernel reads lies."""
+        """The slice of an array that the kernel reads."""
         if self.fusion:
             value = self.instruction.operands[value.parameter_number]
         return self.assignment.at(value)
 
     def result(self, value: HloInstruction, number: int = 0) -> Slice:
-        """Where a result lies; the number counts for operations with several."""
+        """The slice of a result; the number counts for operations with several."""
         if not self.fusion:
             index = (number,) if self.instruction.shape.is_tuple else ()
             return self.assignment.at(self.instruction, index)

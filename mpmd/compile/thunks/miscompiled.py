@@ -1,4 +1,4 @@
-"""A program that the check of its memory refuses: its text, from which the mistake can be found."""
+"""The text of a program that the check of its memory refuses, for a report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = "miscompiled.txt"
 def check_program(
     fragment: FragmentModule, module: HloModule, thunks: Sequence[Thunk], assignment: BufferAssignment
 ) -> None:
-    """Check the memory of a fragment's program before there is code of it.
+    """Check the memory of a fragment's program before code generation.
 
     Raises:
         MiscompiledError: it is wrong, or the check itself fails; holds the text of the program.
@@ -57,7 +57,7 @@ def write_report(fragment: FragmentModule, error: MiscompiledError, dump: Dump |
     """Write the text of a refused program to the dump, or else to a temporary file that stays.
 
     Returns:
-        Where it is; or, in brackets, why it could not be written.
+        Its path; or, in brackets, why it could not be written.
     """
     try:
         if dump is not None:

@@ -1,7 +1,7 @@
-"""Poison: a debug mode in which memory that no value is in any more is overwritten at once.
+"""Poison: a debug mode in which memory is overwritten as soon as its last value is dead.
 
-A read of a value after its end, or of bytes that were never written, then gives NaN (or -1) instead of the
-right number by chance.
+A read of a value after its end, or of bytes that were never written, then gives NaN (or -1) instead of
+a number that happens to be right.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _NAME = "poison"
 
 
 def is_poison(thunk: Thunk) -> bool:
-    """Whether a thunk only overwrites what is free."""
+    """Whether a thunk only overwrites free memory."""
     return isinstance(thunk, KernelThunk) and thunk.plan.name == _NAME
 
 
 class Poison:
-    """Thunks that overwrite what is free.
+    """Thunks that overwrite free memory.
 
     Args:
-        assignment: where values lie, and when.
+        assignment: slices and live ranges of values.
     """
 
     def __init__(self, assignment: BufferAssignment) -> None:
         self.instants = assignment.occupancy.instants
         self._ends: dict[int, list[Slice]] = {}
-        """Instant → what is free after it."""
+        """Instant → slices that are free after it."""
         self._uses: dict[int, list[tuple[int, int, Slice]]] = {}
         """Allocation → (first instant, last instant, part of it that is in use)."""
-        # parameters and constants that are read only, and what lies there, stay
+        # read-only parameters and constants stay, and values that share their memory
         for allocation in assignment.allocations:
             if allocation.kind in ("arena", "result"):
                 self._uses[allocation.number] = []
@@ -47,11 +47,11 @@ class Poison:
                     self._uses[place.allocation].append((span.start, span.end, place))
 
     def after(self, instruction: HloInstruction, since: int) -> list[KernelThunk]:
-        """What is free when an instruction has run and was in use after an instant before it.
+        """Slices that are free after an instruction and were in use after an instant before it.
 
         Args:
-            instruction: what has just run.
-            since: the instant of what was poisoned after last.
+            instruction: the instruction that has just run.
+            since: the instant of the last poisoning.
         """
         now = self.instants[instruction]
         ended = dict.fromkeys(place for t in range(since + 1, now + 1) for place in self._ends.get(t, ()))
@@ -64,7 +64,7 @@ class Poison:
 
 
 def _without(place: Slice, taken: list[Slice]) -> list[Slice]:
-    """The parts of a slice that lie in none of others in its allocation."""
+    """The parts of a slice that overlap with none of others in its allocation."""
     parts = [(place.offset, place.offset + place.size)]
     for other in taken:
         low, high = other.offset, other.offset + other.size

@@ -1,4 +1,4 @@
-"""Kinds of thunks.  Each says which slices it reads and writes; order and concurrency follow from that."""
+"""Kinds of thunks.  Each lists the slices it reads and writes; order and concurrency follow from that."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class KernelThunk:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        operands: where each operand of the plan lies.
+        plan: its computation.
+        operands: the slice of each operand of the plan.
         scratch: memory that it uses while it runs; None if it needs none.
     """
 
@@ -37,7 +37,7 @@ class KernelThunk:
 
     @cached_property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read; what is changed in place is read, too."""
+        """Slices that are read, those updated in place included."""
         combined = {s.operand for s in self.plan.stores if s.combine}
         kept = [s for k, s in enumerate(self.operands) if k not in self.plan.results or k in combined]
         return tuple(kept)
@@ -56,8 +56,8 @@ class MatmulThunk:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        a, b: where the factors' arrays lie.
+        plan: its computation.
+        a, b: slices of the factors' arrays.
         operands: by number of the epilogue's operand; without an epilogue 0 is the result.
     """
 
@@ -91,14 +91,14 @@ class MatmulThunk:
 
 @dataclass(frozen=True)
 class AttentionThunk:
-    """Products, rows and products.
+    """Attention: products, an operation on rows, and products.
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what it does.
-        inputs: where the arrays lie: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
+        plan: its computation.
+        inputs: slices of the arrays: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
             of the rows.
-        outputs: likewise for `c0` ... of the mixtures, and what the rows write.
+        outputs: likewise for `c0` ... of the mixtures, and the results of the rows.
     """
 
     name: str
@@ -162,12 +162,12 @@ class CollectiveThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change, whichever device writes them."""
+        """Slices that change, by any device."""
         return self.arrays[self.plan.operands :]
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, whichever device reads them."""
+        """Slices that are read, by any device."""
         return self.arrays[: self.plan.operands]
 
     def line(self) -> str:
@@ -204,9 +204,9 @@ class WhileThunk:
 
     Attributes:
         name: of the loop.
-        condition: what computes the flag.
+        condition: computes the flag.
         flag: a byte.
-        body: what is repeated.
+        body: the repeated thunks.
     """
 
     name: str

@@ -14,19 +14,19 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class CallInline(ModulePass):
-    """Puts the body of the callee in the place of each `mpmd.call`.
+    """Replaces each `mpmd.call` by the body of its callee.
 
         x = call body(a) cc=3
         body(p):                                -->   f = m1["f"] cc=3 (a) { y = add a a; ret y }
           f = m1["f"] (p) { y = add p p; ret y }
           return f
 
-    Fragments and fragment calls that come of it get all attributes of the call but its callee, its
+    Inlined fragments and fragment calls get all attributes of the call but its callee, its
     `call_counter` above all; other ops get none.  Callees stay; symbol-dce removes them.  With `share-bodies`
     the copies of a named fragment then call one function for their body.
 
-    Requires: callees are there and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
-    functions that are not called.  Cost: linear in what comes out.
+    Requires: callees are defined and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
+        functions that are not called.  Cost: linear in the inlined ops.
     Source: openxla/shardy MPMD, `call_inline`.
 
     Attributes:
@@ -69,7 +69,7 @@ def _problem(call: ir.Call, f: ir.Func, symbols: dict[str, ir.Func], calling: se
         return f"@{f.symbol} calls @{name}, which has no body in this module"
     if name in calling:
         return (
-            f"@{f.symbol} calls @{name}, which has calls itself: the work of one microbatch cannot be made "
+            f"@{f.symbol} calls @{name}, which has calls itself: the work of one microbatch cannot consist "
             "of other microbatches, nor of itself"
         )
     return None

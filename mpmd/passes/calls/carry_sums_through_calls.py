@@ -23,19 +23,19 @@ class _Sum:
 
 @dataclasses.dataclass(frozen=True)
 class CarrySumsThroughCalls(ModulePass):
-    """Adds up in each microbatch what was added up behind all of them.
+    """Adds up in each microbatch sums that are otherwise computed after all of them.
 
         g0 = call body(a) cc=0                        s0 = call body(a, zero) cc=0
         g1 = call body(b) cc=1                        s1 = call body(b, s0) cc=1
         s = g0 + g1                             -->
         body(x): return g                             body(x, acc): return acc + g
 
-    Gradients that are summed outside of the calls all live until the last one is there; carried along, each
-    goes into the sum as soon as it arises, and every microbatch runs the same programs.
+    Gradients that are summed outside of the calls all live until the last one is computed; carried along,
+    each is added to the sum as soon as it is computed, and every microbatch runs the same programs.
 
-    Requires: microbatches are calls.  Ensures: same values, but that -0 becomes 0 where nothing was there to
-    begin with.  A sum stays if a term has another use, if not every call of a callee is one of its terms, or
-    if the terms are not added in the order of the calls.  Cost: linear in calls and their results.
+    Requires: microbatches are calls.  Ensures: same values, except that -0 becomes 0 where there was no start
+        value.  A sum stays if a term has another use, if not every call of a callee is one of its terms, or
+        if the terms are not added in the order of the calls.  Cost: linear in calls and their results.
     Source: ours.
     """
 
@@ -51,7 +51,7 @@ class CarrySumsThroughCalls(ModulePass):
 
 
 def _sums(f: ir.Func) -> list[_Sum]:
-    """The sums of results of calls, each as long as it goes."""
+    """The sums of results of calls, each of maximal length."""
     by_last_add: dict[ir.Value, _Sum] = {}
     for add in ir.ops(f):
         if add.operation.name != "stablehlo.add":
@@ -77,7 +77,7 @@ def _sums(f: ir.Func) -> list[_Sum]:
 
 
 def _call_behind(value: ir.Value) -> ir.Call | None:
-    """The call that makes a value which has one use."""
+    """The call that defines a value which has one use."""
     op = ir.producer(value)
     return op if isinstance(op, ir.Call) and len(ir.users(value)) == 1 else None
 
@@ -87,7 +87,7 @@ def _continues(before: _Sum, call: ir.Call, result: int) -> bool:
 
 
 def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
-    """Whether the callees are called for this sum alone, and what it starts from is there in time."""
+    """Whether the callees are called for this sum alone, and its start value is defined in time."""
     terms = set(found.calls)
     for name in dict.fromkeys(call.callee_name for call in found.calls):
         if symbols[name].is_external or symbols[name].is_public or not terms.issuperset(calls[name]):
@@ -136,7 +136,7 @@ def _add_inside(f: ir.Func, results: list[int]) -> None:
 
 
 def _carried_into(call: ir.Call, found: _Sum, made: dict[ir.Call, ir.Call]) -> ir.Value:
-    """What a call adds its term to."""
+    """The value to which a call adds its term."""
     place = found.calls.index(call)
     if place:
         return made[found.calls[place - 1]].results[found.result]

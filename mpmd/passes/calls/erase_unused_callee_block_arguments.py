@@ -20,8 +20,8 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
           s = add p p                           s = add p p
           return s, q                           return s
 
-    Each result that is such an argument is replaced by the operand, at every call.  A function of which no
-    result is left is erased with its calls, unless it has effects.
+    Each result that is such an argument is replaced by the operand, at every call.  A function without
+    remaining results is erased with its calls, unless it has effects.
 
     Requires: nothing.  Ensures: each argument of a callee is used by more than its return.  Cost: linear.
     Source: openxla/shardy MPMD, `erase_unused_callee_block_arguments`.
@@ -30,7 +30,7 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
     name: ClassVar[str] = "mpmd-erase-unused-callee-block-arguments"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at each callee with all its calls."""
+        """Visits each callee with all its calls."""
         symbols = ir.symbol_table(module)
         for name, calls in calls_by_callee(module).items():
             callee = symbols[name]
@@ -44,7 +44,7 @@ def _erase_unused(f: ir.Func, calls: list[ir.Call]) -> None:
     if not position:
         return
     passed = {r: position[v] for r, v in enumerate(f.returned) if v in position}
-    for call in calls:  # in program order, so that a chain of calls ends at what the first was given
+    for call in calls:  # in program order, so that a chain of calls ends at the operand of the first
         for result, arg in passed.items():
             ir.replace_uses(call.results[result], call.operands[arg])
     if passed and len(passed) == len(f.returned) and all(ir.is_pure(op) for op in ir.ops(f)):

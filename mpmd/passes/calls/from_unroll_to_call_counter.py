@@ -11,7 +11,7 @@ from mpmd.passes.bases import FunctionPass
 
 @dataclasses.dataclass(frozen=True)
 class FromUnrollToCallCounter(FunctionPass):
-    """Makes the iteration of an unrolled loop the microbatch of the calls in it.
+    """Turns the iteration of an unrolled loop into the microbatch of the calls in it.
 
         x = call body(a) uc=5    -->    x = call body(a) cc=5
 

@@ -13,23 +13,23 @@ from mpmd.passes.calls.inlining import inline_call
 
 @dataclasses.dataclass(frozen=True)
 class Inline(ModulePass):
-    """Inlines ordinary calls, however deep.  The functions stay; symbol-dce removes them.
+    """Inlines ordinary calls, at any depth.  The functions stay; symbol-dce removes them.
 
         y = func.call g(a)
         g(p): s = add p p; return s     -->    y = add a a
 
-    What JAX outlined for its own reasons becomes plain ops.  MLIR's own inliner does nothing here: jaxlib
-    does not register the half of it that belongs to `func`.  Calls of recursive functions, of functions
-    without a body or with several blocks, and `mpmd.call`s stay.
+    Functions that JAX outlined for its own reasons become plain ops.  MLIR's own inliner has no effect here:
+    jaxlib does not register the half of it that belongs to `func`.  Calls of recursive functions, of
+    functions without a body or with several blocks, and `mpmd.call`s stay.
 
-    Requires: nothing.  Ensures: no other `func.call` is left.  Cost: linear in what comes out.
+    Requires: nothing.  Ensures: no other `func.call` is left.  Cost: linear in the inlined ops.
     Source: MLIR, `inline`.
     """
 
     name: ClassVar[str] = "mpmd-inline"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Callees before callers, so that what is copied has no calls left."""
+        """Callees before callers, so that copied bodies have no calls left."""
         symbols = ir.symbol_table(module)
         called = {name: called_by(f) for name, f in symbols.items()}
         done: dict[str, bool] = {}  # whether a function can be inlined
@@ -49,7 +49,7 @@ def _has_one_block(f: ir.Func) -> bool:
 
 
 def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:
-    """The functions that `name` calls, directly or not, each behind those it calls; `name` is last."""
+    """The transitive callees of `name`, each after its own callees; `name` is last."""
     order: dict[str, None] = {}
     open_: set[str] = set()
     todo = [(name, False)]

@@ -38,7 +38,7 @@ class MirrorStages(ModulePass):
     names: str = ""
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at every callee and its calls in the entry point."""
+        """Visits every callee and its calls in the entry point."""
         symbols = ir.symbol_table(module)
         loops: dict[str, list[ir.Call]] = {}
         for f in symbols.values():

@@ -1,4 +1,4 @@
-"""Bodies that fragments share, so that many microbatches cost what one of them costs.
+"""Bodies that fragments share, so that the cost of many microbatches is that of one.
 
     f = m1["f"] cc=0 (a, b) { x = add a a; y = neg x; ret y, b }
     g = m1["f"] cc=1 (c, b) { x = add c c; y = neg x; ret y, b }
@@ -7,8 +7,8 @@
     g = m1["f"] cc=1 (c, b) { y = call @mpmd.body.0(c); ret y, b }
     mpmd.body.0(p) { x = add p p; y = neg x; return y }
 
-What a fragment only passes on, returns twice, or returns as a constant can still be seen in it.  Passes that
-drop dead code narrow the calls, and the export puts the bodies back.
+Results that a fragment only forwards, returns twice, or returns as a constant stay visible in it.  Passes
+that drop dead code narrow the calls, and the export puts the bodies back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = "mpmd.kept_arguments"
 
 
 def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
-    """Makes the bodies of fragments of one module functions; equal bodies become one.
+    """Turns the bodies of fragments of one module into functions; equal bodies become one.
 
     `first` is the number of the first function, for modules that have some already.
     """
@@ -46,7 +46,7 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
 def _call_instead(
     fragment: ir.Fragment, function: ir.Func, computed: Sequence[ir.Value], constants: Sequence[ir.Op]
 ) -> None:
-    """Puts a fragment in the place of one, with a call in the place of what that computes."""
+    """Replaces a fragment by one with a call of the body's function."""
 
     def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
         values = dict(zip(fragment.args, args))
@@ -78,7 +78,7 @@ def functions_of(module: ir.Module) -> list[ir.Func]:
 def narrow_calls(fragment: ir.Fragment) -> bool:
     """Computes only those results of the body of a fragment that are used; whether there are others.
 
-    A body without the others is made once for all fragments that need it.
+    A body without the others is built once for all fragments that need it.
     """
     narrowed = False
     for call in _calls(fragment):
@@ -101,7 +101,7 @@ def narrow_calls(fragment: ir.Fragment) -> bool:
 
 
 def put_back(fragment: ir.Fragment, symbols: dict[str, ir.Func]) -> None:
-    """Puts the body itself in the place of the calls of it."""
+    """Replaces the calls of a body by the body itself."""
     for call in _calls(fragment):
         inline_call(call, symbols[call.callee.value])
 
@@ -136,7 +136,7 @@ def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.
 
 
 def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:
-    """Lets a function return some of its results only, and take only what these need; it notes what."""
+    """Reduces a function to some of its results, and to the arguments that these need; records which."""
     f.returned = [f.returned[i] for i in positions]
     erase_dead_ops(f.body)
     unused = [i for i, arg in enumerate(f.args) if ir.is_unused(arg)]
@@ -149,7 +149,7 @@ def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:
 def _call(
     f: ir.Func, values: Sequence[ir.Value], where: ir.InsertionPoint, location: ir.Location
 ) -> ir.FuncCall:
-    """A call of a function with those of the values that it takes."""
+    """A call of a function with the values that it still takes."""
     attributes = {"callee": ir.FlatSymbolRefAttr.get(f.symbol)}
     if ir.PURE in f.attributes:
         attributes[ir.PURE] = f.attributes[ir.PURE]

@@ -1,4 +1,4 @@
-"""Changing what callees take and return, together with all their calls."""
+"""Changes of the signatures of callees, together with all their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def calls_by_callee(module: ir.Module) -> dict[str, list[ir.Call]]:
 
 
 def drop_from_function(f: ir.Func, args: Collection[int], results: Collection[int] = ()) -> None:
-    """Drops unused arguments, and results, of a function; attributes of the others stay theirs."""
+    """Drops unused arguments, and results, of a function; the others keep their attributes."""
     kept_args = [i for i in range(len(f.args)) if i not in args]
     returned = f.returned
     kept_results = [i for i in range(len(returned)) if i not in results]
@@ -48,7 +48,7 @@ def fill_attributes(f: ir.Func) -> None:
 
 
 def zeros(kind: ir.Type, site: ir.Op) -> ir.Value:
-    """A constant of zeros, made right before an op."""
+    """A constant of zeros, right before an op."""
     zero = "false" if str(kind.element_type) == "i1" else "0"
     if str(kind.element_type).startswith(("f", "bf")):
         zero = "0.0"

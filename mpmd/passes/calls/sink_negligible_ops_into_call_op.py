@@ -13,7 +13,7 @@ from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 @dataclasses.dataclass(frozen=True)
 class SinkNegligibleOpsIntoCallOp(ModulePass):
-    """Computes in a callee what all its calls are given and what costs nothing to compute.
+    """Computes in a callee operands of all its calls that cost nothing to compute.
 
         c = const 1                          x = call body(a) cc=0
         x = call body(a, c) cc=0             y = call body(x) cc=1
@@ -22,7 +22,7 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
           s = add p q                          s = add p c
           return s                             return s
 
-    Such is an op without operands, with one result and without effects, or a new token.  It must be one
+    These are ops without operands, with one result and without effects, and new tokens.  It must be one
     and the same op for all calls.
 
     Requires: cse has run.  Ensures: no dead code in functions whose calls have changed.  Cost: linear.
@@ -32,7 +32,7 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
     name: ClassVar[str] = "mpmd-sink-negligible-ops-into-call-op"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at each callee with all its calls, then cleans up the callers."""
+        """Visits each callee with all its calls, then cleans up the callers."""
         symbols = ir.symbol_table(module)
         calling = {f.symbol: {call.callee_name for call in ir.walk(f, ir.Call)} for f in ir.funcs(module)}
         changed = {
@@ -46,7 +46,7 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
 
 
 def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
-    """Moves what it can into a callee; whether there was anything."""
+    """Moves all such ops into a callee; whether there were any."""
     sunk = {}
     for i in range(len(f.args)):
         values = {call.operands[i] for call in calls}
@@ -65,7 +65,7 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
 
 
 def is_negligible(op: ir.Op) -> bool:
-    """Whether making it again, in each call, costs and changes nothing."""
+    """Whether copying it into each call costs and changes nothing."""
     if len(op.operands) or len(op.results) != 1 or len(op.operation.regions):
         return False
     return ir.is_pure(op) or op.operation.name == "stablehlo.create_token"

@@ -22,7 +22,7 @@ class _Accumulator:
 
 @dataclasses.dataclass(frozen=True)
 class SplitAccumulatorsByMesh(ModulePass):
-    """Gives a sum over microbatches, whose terms arise on several meshes, one accumulator per mesh.
+    """Splits a sum over microbatches whose terms are on several meshes into one accumulator per mesh.
 
         x = call body(acc, ..) cc=0                  x, x2 = call body(acc, zero, ..) cc=0
         y = call body(x, ..) cc=1                    y, y2 = call body(x, x2, ..) cc=1
@@ -30,7 +30,7 @@ class SplitAccumulatorsByMesh(ModulePass):
         body(acc, ..): return acc + (g1 + g2)        body(acc, acc2, ..): return acc + g1, acc2 + g2
 
     where g1 is unassigned from one mesh and g2 from another, as the gradients of a weight that is used on
-    several stages are.  Each part then stays where it arises, and crosses once per step instead of once
+    several stages are.  Each part then stays where it is computed, and crosses once per step instead of once
     per microbatch.
 
     Requires: named computations are fragments between assigns and unassigns; calls are not inlined.
@@ -41,7 +41,7 @@ class SplitAccumulatorsByMesh(ModulePass):
     name: ClassVar[str] = "mpmd-split-accumulators-by-mesh"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at each callee and all its calls."""
+        """Visits each callee and all its calls."""
         calls: dict[str, list[ir.Call]] = {}
         for f in ir.funcs(module):
             if f.is_entry:
@@ -93,7 +93,7 @@ def _is_carried(arg: int, result: int, sites: list[ir.Call]) -> bool:
 
 
 def _mesh_of(value: ir.Value) -> str:
-    """The one mesh that all of a value comes from; empty if there is none or are several."""
+    """The one mesh of all terms of a value; empty if there is none or are several."""
     meshes: set[str] = set()
     seen: set[ir.Value] = set()
     todo = [value]
@@ -141,7 +141,7 @@ def _add(a: ir.Value, b: ir.Value, f: ir.Func) -> ir.Value:
 
 
 def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
-    """Rebuilds the calls in program order; what a split result is elsewhere used for becomes a sum."""
+    """Rebuilds the calls in program order; other uses of a split result get the sum."""
     extra = [(acc, i) for acc in found for i in range(len(acc.others))]
     rebuilt: dict[ir.Value, list[ir.Value]] = {}
     position = {acc.arg for acc in found}

@@ -21,11 +21,11 @@ class UnrollForLoops(FunctionPass):
                                       -->    c1 = const 1 uc=1
                                              y = call body(x, c1) uc=1
 
-    Each op that comes of it has an `unroll_counter`, which counts the iterations of all loops of the
+    Each unrolled op has an `unroll_counter`, which counts the iterations of all loops of the
     function in one; the constants count those of their own loop.
 
     Requires: the unroll factor of a loop is its number of iterations; loops are not nested (errors).
-    Ensures: no loop is left.  Cost: linear in what comes out.
+    Ensures: no loop is left.  Cost: linear in the unrolled ops.
     Source: openxla/shardy MPMD, `unroll_for_loops`.
     """
 
@@ -47,11 +47,11 @@ class UnrollForLoops(FunctionPass):
 
 
 def _problem(loop: ir.For) -> tuple[str, ir.For] | None:
-    """What keeps a loop from being unrolled, and which loop is the cause."""
+    """Why a loop cannot be unrolled, and the loop that is the cause."""
     inner = next(iter(ir.ops(loop, ir.For)), None)
     if inner is not None:
         return (
-            "Nested fori loops aren't supported: a loop over microbatches stands directly inside of another "
+            "Nested fori loops aren't supported: a loop over microbatches is directly inside of another "
             "one.  Make them one loop, or write the inner one with jax.lax.scan",
             inner,
         )

@@ -13,7 +13,7 @@ from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
 
 @dataclasses.dataclass(frozen=True)
 class CopyCheapConstants(FunctionPass):
-    """Makes anew, in unnamed work that belongs to no microbatch, what other work makes of constants alone.
+    """Recomputes cheap functions of constants in unnamed work outside of microbatches.
 
         z = m1[] () { c = const 0; b = broadcast c; ret b }
         f = m1["f"] cc=0 (z)
@@ -38,7 +38,7 @@ class CopyCheapConstants(FunctionPass):
     max_ops: int = 8
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each operand of each fragment that is no microbatch's."""
+        """Visits each operand of each fragment outside of microbatches."""
         for fragment in ir.fragments(f):
             if fragment.is_user or fragment.call_counter is not None:
                 continue
@@ -53,7 +53,7 @@ class CopyCheapConstants(FunctionPass):
                     ir.replace_uses(arg, values[source])
 
     def _plan(self, source: ir.Value) -> list[ir.Op]:
-        """The cheap ops that make a value from nothing, makers first; none if there is no such plan."""
+        """The cheap ops that compute a value from nothing, producers first; none if there is no such plan."""
         found: dict[ir.Op, None] = {}
         todo = [source]
         while todo:

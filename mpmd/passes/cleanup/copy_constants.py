@@ -11,23 +11,24 @@ from mpmd.passes.bases import FunctionPass
 
 @dataclasses.dataclass(frozen=True)
 class CopyConstants(FunctionPass):
-    """Remakes a constant in each fragment that is handed it.
+    """Recomputes a constant in each fragment that reads it.
 
         f = m1["f"] () { c = const 1; ret c }               f = m1["f"] () { c = const 1; ret c }
         t = transfer f to m2                          -->   t = transfer f to m2
-        g = m2["g"] (t, b) { y = mul t b; ret y }           g = m2["g"] (t, b) { d = const 1; y = mul d b; ret y }
+        g = m2["g"] (t, b) { y = mul t b; ret y }           g = m2["g"] (t, b) { d = const 1; y = mul d b; ret
+        y }
 
-    A constant that one fragment computes and another one uses is cheaper to make twice than to keep or to
-    send.  The operand by which it came is left, unused.
+    A constant that one fragment computes and another one uses is cheaper to compute twice than to keep or to
+    send.  The old operand is left, unused.
 
     Requires: nothing.  Ensures: same values.  Cost: linear in operands, times transfers on the way.
     Source: openxla/shardy MPMD, `copy_constants`.
-    """  # noqa: E501
+    """
 
     name: ClassVar[str] = "mpmd-copy-constants"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Consumers first, so that a clone is not looked at again."""
+        """Consumers first, so that a clone is not visited again."""
         for fragment in reversed(ir.fragments(f)):
             for value, arg in zip(fragment.inputs, fragment.args):
                 source = value_inside(value)
@@ -38,7 +39,7 @@ class CopyConstants(FunctionPass):
 
 
 def value_inside(value: ir.Value) -> ir.Value | None:
-    """The value inside of a fragment that a value between fragments is, seen through transfers."""
+    """The inner value of a fragment's result, through transfers."""
     op = ir.producer(value)
     while isinstance(op, ir.Transfer):
         value = op.tensor

@@ -14,7 +14,7 @@ from mpmd.passes.fragments.dropping import drop
 
 @dataclasses.dataclass(frozen=True)
 class FragmentDce(FunctionPass):
-    """Drops what nothing uses: results of fragments, ops in them, their operands, whole fragments, transfers.
+    """Drops unused results of fragments, ops in them, their operands, whole fragments, transfers.
 
         f, g = m1["f"] cc=0 (a, b) { x = add a a; y = mul b b; ret x, y }
         t = transfer g to m2
@@ -22,17 +22,17 @@ class FragmentDce(FunctionPass):
         -->
         f = m1["f"] cc=0 (a) { x = add a a; ret x }
 
-    Ops with effects stay, and all that they read.  Attributes with one entry per operand or result keep
-    the entries of what stays.
+    Ops with effects stay, and their operands.  Attributes with one entry per operand or result keep
+    the entries of the remaining ones.
 
-    Requires: values are made before they are used.  Ensures: nothing more to drop.  Cost: linear.
+    Requires: values are defined before they are used.  Ensures: nothing more to drop.  Cost: linear.
     Source: openxla/shardy MPMD, `fragment_dce`.
     """
 
     name: ClassVar[str] = "mpmd-fragment-dce"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Users come before producers, so one walk suffices."""
+        """Users come before producers, so one traversal suffices."""
         for op in reversed(ir.ops(f, (ir.Fragment, ir.Transfer))):
             if isinstance(op, ir.Fragment):
                 left = remove_dead_code(op)
@@ -43,7 +43,7 @@ class FragmentDce(FunctionPass):
 
 
 def remove_dead_code(fragment: ir.Fragment) -> ir.Fragment | None:
-    """Drops what is unused: results, then ops, then inputs.  None if nothing was left and it is erased."""
+    """Drops unused results, ops and inputs.  None if nothing was left and it is erased."""
     fragment = drop(fragment, results={i for i, r in enumerate(fragment.results) if ir.is_unused(r)})
     erase_dead_ops(fragment.body)
     fragment = drop(fragment, inputs={i for i, a in enumerate(fragment.args) if ir.is_unused(a)})

@@ -19,17 +19,17 @@ class FragmentDedup(FunctionPass):
         f, g = m1["f"] (a as p, a as q) { x = add p p; ret x, x }
         h = m1["h"] (f, f as g) { y = mul f f; ret y }
 
-    Results are equal if one inner value is returned with one type: other shardings or memories make other
-    results.  What is no longer used stays; fragment-dce removes it.
+    Results are equal if one inner value is returned with one type: other shardings or memories are other
+    results.  Unused values stay; fragment-dce removes them.
 
-    Requires: values are made before they are used.  Ensures: each operand and each result is used once.
+    Requires: values are defined before they are used.  Ensures: each operand and each result is used once.
     Cost: linear.  Source: openxla/shardy MPMD, `fragment_dedup`.
     """
 
     name: ClassVar[str] = "mpmd-fragment-dedup"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Producers first: when a fragment is looked at, equal operands of it are one value."""
+        """Producers first: when a fragment is visited, equal operands of it are one value."""
         for fragment in ir.fragments(f):
             first_arg: dict[ir.Value, ir.Value] = {}
             for value, arg in zip(fragment.inputs, fragment.args):

@@ -18,7 +18,7 @@ _PRODUCT = "stablehlo.dot_general"
 
 @dataclasses.dataclass(frozen=True)
 class RecomputeAttention(FunctionPass):
-    """Computes the scores of attention again in a backward fragment, instead of keeping what they gave.
+    """Computes the scores of attention again in a backward fragment, instead of keeping their functions.
 
         o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
         g = m1["f"(1)] (p, v, d) { ... }
@@ -26,9 +26,9 @@ class RecomputeAttention(FunctionPass):
         o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
         g = m1["f"(1)] (p, v, d, q, k) { s = dot q k; p = softmax s; ... }
 
-    A residual is recomputed if batched products, elementwise work and reductions give it from values that the
-    backward fragment has anyway, and if it is as large as a product that is larger than its factors:
-    probabilities, exponentials; and with it what else is made of the same products: the sums of rows.  `p` is
+    A residual is recomputed if batched products, elementwise work and reductions compute it from values that
+    the backward fragment reads anyway, and if it is as large as a product that is larger than its factors:
+    probabilities, exponentials; and with it other functions of the same products: the sums of rows.  `p` is
     left unused; fragment-dce removes it.  The memory between forward and backward of a microbatch then no
     longer grows with the square of the sequence, and a backend that stitches attention never writes a matrix
     of scores.
@@ -45,7 +45,7 @@ class RecomputeAttention(FunctionPass):
     max_ops: int = 64
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each backward fragment of the function."""
+        """Visits each backward fragment of the function."""
         for fragment in ir.fragments(f):
             if fragment.is_backward:
                 self._rewrite_fragment(fragment)
@@ -73,7 +73,7 @@ class RecomputeAttention(FunctionPass):
             recompute(fragment, plans)
 
     def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
-        """The ops that make a residual from values at hand, None if it is not one of attention."""
+        """The ops that compute a residual from available values, None if it is not one of attention."""
         ops = ops_to_remake(maker, value, have, _is_of_rows, self.max_ops)
         return ops if ops and _products(ops) else None
 
@@ -83,7 +83,7 @@ def _products(ops: Iterable[ir.Op]) -> list[ir.Op]:
 
 
 def _is_of_rows(op: ir.Op) -> bool:
-    """Whether an op may stand between attention's factors and its rows."""
+    """Whether an op may be between attention's factors and its rows."""
     if op.operation.name == _PRODUCT:
         return _is_score(op)
     return op.operation.name in _ROWS

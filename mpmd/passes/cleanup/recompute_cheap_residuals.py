@@ -18,7 +18,7 @@ CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 @dataclasses.dataclass(frozen=True)
 class RecomputeCheapResiduals(FunctionPass):
-    """Computes in a backward fragment what its forward fragment would keep for it at no gain.
+    """Recomputes in a backward fragment residuals that are not worth keeping.
 
         y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
         g = m1["f"(1)] (t, d) { z = dot d t; ret z }
@@ -27,9 +27,9 @@ class RecomputeCheapResiduals(FunctionPass):
         g = m1["f"(1)] (t, d, w) { s = transpose w; z = dot d s; ret z }
 
     A residual is recomputed if cheap ops (data movement and arithmetic that a compiler fuses into its use)
-    give it from values that the backward fragment has or can have without keeping anything longer: its own
+    compute it from values that the backward fragment reads or can read without longer live ranges: its own
     operands, and arguments of the function.  `t` and its operand are left unused; fragment-dce removes them.
-    Fewer bytes then wait between forward and backward of each microbatch.
+    Fewer bytes are then live between forward and backward of each microbatch.
 
     Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.  Source: ours.
 
@@ -42,7 +42,7 @@ class RecomputeCheapResiduals(FunctionPass):
     max_ops: int = 24
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each backward fragment of the function."""
+        """Visits each backward fragment of the function."""
         for fragment in ir.fragments(f):
             if fragment.is_backward:
                 self._rewrite_fragment(fragment)
@@ -64,5 +64,5 @@ class RecomputeCheapResiduals(FunctionPass):
 
 
 def _is_cheap(op: ir.Op) -> bool:
-    """Whether a compiler fuses an op into what reads it."""
+    """Whether a compiler fuses an op into its users."""
     return op.operation.name in CHEAP and not len(op.operation.regions)

@@ -39,7 +39,7 @@ class ScaleSmallerFactor(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at both factors of every product, in regions too."""
+        """Visits both factors of every product, in regions too."""
         for op in ir.walk(f):
             if op.operation.name == "stablehlo.dot_general" and "algorithm" not in op.attributes:
                 dot = op
@@ -81,7 +81,7 @@ def _move_scale(dot: ir.Op, side: int) -> ir.Op:
 
 
 def _scale_of(value: ir.Value) -> _Scale | None:
-    """How a value that only the product reads is scaled, if it is."""
+    """The scale of a value that only the product reads, if it has one."""
     op = ir.producer(value)
     if op is None or op.operation.name not in ("stablehlo.multiply", "stablehlo.divide"):
         return None
@@ -139,7 +139,7 @@ def _size(value: ir.Value) -> int:
 
 
 def _apply(scale: _Scale, value: ir.Value, dims: tuple[int, ...], dot: ir.Op) -> ir.Value:
-    """Scales another value, along its own dims, right before the product's place."""
+    """Scales another value, along its own dims, right before the product."""
     kind, where = scale.value.type.element_type, ir.before(dot)
     shape = [value.type.shape[d] for d in dims]
     factor = scale.factor

@@ -1,4 +1,4 @@
-"""Export: what the runtime needs to know, and one function per distinct fragment."""
+"""Export: attributes for the runtime, and one function per distinct fragment."""
 
 from __future__ import annotations
 

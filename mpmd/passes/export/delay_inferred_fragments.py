@@ -12,18 +12,18 @@ from mpmd.passes.fragments.block_order import in_block_order
 
 @dataclasses.dataclass(frozen=True)
 class DelayInferredFragments(FunctionPass):
-    """Moves each inferred fragment to right before what needs it first.
+    """Moves each inferred fragment to right before its first user.
 
-    Inferred fragments stand wherever import left them.  Run as late as possible they hold up no user
-    fragment, and their results live for the shortest time.
+    Import leaves inferred fragments at any position.  Run as late as possible they delay no user
+    fragment, and their results have the shortest live ranges.
 
         i = m1[] (a) {...}                 g = m1["g"] (b) {...}
         g = m1["g"] (b) {...}      ->      i = m1[] (a) {...}
         f = m1["f"] (i) {...}              f = m1["f"] (i) {...}
 
     Requires: the order of user fragments is final.
-    Ensures: each inferred fragment with users stands right before the first of them, or before other
-        inferred fragments that do; unused ones stay where they are.
+    Ensures: each inferred fragment with users is right before the first of them, or before other
+        inferred fragments that are; unused ones stay.
     Cost: linear in uses.
     Source: openxla/shardy MPMD, `delay_inferred_fragments`.
     """

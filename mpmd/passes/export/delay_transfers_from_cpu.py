@@ -13,9 +13,9 @@ from mpmd.passes.fragments.moving import moving
 
 @dataclasses.dataclass(frozen=True)
 class DelayTransfersFromCpu(FunctionPass):
-    """Moves each transfer out of host memory to right before what needs it first.
+    """Moves each transfer out of host memory to right before its first user.
 
-    Host memory is plentiful and device memory is not: what is loaded late occupies the device for a
+    Host memory is plentiful and device memory is not: a value that is loaded late occupies the device for a
     shorter time.
 
         t = transfer h to m1               f = m1["f"] (a) {...}
@@ -24,7 +24,7 @@ class DelayTransfersFromCpu(FunctionPass):
 
     Requires: the order of fragments is final.
     Ensures: each transfer with users whose operand is on a mesh that ends in `/cpu`, or in the host
-        memory of its mesh, stands right before the first of them; unused ones stay where they are.
+        memory of its mesh, is right before the first of them; unused ones stay.
     Cost: linear in uses.
     Source: openxla/shardy MPMD, `delay_transfers_from_cpu`.
     """

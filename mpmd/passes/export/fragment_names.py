@@ -1,4 +1,4 @@
-"""Names of exported programs: `p3_block_0:3_bwd_calls0to7` says what it is, from where, and for whom."""
+"""Names of exported programs: `p3_block_0:3_bwd_calls0to7` has number, origins, phase, microbatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ELLIPSIS = "<...>"
 
 @dataclasses.dataclass(frozen=True)
 class FragmentOrigin:
-    """What the name of a program says of one fragment that it is made for."""
+    """Origins, stage and microbatch of a fragment of a program."""
 
     origins: tuple[ir.Origin, ...]
     stage: int | None
@@ -23,7 +23,7 @@ class FragmentOrigin:
 
     @staticmethod
     def of(fragment: ir.Fragment) -> FragmentOrigin:
-        """The site that a fragment is."""
+        """The record of a fragment."""
         return FragmentOrigin(tuple(fragment.origins), fragment.stage, fragment.call_counter)
 
     @property
@@ -33,12 +33,12 @@ class FragmentOrigin:
 
 
 def has_transposed(sites: Iterable[FragmentOrigin]) -> bool:
-    """Whether some computation was transposed, so that names must tell forward from backward."""
+    """Whether some computation was transposed, so that names must distinguish forward from backward."""
     return any(count for site in sites for count in site.counts)
 
 
 def fragment_name(number: int, sites: Sequence[FragmentOrigin], transposed: bool) -> str:
-    """The name of program `number`, after its first site; at most 200 characters."""
+    """The name of program `number`, after its first fragment; at most 200 characters."""
     works = [[_what(site), *(map(_phase, site.counts) if transposed else ())] for site in sites]
     parts = [f"p{number}", *works[0]]
     if all(work == works[0] for work in works):
@@ -63,7 +63,7 @@ def _phase(count: int) -> str:
 
 
 def _what(site: FragmentOrigin) -> str:
-    """The stage; or the name that most origins have, with the counters found behind it."""
+    """The stage; or the most frequent name of the origins, with their numbers."""
     if site.stage is not None:
         return f"stage{site.stage}"
     if not site.origins:
@@ -76,7 +76,7 @@ def _what(site: FragmentOrigin) -> str:
 
 
 def _name_and_counter(name: str) -> tuple[str, int | None]:
-    """`block_3` is number 3 of the blocks; a name without a number behind its last underscore is itself."""
+    """`block_3` is number 3 of the blocks; a name without a number after its last underscore is itself."""
     found = re.fullmatch(r"(.*)_(\d+)", name, re.DOTALL)
     return (found[1], int(found[2])) if found else (name, None)
 
@@ -89,7 +89,7 @@ def _counters(found: Sequence[int], backward: bool) -> str:
 
 
 def _calls(counters: Sequence[int | None]) -> list[str]:
-    """Which microbatches a program is for, if that can be said in a word."""
+    """The microbatches of a program, if they have a short form."""
     first, last = counters[0], counters[-1]
     if first is None or last is None:
         return []

@@ -18,7 +18,7 @@ from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 
 log = logging.getLogger("mpmd.passes")
 
-# What runtime and traces want to know of a call, beyond its origins and its mesh.
+# Attributes of a call for runtime and traces, beyond its origins and its mesh.
 KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_drop_transferred")
 
 
@@ -40,7 +40,7 @@ class LowerToFragmentCalls(ModulePass):
     module has an sdy mesh called like the fragment's mesh, all shardings of the function name that one.
 
     Requires: shardings in types, donation marked.
-    Ensures: no fragment is left; functions stand behind the others, numbered by their first call.
+    Ensures: no fragment is left; functions come after the others, numbered by their first call.
     Cost: linear in the text of the module.
     Source: openxla/shardy MPMD, `lower_to_fragment_calls`; that calls keep call counter, stage and split
         marks is ours.
@@ -80,7 +80,7 @@ class LowerToFragmentCalls(ModulePass):
         names: Sequence[str],
         transposed: bool,
     ) -> None:
-        """Says which programs each mesh will run."""
+        """Logs the programs of each mesh."""
         by_mesh: dict[str, list[str]] = {}
         for group, of_group, name in zip(groups, sites, names):
             lines = by_mesh.setdefault(group[0].mesh, [])
@@ -90,7 +90,7 @@ class LowerToFragmentCalls(ModulePass):
 
 
 def _with_own_bodies(groups: list[list[ir.Fragment]], module: ir.Module) -> list[list[ir.Fragment]]:
-    """Puts shared bodies back into the first fragment of each group; groups that turn out equal are one."""
+    """Puts shared bodies back into the first fragment of each group; groups that become equal are one."""
     symbols = ir.symbol_table(module)
     group_of = {group[0]: group for group in groups}
     for first in group_of:

@@ -15,7 +15,7 @@ from mpmd.passes.export.programs import programs
 
 @dataclasses.dataclass(frozen=True)
 class MarkAliasingAndDonation(FunctionPass):
-    """Lets fragments overwrite operands that nothing needs afterwards.
+    """Lets fragments overwrite operands without later uses.
 
     An operand whose value is used here for the last time is *aliased* with a result of its type, which
     then takes over its memory, or else *donated*: the memory is free as soon as the fragment runs.
@@ -30,8 +30,8 @@ class MarkAliasingAndDonation(FunctionPass):
     Not for operands in host memory, for values that some transfer reads (the copy could be under way), and
     for arguments of the function that the user did not donate.
 
-    With `keep_microbatches_equal` fragments that can be one program give away the same operands, those that
-    each of them may, and an argument of the function takes a result of its type as any other value does.
+    With `keep_microbatches_equal` fragments that can be one program donate the same operands, those that each
+    of them may, and an argument of the function is aliased with a result of its type as any other value is.
 
     Requires: the order of the program and the memory kinds are final.
     Ensures: at most one operand per result is aliased; types, layouts and memories of both agree.
@@ -40,7 +40,7 @@ class MarkAliasingAndDonation(FunctionPass):
     Source: openxla/shardy MPMD, `mark_aliasing_and_donation`; `keep_microbatches_equal` is ours.
 
     Attributes:
-        keep_microbatches_equal: let fragments that can be one program give away the same operands.
+        keep_microbatches_equal: let fragments that can be one program donate the same operands.
     """
 
     name: ClassVar[str] = "mpmd-mark-aliasing-and-donation"
@@ -48,7 +48,7 @@ class MarkAliasingAndDonation(FunctionPass):
     keep_microbatches_equal: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at every last use."""
+        """Visits every last use."""
         spent = _spent_operands(f)
         arguments = dict(zip(f.args, ir.attribute_dicts(f, "arg_attrs", len(f.args))))
         if self.keep_microbatches_equal:
@@ -68,7 +68,7 @@ class MarkAliasingAndDonation(FunctionPass):
 
 
 def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
-    """For each fragment the operands whose memory it may use for something else."""
+    """For each fragment the operands whose memory it may reuse."""
     last = _last_uses(f)
     in_host_memory = functools.cache(type_says_host)
     transferred = {t.tensor for t in ir.ops(f, ir.Transfer)}
@@ -91,7 +91,7 @@ def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
 
 
 def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
-    """Leaves to fragments that can be one program what all of them may spend."""
+    """Limits fragments that can be one program to the operands that all of them may donate."""
     for group in programs(spent):
         common = set(spent[group[0]]).intersection(*(spent[fragment] for fragment in group))
         for fragment in group:
@@ -99,7 +99,7 @@ def _agree(spent: dict[ir.Fragment, list[int]]) -> None:
 
 
 def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[int, int]]:
-    """The place of the last op that uses each value, and of the last of its operands that does."""
+    """The position of the last op that uses each value, and of the last of its operands that does."""
     last: dict[ir.Value, tuple[int, int]] = {}
     for place, op in enumerate([*ir.ops(f), f.terminator]):
         for i, value in enumerate(op.operands):
@@ -108,7 +108,7 @@ def _last_uses(f: ir.Func) -> dict[ir.Value, tuple[int, int]]:
 
 
 class _Results:
-    """The results of a fragment that no operand is aliased with yet."""
+    """The results of a fragment that are not aliased with an operand yet."""
 
     def __init__(self, fragment: ir.Fragment) -> None:
         self.fragment = fragment
@@ -141,7 +141,7 @@ class _Results:
 def _mark_of_argument(
     requested: Attributes, value: ir.Value, attributes: Attributes, free: _Results, f: ir.Func
 ) -> Attributes:
-    """How an argument that the user donated is marked: with the result that the user meant, if possible."""
+    """The mark of an argument that the user donated: with the result that the user meant, if possible."""
     if ALIAS not in requested:
         return _mark(None)
     returned, wanted = f.returned, int(ir.IntegerAttr(requested[ALIAS]).value)
@@ -153,7 +153,7 @@ def _mark_of_argument(
 
 
 def _result_behind(value: ir.Value, free: _Results) -> int | None:
-    """Which result of the fragment `value` is, seen through ops with one operand."""
+    """The position of `value` among the fragment's results, through ops with one operand."""
     while (op := ir.producer(value)) is not None:
         if op == free.fragment:
             return ir.result_index(value)

@@ -14,7 +14,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class MarkFragmentReservedMemory(FunctionPass):
-    """Tells each fragment how much memory of its devices other values occupy while it runs.
+    """Marks each fragment with the memory of its devices that other values occupy while it runs.
 
         f = m1["f"] (a) {...}          f = m1["f"] (a) <reserved_hbm_bytes = 16> {...}
         g = m1["g"] (f) {...}    ->    g = m1["g"] (f) <reserved_hbm_bytes = 32> {...}
@@ -33,7 +33,7 @@ class MarkFragmentReservedMemory(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Walks the program with the bytes that are alive on every mesh."""
+        """Traverses the program with the bytes that are live on every mesh."""
         if strangers := [op for op in ir.ops(f) if not isinstance(op, (ir.Fragment, ir.Transfer))]:
             for op in strangers:
                 diagnostics.error(
@@ -55,7 +55,7 @@ def _i64() -> ir.Type:
 
 
 class _Live:
-    """What is alive at one point of a function, in bytes of device memory.
+    """Live values at one point of a function, in bytes of device memory.
 
     Attributes:
         total: bytes alive per mesh.
@@ -82,7 +82,7 @@ class _Live:
             self.total[kind.mesh] += self.size[value]
 
     def step(self, op: ir.Op) -> None:
-        """Goes past an op: what it used last is gone, what it made and something uses is there."""
+        """Advances past an op: values with their last use there are freed, its used results are added."""
         for value in dict.fromkeys(op.operands):
             if self.size[value] and self.last_user[value] == op and value not in self.kept:
                 self.total[value.type.mesh] -= self.size[value]

@@ -16,7 +16,7 @@ DEFAULT, AUTO = "default", "auto"
 
 @dataclasses.dataclass(frozen=True)
 class MarkInputOutputWithLayouts(FunctionPass):
-    """Hands the layouts that the user wants for arguments and results to the fragments.
+    """Propagates the user's layouts of arguments and results to the fragments.
 
         main(a@m1 {mhlo.layout_mode = "{0, 1}"}):
           f = m1["f"] (a) {...}
@@ -24,11 +24,11 @@ class MarkInputOutputWithLayouts(FunctionPass):
           f = m1["f"] (a) <arg_attrs = [{mhlo.layout_mode = "{0, 1}"}]> {...}
 
     A layout is `default` (also if none is given), `auto`, which leaves the choice to one compiler run, or
-    custom.  All fragments that make or read a value must agree, hence `auto` only where one does.
+    custom.  All fragments that produce or read a value must agree, hence `auto` only where one does.
 
-    Requires: which fragment returns and reads what is final.
+    Requires: the results and operands of fragments are final.
     Ensures: a value has one layout everywhere, transfers included; default is an empty dictionary, and
-        nothing is written where no layout is asked for at all.  Error: a value
+        nothing is written if no layout is requested at all.  Error: a value
         is returned twice, or is an argument and returned, with layouts that differ.  Warning: a custom
         layout is lost in a transfer.
     Cost: linear in uses.
@@ -39,7 +39,7 @@ class MarkInputOutputWithLayouts(FunctionPass):
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Arguments first, then what fragments return."""
+        """Arguments first, then results of fragments."""
         table = _LayoutTable(f)
         if _has_layouts(f):
             _choose(f, table)
@@ -49,7 +49,7 @@ class MarkInputOutputWithLayouts(FunctionPass):
 
 
 def _has_layouts(f: ir.Func) -> bool:
-    """Whether anybody asks for a layout; that nobody does is the rule, and quickly seen."""
+    """Whether any layout is requested; usually none is, which is fast to check."""
     ops: list[ir.Op] = [f, *ir.fragments(f)]
     attributes = [op.attributes.get(name) for op in ops for name in ("arg_attrs", "res_attrs")]
     return any(LAYOUT in str(attribute) for attribute in attributes if attribute is not None)
@@ -117,7 +117,7 @@ class _LayoutTable:
         return str(self._at(op, name)[index].get(LAYOUT, "<<NULL ATTRIBUTE>>"))
 
     def write(self, op: ir.Op, name: str, index: int, layout: str) -> None:
-        """Sets the layout at one value; default is no attribute, in a dictionary that may then be empty."""
+        """Sets the layout at one value; the default removes it, and may leave an empty dictionary."""
         of_value = self._at(op, name)[index]
         if layout == DEFAULT:
             of_value.pop(LAYOUT, None)
@@ -126,7 +126,7 @@ class _LayoutTable:
         self.chosen[(op, name)] = None
 
     def store(self) -> None:
-        """Writes all that was chosen into the program."""
+        """Writes all chosen layouts into the program."""
         for op, name in self.chosen:
             even_if_empty = isinstance(op, ir.Fragment) or name in op.attributes
             ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty)
@@ -141,7 +141,7 @@ def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
 def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: str) -> str | None:
     """The layout of a value, by its own and those of the results it is returned as; None on a conflict.
 
-    `argument` is what to call the value if it is one, else empty.
+    `argument` is the name of the value if it is one, else empty.
     """
     layout, first = AUTO, -1
     for position in _positions_returned(value, table.f):
@@ -152,7 +152,7 @@ def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: s
             diagnostics.error(
                 f"Result #{first} is also returned as result #{position}, but with incompatible layouts: "
                 f"{table.shown(table.f, 'res_attrs', first)} vs. "
-                f"{table.shown(table.f, 'res_attrs', position)}. Both are one array; ask for one layout, or "
+                f"{table.shown(table.f, 'res_attrs', position)}. Both are one array; request one layout, or "
                 "return a copy.",
                 table.f.terminator.location,
             )
@@ -166,7 +166,7 @@ def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: s
         diagnostics.error(
             f"{argument} is returned as result #{first}, but with incompatible layouts: "
             f"{table.shown(table.f, 'arg_attrs', ir.arg_index(value))} vs. "
-            f"{table.shown(table.f, 'res_attrs', first)}. Both are one array; ask for one layout, or return "
+            f"{table.shown(table.f, 'res_attrs', first)}. Both are one array; request one layout, or return "
             "a copy.",
             table.f.location,
         )
@@ -175,7 +175,7 @@ def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: s
 
 
 def _unreturned(value: ir.Value, table: _LayoutTable) -> str:
-    """The layout of a used fragment result that no result asks a layout for."""
+    """The layout of a used fragment result for which no result requests one."""
     return AUTO if any(True for _ in _positions_returned(value, table.f)) else DEFAULT
 
 
@@ -185,21 +185,21 @@ def _inner_users(value: ir.Value) -> list[ir.Op]:
 
 
 def _for_transfers(value: ir.Value, layout: str, called: str) -> str:
-    """Default, if the value is sent to a host mesh, which knows no other layout."""
+    """Default, if the value is sent to a host mesh, which supports no other layout."""
     users = ir.users(value)
     if not any(isinstance(u, ir.Transfer) and u.result.type.mesh.endswith("/cpu") for u in users):
         return layout
     if layout not in (AUTO, DEFAULT):
         diagnostics.warning(
             f'{called} is used in a transfer op, but with a non-default layout: "{layout}". '
-            "Forcing the layout to default. A host mesh knows no other layout.",
+            "Forcing the layout to default. A host mesh supports no other layout.",
             value.location,
         )
     return DEFAULT
 
 
 def _write_to_users(value: ir.Value, layout: str, table: _LayoutTable) -> None:
-    """Writes the layout of a value to all that use it, and to what uses a transfer of it."""
+    """Writes the layout of a value to all its users, and to the users of its transfers."""
     todo = [value]
     while todo:
         current = todo.pop()
@@ -216,7 +216,7 @@ def _write_to_users(value: ir.Value, layout: str, table: _LayoutTable) -> None:
 
 
 def _warn_if_lost(position: int, layout: str, table: _LayoutTable, value: ir.Value) -> None:
-    """Says so if a result that is a transfer does not get the layout that the user wants for it."""
+    """Warns if a result that is a transfer does not get the layout that the user wants for it."""
     wanted = table.read(table.f, "res_attrs", position)
     if wanted not in (AUTO, layout):
         diagnostics.notice(

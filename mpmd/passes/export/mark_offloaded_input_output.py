@@ -65,7 +65,7 @@ class MarkOffloadedInputOutput(FunctionPass):
 
 
 class _Trace:
-    """Goes from a value to where it got the memory that it lives in."""
+    """Goes from a value to the op that determines its memory."""
 
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self.symbols = symbols
@@ -103,7 +103,7 @@ class _Trace:
         return False
 
     def _origin(self, op: ir.Op, index: int) -> ir.Value | None:
-        """The value that result `index` is a form of; None if it is computed."""
+        """The operand of which result `index` is a reshaped or converted form; None if it is computed."""
         name = op.operation.name
         if name == "stablehlo.optimization_barrier":
             return op.operands[index]
@@ -134,7 +134,7 @@ def _target(op: ir.Op) -> str:
 
 
 def _placement(op: ir.Op) -> str | None:
-    """The memory that the user placed the result of `op` in."""
+    """The memory in which the user placed the result of `op`."""
     is_call = op.operation.name == "stablehlo.custom_call"
     if not is_call or _target(op) != "annotate_device_placement":
         return None

@@ -1,4 +1,4 @@
-"""Where a value lives, and what it takes there: the questions several export passes ask."""
+"""The memory of a value and its size: shared queries of export passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fragments can be one program."""
+"""Fragments that can be one program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def programs(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
 
 
 def _signature(fragment: ir.Fragment) -> Hashable:
-    """All that makes the identity of a program but what it computes."""
+    """The identity of a program except for its body."""
     return (
         fragment.mesh,
         tuple(v.type for v in fragment.inputs),

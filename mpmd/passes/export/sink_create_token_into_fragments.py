@@ -15,17 +15,17 @@ TOKEN = "!stablehlo.token"
 
 @dataclasses.dataclass(frozen=True)
 class SinkCreateTokenIntoFragments(FunctionPass):
-    """Lets no token cross from one fragment to another: each makes the tokens that it needs.
+    """Creates tokens in each fragment that needs them, so that none crosses between fragments.
 
         f, t = m1[] (a) {...; ret x, t}            f = m1[] (a) {...; ret x}
         g = m1[] (f, t) {... uses t}         ->    g = m1[] (f) {u = create_token; ... uses u}
 
-    Programs hand each other arrays only.  On one mesh effects stay in order, as a mesh runs its programs in
-    the order of the text, which is final here; between meshes that order is lost, with a notice.
+    Programs pass each other arrays only.  On one mesh effects stay in order, as a mesh runs its programs in
+    the order of the text, which is final here; between meshes that order is lost, with a remark.
 
     Requires: the order of the program is final.
     Ensures: no fragment has token operands or results; a token that the function returns is its argument.
-        Error: a token is returned that comes from no argument.
+        Error: a returned token does not come from an argument.
     Cost: linear.
     Source: openxla/shardy MPMD, `sink_create_token_into_fragments`.
     """
@@ -65,14 +65,14 @@ def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:
 
 
 def _thread_returned_tokens(fragment: ir.Fragment, tokens: list[int], made: list[int]) -> bool:
-    """Gives uses of token results, which only a return can be here, the tokens that came in."""
+    """Replaces uses of token results, which only a return can be here, by the tokens of the arguments."""
     for n, i in enumerate(made):
         result = fragment.results[i]
         if ir.is_unused(result):
             continue
         if not tokens:
             diagnostics.error(
-                "the function returns a token that a fragment makes of nothing; tokens of ordered effects "
+                "the function returns a token that a fragment creates; tokens of ordered effects "
                 "must come in as arguments",
                 fragment.location,
             )

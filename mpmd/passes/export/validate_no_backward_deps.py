@@ -18,8 +18,8 @@ class ValidateNoBackwardDeps(FunctionPass):
         a = call p0 on m1; t = transfer a to m2; b = call p1 on m2      ->  fine
         u = transfer b to m1; c = call p2 on m1 (u)                     ->  warning, or an error
 
-    Such a pipeline stalls: the next microbatch waits for the last mesh.  Where something is transposed data
-    must flow back: then nothing is looked at, and asking for an error is one.
+    Such a pipeline stalls: the next microbatch waits for the last mesh.  If something is transposed data
+    must flow back: then nothing is checked, and requesting an error is one.
 
     Requires: fragments are calls.  Ensures: changes nothing.  Cost: linear, with chains of transfers.
     Source: openxla/shardy MPMD, `validate_no_backward_deps`.
@@ -33,7 +33,7 @@ class ValidateNoBackwardDeps(FunctionPass):
     fail_on_backward_deps: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at what each call reads."""
+        """Checks the operands of each call."""
         calls = ir.ops(f, ir.FragmentCall)
         transposed = next((o for call in calls for o in call.origins if o.transpose_count), None)
         if transposed is not None:

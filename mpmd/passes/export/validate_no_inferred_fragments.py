@@ -27,9 +27,9 @@ class ValidateNoInferredFragments(FunctionPass):
     """Reports unnamed work that stays a program of its own; each costs a launch per call.
 
         m1["f"] (a) {...}               ->  fine
-        m1[] by=uniquify (a) {...}      ->  warning: a pass made it that cannot always be avoided
+        m1[] by=uniquify (a) {...}      ->  warning: some passes cannot avoid it
         m1[] by=split (a) {...}         ->  error, or a warning without `fail-on-inferred-fragments`
-        m1[] (a) {...}                  ->  error: a pass forgot to say that it made it
+        m1[] (a) {...}                  ->  error: its pass did not record its name
 
     Requires: merging is over.  Ensures: changes nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `validate_no_inferred_fragments`.
@@ -43,7 +43,7 @@ class ValidateNoInferredFragments(FunctionPass):
     fail_on_inferred_fragments: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each inferred fragment."""
+        """Checks each inferred fragment."""
         for fragment in ir.fragments(f):
             if fragment.is_user:
                 continue

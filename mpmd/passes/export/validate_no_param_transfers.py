@@ -32,7 +32,7 @@ class ValidateNoParamTransfers(FunctionPass):
     param_pattern: str = "params['transformer"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each transfer between meshes."""
+        """Checks each transfer between meshes."""
         report = diagnostics.error if self.fail_on_param_transfers else diagnostics.warning
         for transfer in ir.ops(f, ir.Transfer):
             source, target = transfer.tensor.type, transfer.result.type

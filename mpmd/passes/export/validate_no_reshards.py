@@ -13,7 +13,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class ValidateNoReshards(FunctionPass):
-    """Reports programs that do nothing but change shardings: often nobody asked for them.
+    """Reports programs that only change shardings: often they are unintended.
 
         %0 = mpmd.fragment_call<mesh="m1", origin=[]> @p0_inferred.main(%a) : (!m1) -> !m1_sharded
         func @p0_inferred.main(%p) { return %p }             warning, or an error with the option
@@ -32,7 +32,7 @@ class ValidateNoReshards(FunctionPass):
     ignore_copies: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each call."""
+        """Checks each call."""
         calls = ir.ops(f, ir.FragmentCall)
         symbols = ir.symbol_table(ir.module_of(f)) if calls else {}
         report = diagnostics.error if self.fail_on_reshard_only_fragments else diagnostics.warning

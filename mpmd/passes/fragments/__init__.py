@@ -1,1 +1,1 @@
-"""What passes of several families know about fragments and do to them; `mpmd.ir` is all this builds on."""
+"""Shared code of passes about fragments; it builds on `mpmd.ir` alone."""

@@ -1,4 +1,4 @@
-"""Ops by where they stand in their block."""
+"""Ops by their position in their block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fragments compute: to compare it, and as functions."""
+"""Bodies of fragments: comparison, and conversion to functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.passes.constants import attributes_of
 
 
 def inner_types(fragment: ir.Fragment) -> Hashable:
-    """The types of what its body takes and returns."""
+    """The argument and result types of its body."""
     return tuple(v.type for v in (*fragment.args, *fragment.returned))
 
 
@@ -19,7 +19,7 @@ def body_keys(
 ) -> list[Hashable]:
     """For each fragment a key, equal for those of one signature whose bodies do the same.
 
-    The signature must tell the types of the body's arguments.  Bodies are looked into where it does not do.
+    The signature must determine the types of the body's arguments.  Bodies are compared only if it is equal.
     """
     signatures = [signature(fragment) for fragment in fragments]
     count = collections.Counter(signatures)
@@ -30,7 +30,7 @@ def body_keys(
 
 
 def _body_key(body: ir.Block) -> Hashable:
-    """All that the ops of a block say, with numbers for values; locations do not count."""
+    """The text of a block's ops, with numbers for values; locations do not count."""
     number: dict[ir.Value, int] = {}
     found: list[Hashable] = []
 

@@ -17,14 +17,14 @@ _START = "mpmd.control_operand_start_idx"
 
 
 def control_edges(f: ir.Func) -> list[tuple[ir.Fragment, ir.Fragment]]:
-    """The (before, after) pairs that a schedule asks for, in program order of the later one."""
+    """The (before, after) pairs of a schedule, in program order of the later one."""
     numbered = {number: g for g in ir.fragments(f) for number in _numbers(g, _IDS)}
     pairs = ((numbered.get(number, g), g) for g in ir.fragments(f) for number in _numbers(g, _AFTER))
     return list(dict.fromkeys((before, after) for before, after in pairs if before != after))
 
 
 def put_control_edges(f: ir.Func, edges: Iterable[tuple[ir.Fragment, ir.Fragment]]) -> None:
-    """Makes `edges` the control edges of a function; those that it had are gone."""
+    """Sets the control edges of a function to `edges`; its old ones are dropped."""
     befores: dict[ir.Fragment, list[ir.Fragment]] = {}
     for before, after in edges:
         befores.setdefault(after, []).append(before)

@@ -1,4 +1,4 @@
-"""Ops that only compute what nothing uses."""
+"""Dead ops: pure and unused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from mpmd import ir
 
 
 def is_dead(op: ir.Op) -> bool:
-    """Whether an op only computes what nothing uses.
+    """Whether an op is pure and unused.
 
-    An unused sharding constraint says how its operand is sharded: it is dead if nothing else uses that.
+    An unused sharding constraint gives its operand a sharding: it is dead if nothing else uses that.
     """
     if not ir.is_unused(op) or not ir.is_pure(op):
         return False
@@ -16,7 +16,7 @@ def is_dead(op: ir.Op) -> bool:
 
 
 def erase_dead_ops(body: ir.Block) -> None:
-    """Erases, from a body and from the regions in it, what only computes and is not used."""
+    """Erases dead ops from a body and from the regions in it."""
     for op in reversed(ir.ops(body)):
         if is_dead(op):
             ir.erase(op)

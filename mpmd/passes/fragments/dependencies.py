@@ -1,4 +1,4 @@
-"""Orders of the ops of a function: dependency order, cycles, and who depends on whom."""
+"""Orders of the ops of a function: dependency order, cycles, and transitive dependences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Edges = Iterable[tuple[ir.Op, ir.Op]]
 
 
 class Dependencies:
-    """What each op of a function needs, by data flow and by extra edges (before, after).
+    """The dependences of each op of a function, by data flow and by extra edges (before, after).
 
     Attributes:
         ops: the ops of the function but its terminator, in order.
@@ -34,10 +34,10 @@ class Dependencies:
     def stable_order(self) -> tuple[list[ir.Op], list[ir.Op]]:
         """The ops in dependency order, and one cycle if there is any (else nothing).
 
-        As if one went over the ops again and again, each time taking, in order, those for which all they
-        need was taken; where no op can be taken the first one is taken all the same.  That is MLIR's
-        `sortTopologically`, in linear time: an op is taken in the round of what it needs, or in the next
-        round if that stands behind it.
+        The order is that of repeated passes over the ops, each taking, in order, the ops whose dependences
+        were all taken; where no op can be taken the first one is taken nevertheless.  That is MLIR's
+        `sortTopologically`, in linear time: an op is taken in the round of its last dependence, or in the
+        next round if that comes after it.
         """
         waits = [len(needs) for needs in self.needs]
         needed_by = self._needed_by()
@@ -68,9 +68,9 @@ class Dependencies:
         return [self.ops[i] for i in order], cycle
 
     def top_down(self) -> list[ir.Op]:
-        """The ops in dependency order: of those that are ready always the one that stood first.
+        """The ops in dependency order: of those that are ready always the first one in the old order.
 
-        Ops on a cycle, which only extra edges can make, are left out.
+        Ops on a cycle, which only extra edges can create, are left out.
         """
         waits = [len(needs) for needs in self.needs]
         needed_by = self._needed_by()
@@ -103,8 +103,8 @@ class Dependencies:
     def reach(self) -> list[int]:
         """For each op the set of all ops that it needs, directly or not, as the bits of an integer.
 
-        Data flow alone has no cycles and follows the order of the ops; with edges that go backwards
-        this is not for you.
+        Data flow alone has no cycles and follows the order of the ops; this function does not support edges
+        that go backwards.
         """
         found: list[int] = []
         for needs in self.needs:
@@ -115,7 +115,7 @@ class Dependencies:
         return found
 
     def path(self, source: ir.Op, target: ir.Op) -> list[ir.Op]:
-        """A shortest way from `source` to `target` along data flow; empty if there is none."""
+        """A shortest path from `source` to `target` along data flow; empty if there is none."""
         start, end = self.place[source], self.place[target]
         came_from: dict[int, int] = {end: end}
         queue = [(0, end)]

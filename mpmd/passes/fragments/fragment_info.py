@@ -1,4 +1,4 @@
-"""What identifies a fragment in the user's rules, as a record with a text form."""
+"""The identity of a fragment in the user's rules, as a record with a text form."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SPLIT_TYPES = {"kKeepTransferred": "split_keep_transferred", "kDropTransferred":
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FragmentInfo:
-    """Origins and attributes of a fragment: all that rules can tell fragments apart by.
+    """Origins and attributes of a fragment: everything by which rules distinguish fragments.
 
     Two infos are equal whatever the order of their origins.
 
         FragmentInfo(origins=["f","g"(1)],stage=0,call_counter=1,split_type=kDropTransferred,mesh_name="m1")
 
     Attributes:
-        origins: in the order in which a fragment made by a rule has them.
+        origins: in the order of the origins of a merged fragment.
         stage: its pipeline stage, if it has one.
         call_counter: its microbatch, if it has one.
         split_type: `"kKeepTransferred"` or `"kDropTransferred"`, if it is a half of a split fragment.
-        mesh_name: its mesh; None only in rules that do not say.
+        mesh_name: its mesh; None only in rules without one.
     """
 
     origins: tuple[ir.Origin, ...]
@@ -37,7 +37,7 @@ class FragmentInfo:
     def __post_init__(self) -> None:
         if self.split_type is not None and self.split_type not in SPLIT_TYPES:
             raise ConfigError(
-                f"{self.split_type!r} is no kind of split fragment; there are {', '.join(SPLIT_TYPES)}"
+                f"{self.split_type!r} is not a kind of split fragment; there are {', '.join(SPLIT_TYPES)}"
             )
 
     def _key(self) -> tuple[object, ...]:
@@ -58,7 +58,7 @@ class FragmentInfo:
         )
 
     def put_on(self, fragment: ir.Fragment) -> None:
-        """Gives a fragment all that the info says; what it says nothing of goes, but for the mesh."""
+        """Sets the attributes of a fragment from the info; missing ones are removed, except the mesh."""
         fragment.origins = list(self.origins)
         fragment.stage, fragment.call_counter = self.stage, self.call_counter
         for kind, name in SPLIT_TYPES.items():
@@ -68,10 +68,10 @@ class FragmentInfo:
 
     @staticmethod
     def parse(text: str) -> FragmentInfo:
-        """The info that a text stands for; all fields but `origins` may be left out, in any order.
+        """The info in a text; all fields but `origins` may be left out, in any order.
 
         Raises:
-            ConfigError: the text is no info; says where it stops being one.
+            ConfigError: the text is not an info; reports the position of the error.
         """
         reader = _TextReader(text)
         found = reader.info()
@@ -96,10 +96,10 @@ class FragmentMergeRule:
 
     @staticmethod
     def parse(text: str) -> FragmentMergeRule:
-        """The rule that a text stands for.
+        """The rule in a text.
 
         Raises:
-            ConfigError: the text is no such rule.
+            ConfigError: the text is not such a rule.
         """
         reader = _TextReader(text)
         reader.take(r"FragmentMergeRule\s*\(\s*sources\s*=", "FragmentMergeRule(sources=")
@@ -122,10 +122,10 @@ class FragmentScheduleRule:
 
     @staticmethod
     def parse(text: str) -> FragmentScheduleRule:
-        """The rule that a text stands for.
+        """The rule in a text.
 
         Raises:
-            ConfigError: the text is no such rule.
+            ConfigError: the text is not such a rule.
         """
         reader = _TextReader(text)
         reader.take(

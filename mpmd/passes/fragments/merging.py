@@ -10,16 +10,16 @@ from mpmd.passes.fragments.control_edges import keep_control_edges
 
 
 def merge(*group: ir.Fragment) -> ir.Fragment:
-    """One fragment that does what some do, in that order, standing where the last one stands.
+    """Merges fragments, in that order, into one at the position of the last.
 
-    Operands: every value that one of them reads and none makes, once.  Results: those of the others that
+    Operands: every value that one of them reads and none defines, once.  Results: those of the others that
     have a user outside of the group, then those of the last.  Origins and stage are united, as are the
     control edges to others; every other attribute is dropped.  The ops of the others move into the body of
-    the last: merging bottom-up, they are the small ones.  If two are merged of which the first has one
-    input and one result with one use, the operand list of the second stays as it is, with the input of the
-    first for its result.
+    the last: merging bottom-up, they are the small ones.  If two are merged of which the first has one input
+    and one result with one use, the operand list of the second is unchanged, except for the input of the
+    first instead of its result.
 
-    The caller sees to it that users of the others stand behind the last one.
+    The caller ensures that users of the others come after the last one.
 
     Raises:
         IRError: they are on different meshes, or have different stages.
@@ -86,7 +86,7 @@ def _is_link(first: ir.Fragment, second: ir.Fragment) -> bool:
 
 
 def _spliced(first: ir.Fragment, second: ir.Fragment) -> tuple[list[ir.Value], dict[ir.Value, ir.Value]]:
-    """As `_joined`, but the argument of the second that stood for the first's result takes its input."""
+    """As `_joined`, but the second's argument for the first's result takes the first's input."""
     result, source = first.results[0], first.args[0]
     inputs = list(second.inputs)
     position = inputs.index(result)

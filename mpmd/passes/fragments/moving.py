@@ -1,4 +1,4 @@
-"""Moves that may undo each other, or put equal ops in each other's place."""
+"""Moves that may undo each other, or exchange equal ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmd.passes.constants import attributes_of
 
 @contextlib.contextmanager
 def moving(f: ir.Func) -> Iterator[None]:
-    """Around moves of a function's ops: they count for nothing if the function reads the same afterwards."""
+    """Around moves of a function's ops: they do not count as edits if the text is unchanged afterwards."""
     since, before = ir.edits(), _reading(f)
     yield
     if ir.edits() != since and _reading(f) == before:

@@ -1,4 +1,4 @@
-"""Residuals: what a forward fragment keeps for its backward fragment, and how to compute it there instead."""
+"""Residuals of a forward fragment for its backward fragment, and how to recompute them there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpmd.passes.fragments.block_order import in_block_order
 
 
 class Maker:
-    """A forward fragment: what it returns, what its arguments stand for, and the results of each value."""
+    """A forward fragment: its returned values, operands by argument, and results by value."""
 
     def __init__(self, fragment: ir.Fragment) -> None:
         self.returned = fragment.returned
@@ -20,7 +20,7 @@ class Maker:
 
 
 def given(fragment: ir.Fragment) -> set[ir.Value]:
-    """The operands of a backward fragment that are no residuals."""
+    """The operands of a backward fragment that are not residuals."""
     return {
         value
         for value in fragment.inputs
@@ -30,7 +30,7 @@ def given(fragment: ir.Fragment) -> set[ir.Value]:
 
 
 def residuals_of(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
-    """The operands that its forward fragments make, in the order in which they are computed."""
+    """The operands that its forward fragments produce, in the order in which they are computed."""
     found = []
     places: dict[ir.Fragment, dict[ir.Op, int]] = {}
     for position, value in enumerate(fragment.inputs):
@@ -51,14 +51,14 @@ def is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
 
 
 def is_free(value: ir.Value, have: set[ir.Value]) -> bool:
-    """Whether the backward fragment can read a value without keeping it alive for longer."""
+    """Whether the backward fragment can read a value without a longer live range."""
     return value in have or ir.producer(value) is None
 
 
 def ops_to_remake(
     maker: Maker, value: ir.Value, have: set[ir.Value], accepts: Callable[[ir.Op], bool], most: int
 ) -> list[ir.Op] | None:
-    """The ops of a forward fragment that make a residual from values at hand, in order.
+    """The ops of a forward fragment that compute a residual from available values, in order.
 
     Args:
         maker: the forward fragment.
@@ -89,12 +89,12 @@ def ops_to_remake(
 
 
 def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir.Op]]]) -> None:
-    """Let a backward fragment compute residuals itself.
+    """Make a backward fragment recompute residuals itself.
 
     Args:
-        fragment: the backward fragment; another one takes its place.
+        fragment: the backward fragment; it is replaced.
         plans: for each residual its position among the operands, its forward fragment, and the ops of that
-            which give it, in order.  The operand itself is left unused.
+            that compute it, in order.  The operand itself is left unused.
     """
     inputs = list(fragment.inputs)
     inside = dict(zip(inputs, fragment.args))

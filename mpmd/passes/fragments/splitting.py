@@ -12,8 +12,9 @@ def split(
 ) -> tuple[ir.Fragment, ir.Fragment]:
     """Two fragments for one: the ops `in_first` and some results, then the rest.
 
-    The second half has what its results and its ops with effects need.  What it reads of the first, the
-    *residuals*, becomes results of the first and operands of the second.  Ops without operands that the
+    The second half has what its results and its ops with effects need.  Values of the first that it reads,
+    the
+    *residuals*, become results of the first and operands of the second.  Ops without operands that the
     second needs and that are not `in_first` are in the second.  Both keep all operands of the original,
     and all attributes but those with one entry per operand or result.
     """

@@ -1,4 +1,4 @@
-"""From names to meshes: every value gets a mesh, every way between meshes becomes a transfer."""
+"""Import, from names to meshes: every value gets a mesh, every edge between meshes becomes a transfer."""
 
 from __future__ import annotations
 

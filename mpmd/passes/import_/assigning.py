@@ -1,4 +1,4 @@
-"""Assigns, unassigns and what is made of them: how import says where values are."""
+"""Assigns and unassigns, the representation of placement during import, and their results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unassign(
 
 
 def is_tensor(kind: ir.Type) -> bool:
-    """Whether it is a plain tensor, of no mesh; a token is none."""
+    """Whether it is a plain tensor, without a mesh; a token is not."""
     return isinstance(kind, ir.RankedTensorType)
 
 
@@ -57,7 +57,7 @@ def is_mesh_tensor(kind: ir.Type) -> bool:
 
 
 def assign_argument(f: ir.Func, index: int, kind: ir.Type, reason: str, where: ir.InsertionPoint) -> None:
-    """Gives an argument a mesh; what used it uses an unassign of it, made at `where`."""
+    """Gives an argument a mesh; its users use an unassign of it, created at `where`."""
     arg = f.args[index]
     used = [(use.owner, use.operand_number) for use in arg.uses]
     ir.set_type(arg, kind)
@@ -73,7 +73,7 @@ def result_location(f: ir.Func, index: int) -> ir.Location | None:
 
 
 def read_from_above(op: ir.Op, captured_first: bool = False) -> list[ir.Value]:
-    """What an op reads, its operands and what its regions capture; each value once."""
+    """The values that an op uses, its operands and the captures of its regions; each value once."""
     operands, captured = list(op.operands), _captured(op)
     return list(dict.fromkeys([*captured, *operands] if captured_first else [*operands, *captured]))
 
@@ -110,10 +110,9 @@ def wrap(
 
 
 def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
-    """Uses transfers from mesh to mesh, in mesh order, for the results of assigns of one mesh tensor.
+    """Replaces the results of assigns of one mesh tensor by transfers from mesh to mesh, in mesh order.
 
-    All stand before the first of the assigns, which stay, unused.  Where the value already is, it is used
-    itself.
+    All come before the first of the assigns, which stay, unused.  On its own mesh the value is used itself.
     """
     by_kind: dict[ir.Type, list[ir.Assign]] = {}
     for op in sorted_by_position(assigns):
@@ -133,7 +132,7 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
 
 
 def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
-    """Ops of one block, as they stand in it."""
+    """Ops of one block, in their order there."""
 
     def compare(a: ir.Op, b: ir.Op) -> int:
         return -1 if ir.comes_before(a, b) else int(a != b)
@@ -142,18 +141,18 @@ def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
 
 
 def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:
-    """The assigns, that something uses, of an unassign's result to meshes other than its own."""
+    """The used assigns of an unassign's result to meshes other than its own."""
     mesh = op.tensor.type.mesh
     return [a for a in used_assigns(op.result) if a.result.type.mesh != mesh]
 
 
 def used_assigns(value: ir.Value) -> list[ir.Assign]:
-    """The assigns of a value that something uses, newest first."""
+    """The used assigns of a value, newest first."""
     return [a for a in ir.users(value) if isinstance(a, ir.Assign) and not ir.is_unused(a)]
 
 
 def remove_dead_ops(f: ir.Func | ir.For, in_fragments: bool = True) -> None:
-    """Erases pure ops that nothing uses, last first, in loops too, and in fragments unless told otherwise."""
+    """Erases pure unused ops, last first, in loops too, and by default in fragments."""
     for op in reversed(ir.ops(f)):
         if is_dead(op):
             ir.erase(op)

@@ -1,4 +1,4 @@
-"""Where a user wants things to be, as options of passes: `f@m1/0`, `0@m1#pinned_host`, `0:1`."""
+"""The user's placements, as options of passes: `f@m1/0`, `0@m1#pinned_host`, `0:1`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NamePlacement:
 
     @classmethod
     def parse(cls, text: str) -> NamePlacement:
-        """The place that `m1`, `m1/0`, `m1#pinned_host` or `m1#pinned_host/0` stands for.
+        """The placement in `m1`, `m1/0`, `m1#pinned_host` or `m1#pinned_host/0`.
 
         Raises:
             ConfigError: there is no mesh name, or the memory kind is none of `device`, `pinned_host`.
@@ -46,7 +46,7 @@ class Assignment:
 
     @classmethod
     def parse(cls, text: str) -> Assignment:
-        """The assignment that an option's text stands for.
+        """The assignment in an option's text.
 
         Raises:
             ConfigError: an entry that is not `name@place`, or a name with two places; all of them.
@@ -72,7 +72,7 @@ class Assignment:
         return cls(entries)
 
     def get(self, name: str) -> NamePlacement | None:
-        """Where the user wants what has this name; None if it is not assigned."""
+        """The placement of a name; None if it is not assigned."""
         return dict(self.entries).get(name)
 
     @property
@@ -106,7 +106,7 @@ class IndexPlace:
 
     @classmethod
     def parse(cls, text: str) -> IndexPlace:
-        """What `0@m1` stands for.
+        """The placement in `0@m1`.
 
         Raises:
             ConfigError: it is not `index@place`.
@@ -129,7 +129,7 @@ class Constraint:
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
-        """What `0:1` stands for.
+        """The constraint in `0:1`.
 
         Raises:
             ConfigError: it is not `input:output`.

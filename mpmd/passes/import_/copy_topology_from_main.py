@@ -11,7 +11,7 @@ from mpmd.passes.bases import ModulePass
 
 @dataclasses.dataclass(frozen=True)
 class CopyTopologyFromMain(ModulePass):
-    """Makes what an MPMD function calls MPMD functions of the same meshes, and private.
+    """Turns the callees of an MPMD function into private MPMD functions of the same meshes.
 
         main(a) {topology}: x = call body(a)       main(a) {topology}: x = call body(a)
         body(p): ..                           -->  private body(p) {topology}: ..
@@ -23,7 +23,7 @@ class CopyTopologyFromMain(ModulePass):
     name: ClassVar[str] = "mpmd-copy-topology-from-main"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at the calls of each function that has a topology."""
+        """Visits the calls of each function that has a topology."""
         symbols = ir.symbol_table(module)
         for f in [f for f in symbols.values() if f.is_mpmd and not f.is_external]:
             callees = {call.callee_name: symbols[call.callee_name] for call in ir.walk(f, ir.Call)}

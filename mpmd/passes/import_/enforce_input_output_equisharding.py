@@ -32,7 +32,7 @@ class EnforceInputOutputEquisharding(FunctionPass):
     constraints: tuple[Constraint, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each pair."""
+        """Visits each pair."""
         args, returned = f.args, f.returned
         changed = False
         for constraint in self.constraints:

@@ -15,7 +15,7 @@ from mpmd.support.source import frames_of
 
 @dataclasses.dataclass(frozen=True)
 class FoldConstantBranches(ModulePass):
-    """Replaces conditionals over names whose index is known by the branch that it chooses.
+    """Replaces conditionals over names whose index is known by the selected branch.
 
         i = const 1
         y = case i { ret a } { x = comp "f" (a) {..}; ret x }  -->  y = comp "f" (a) {..}
@@ -24,7 +24,7 @@ class FoldConstantBranches(ModulePass):
     assigned before the program runs; so names in a branch that may be taken or not have none.
 
     Requires: loops over names are unrolled.  Ensures: no name is in a branch, but for branches within
-    named computations, which stay as they are.
+        named computations, which are unchanged.
     Error: a name is in a branch whose index is not known.
     Cost: linear in conditionals and in the ops that compute their indices.
     Source: ours; StableHLO's canonicalization folds no `case`.
@@ -100,14 +100,14 @@ def _message(what: str, where: str, kind: str, branch: str) -> str:
         f"{what} is in {branch} of a {kind} whose {'condition' if kind == 'lax.cond' else 'index'} is not a "
         f"constant{where}\n"
         "  meshes are assigned before the step runs, so what runs on a mesh cannot depend on values\n"
-        "  put the whole conditional into one named computation; or compute both values and choose one with "
+        "  put the whole conditional into one named computation; or compute both values and select one with "
         "jnp.where;\n"
-        "  or let Python or integer constants choose: a Python if, a static argument, the counter of a scan"
+        "  or let Python or integer constants select: a Python if, a static argument, the counter of a scan"
     )
 
 
 def _described(conditional: ir.Op, inside: ir.Op) -> tuple[str, str]:
-    """What the user called a conditional, and which branch of it an op is in."""
+    """The user's name of a conditional, and the branch that contains an op."""
     regions = conditional.operation.regions
     number = next(i for i, region in enumerate(regions) if inside.operation.block.region == region)
     if conditional.operation.name == "stablehlo.if":

@@ -20,13 +20,13 @@ _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 @dataclasses.dataclass(frozen=True)
 class GenerateSdyMeshesFromTopology(ModulePass):
-    """Makes one `sdy.mesh` per mesh of the topology, and has every sharding name the mesh it belongs to.
+    """Creates one `sdy.mesh` per mesh of the topology, and makes every sharding refer to its mesh.
 
         sdy.mesh @mesh = <["tpu_x"=2]>;  main(a {sharding<@mesh, [{"tpu_x"}]>}) {topology = "tpu", "cpu"}
         -->  sdy.mesh @tpu; sdy.mesh @cpu;  main(a {sharding<@tpu, [{"tpu_x"}]>})
 
     The axes of a mesh begin with its name and an underscore.  Fully replicated shardings name `@empty_mesh`,
-    which is made, and added to the topology, if there is none.
+    which is created, and added to the topology, if there is none.
 
     Requires: a topology.  Ensures: no other meshes with axes.  Cost: linear.
     Source: openxla/shardy MPMD, `generate_sdy_meshes_from_topology`.
@@ -35,7 +35,7 @@ class GenerateSdyMeshesFromTopology(ModulePass):
     name: ClassVar[str] = "mpmd-generate-sdy-meshes-from-topology"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Re-points shardings, then exchanges the meshes."""
+        """Changes the meshes of shardings, then replaces the meshes."""
         distributed = [f for f in ir.funcs(module) if f.is_mpmd]
         if not distributed:
             return
@@ -77,7 +77,7 @@ def _empty_mesh() -> ir.Attribute:
 def _exchange(
     module: ir.Module, topology: ir.TopologyAttr, old: dict[str, ir.Op], kept: dict[str, ir.Op], empty: bool
 ) -> None:
-    """Erases the old meshes with axes and makes those of the topology."""
+    """Erases the old meshes with axes and creates those of the topology."""
     wanted = {name: mesh for name, mesh in topology.items() if name not in kept}
     if empty and _EMPTY not in kept:
         wanted[_EMPTY] = _empty_mesh()
@@ -100,7 +100,7 @@ class _Pointer:
         self.failed = False
 
     def look_at(self, op: ir.Op) -> None:
-        """Notes how the shardings in all attributes of an op are to name the mesh of their axes."""
+        """Records the new mesh names of the shardings in all attributes of an op."""
         for name, attribute in attributes_of(op):
             text = str(attribute)
             if "<@" in text and "sdy." in text:
@@ -130,7 +130,7 @@ class _Pointer:
         else:
             problem = f"it has axes of several meshes: {', '.join(names)}"
         self.failed = True
-        diagnostics.error(f"cannot tell the mesh of the sharding {found[0]}; {problem}", op.location)
+        diagnostics.error(f"cannot find the mesh of the sharding {found[0]}; {problem}", op.location)
         return found[0]
 
     def _mesh_of_axis(self, axis: str) -> str | None:

@@ -16,12 +16,12 @@ _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
 
 @dataclasses.dataclass(frozen=True)
 class InlineNestedUserExposedOps(FunctionPass):
-    """Inlines names inside of named computations, however deep: only the outermost name is mapped to a mesh.
+    """Inlines names inside of named computations, at any depth: only the outermost name is mapped to a mesh.
 
         comp "f" (a) { x = comp "g" (a) { y = neg a; ret y }; z = name x "t"; ret z }
         -->  comp "f" (a) { y = neg a; ret y }
 
-    Requires: inner names are unassigned or assigned where what is around them is.  Ensures: no name, no
+    Requires: inner names are unassigned or assigned like the enclosing computation.  Ensures: no name, no
     broadcast and no reduce inside of a named computation.  Cost: linear.
     Source: openxla/shardy MPMD, `inline_nested_user_exposed_ops`.
 
@@ -54,7 +54,7 @@ class InlineNestedUserExposedOps(FunctionPass):
 
 
 def _inner_first(block: ir.Block) -> list[ir.Op]:
-    """All ops of a block, however deep, in program order, but each behind those in it."""
+    """All ops of a block, at any depth, in program order, but each after those in it."""
     found: list[ir.Op] = []
     for op in ir.ops(block):
         for region in op.operation.regions:
@@ -65,7 +65,7 @@ def _inner_first(block: ir.Block) -> list[ir.Op]:
 
 
 def _assigned_around(op: ir.Op, places: dict[str, NamePlacement]) -> ir.NamedComputation | None:
-    """The nearest computation around an op that is assigned; None if all that there are have no place."""
+    """The nearest assigned computation around an op; None if no enclosing one is assigned."""
     names = (outer for outer in regions.around(op) if isinstance(outer, ir.NamedComputation))
     return next((outer for outer in names if outer.named.name in places), None)
 
@@ -80,7 +80,7 @@ def _report_unassigned(parent: ir.NamedComputation, places: dict[str, NamePlacem
 
 
 def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, NamePlacement]) -> None:
-    """Reports a name whose place is another one than that of the computation around it."""
+    """Reports a name whose placement differs from that of the computation around it."""
     parent, around = around_it.named.name, places[around_it.named.name]
     if isinstance(op, ir.NamedComputation):
         name, what, matter = op.named.name, "NamedComputation", "mesh or stage"
@@ -91,7 +91,7 @@ def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, NamePlac
         return
     if what == "NamedTensor" and place.memory_kind is not None:
         diagnostics.notice(
-            f"memory kind {place.memory_kind} of tensor '{name}' is ignored, as it stands inside of "
+            f"memory kind {place.memory_kind} of tensor '{name}' is ignored, as it is inside of "
             f"computation '{parent}'",
             op.location,
         )

@@ -11,15 +11,14 @@ from mpmd.passes.bases import FunctionPass
 
 @dataclasses.dataclass(frozen=True)
 class InsertNamelessCloneOfNegligibleOps(FunctionPass):
-    """Makes a constant that a named computation returns anew, for all uses but the program's results.
+    """Clones constants that a named computation returns, for all uses but the program's results.
 
         x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }
         y = add a x                             -->  d = const 1
                                                      y = add a d
 
-    Otherwise what uses the constant would be tied to the mesh of the computation.  A constant that the
-    function returns keeps the mesh that its name gives it.
-    Computations in computations come first.
+    Otherwise the users of the constant would be tied to the mesh of the computation.  A constant that the
+    function returns keeps the mesh that its name gives it.  Computations in computations come first.
 
     Requires: nothing.  Ensures: the computation is unchanged; results, and clones, may be unused.
     Cost: linear.
@@ -29,7 +28,7 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     name: ClassVar[str] = "mpmd-insert-nameless-clone-of-negligible-ops"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at what each computation returns."""
+        """Visits the returned values of each computation."""
         terminator = f.terminator
         for computation in reversed(ir.walk(f, ir.NamedComputation)):
             where = ir.after(computation)
@@ -44,5 +43,5 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
 
 
 def is_negligible(op: ir.Op) -> bool:
-    """Whether it costs nothing to do it again: it reads nothing and makes one value."""
+    """Whether it is free to copy: it has no operands and one result."""
     return len(op.operands) == 0 and len(op.results) == 1 and not len(op.operation.regions) and ir.is_pure(op)

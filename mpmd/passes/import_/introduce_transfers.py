@@ -12,7 +12,7 @@ from mpmd.passes.import_ import assigning
 
 @dataclasses.dataclass(frozen=True)
 class IntroduceTransfers(ModulePass):
-    """Turns the way of a value from one mesh to others into transfers.
+    """Replaces paths of a value from one mesh to others by transfers.
 
         u = unassign a; x = assign u to m3; y = assign u to m2
         -->  y = transfer a to m2; x = transfer y to m3
@@ -31,7 +31,7 @@ class IntroduceTransfers(ModulePass):
     name: ClassVar[str] = "mpmd-introduce-transfers"
 
     def rewrite(self, module: ir.Module) -> None:
-        """First says where callees' arguments come from, then rewrites all functions."""
+        """First infers the meshes of callees' arguments, then rewrites all functions."""
         symbols = ir.symbol_table(module)
         functions = [f for f in symbols.values() if f.is_mpmd and not f.is_external]
         calls: dict[str, list[ir.Call]] = {}
@@ -64,7 +64,7 @@ def _push_unassigns_in(f: ir.Func, calls: list[ir.Call], symbols: dict[str, ir.F
 
 
 def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | None:
-    """The unassign that makes a value, perhaps in the function whose call makes it."""
+    """The unassign that defines a value, perhaps in the function whose call defines it."""
     op = ir.producer(value)
     if isinstance(op, ir.Call):
         op = ir.producer(symbols[op.callee_name].terminator.operands[ir.result_index(value)])
@@ -72,7 +72,7 @@ def _unassign_of(value: ir.Value, symbols: dict[str, ir.Func]) -> ir.Unassign | 
 
 
 def _rewrite(f: ir.Func) -> None:
-    """Does sums where they are needed and makes transfers, last assign first, until nothing changes.
+    """Computes sums where they are needed and creates transfers, last assign first, until nothing changes.
 
     Assigns are not erased in between, only left unused.
     """
@@ -90,7 +90,7 @@ def _rewrite(f: ir.Func) -> None:
 
 
 def _transfer(op: ir.Assign) -> bool:
-    """Uses a transfer, or the value itself, instead of an assign of an unassign; whether it was one."""
+    """Replaces an assign of an unassign by a transfer, or the value itself; whether it was one."""
     source = ir.producer(op.tensor)
     if not isinstance(source, ir.Unassign):
         return False

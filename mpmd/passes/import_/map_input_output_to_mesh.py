@@ -16,14 +16,14 @@ _MEMORY_KIND = "mhlo.memory_kind"
 
 @dataclasses.dataclass(frozen=True)
 class MapInputOutputToMesh(FunctionPass):
-    """Puts the arguments and results of the program on the meshes that the user gave them.
+    """Assigns the arguments and results of the program to the meshes that the user gave them.
 
         main(a): x = add a a; return x
         -->  input-assignment=0@m1 output-assignment=0@m2
         main(a@m1): u = unassign a by user_in; x = add u u; y = assign x to m2 by user_out; return y
 
     Requires: indices are flat indices of the entry function.  Ensures: those positions are mesh tensors.  The
-    attribute `mhlo.memory_kind` of a position goes where the type says the memory kind.  Cost: linear.
+    attribute `mhlo.memory_kind` of a position is removed where the type has the memory kind.  Cost: linear.
     Source: openxla/shardy MPMD, `map_input_output_to_mesh`.
 
     Attributes:
@@ -58,7 +58,7 @@ class MapInputOutputToMesh(FunctionPass):
 
 
 def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) -> dict[int, NamePlacement]:
-    """The places whose index and mesh exist; the others are errors."""
+    """The placements whose index and mesh exist; the others are errors."""
     found: dict[int, NamePlacement] = {}
     meshes = f.topology
     for item in places:
@@ -85,7 +85,7 @@ def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: NamePlacement)
     if assigning.is_tensor(kind):
         return True
     diagnostics.error(
-        f"{what} cannot be assigned to {place}: it is no plain tensor, but a {kind}", f.location
+        f"{what} cannot be assigned to {place}: it is not a plain tensor, but a {kind}", f.location
     )
     return False
 

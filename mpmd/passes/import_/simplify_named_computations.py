@@ -12,12 +12,12 @@ from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 
 @dataclasses.dataclass(frozen=True)
 class SimplifyNamedComputations(FunctionPass):
-    """Takes out of named computations what they only pass on, do not need, or do twice.
+    """Removes from named computations forwarded, unneeded and duplicate values.
 
         x, y, z = comp "f" (a, b) { p, q = barrier a b; s = add p p; ret s, s, q }; w = add x y; return w, z
         -->  x = comp "f" (a) { p = barrier a; s = add p p; ret s }; w = add x x; return w, b
 
-    Values that a computation passes on would otherwise be tied to its mesh.
+    Values that a computation forwards would otherwise be tied to its mesh.
 
     Requires: nothing.  Ensures: no equal operands or results, no result that is an argument, no unused pure
     result, no unused operand.  Cost: linear, times the length of the longest chain of computations that only
@@ -29,7 +29,7 @@ class SimplifyNamedComputations(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Simplifies the computations, last first, until none changes any more.
 
-        A dead op still uses what it reads, be it around a computation or in one.
+        A dead op still uses its operands, be it around a computation or in one.
         """
         erase_dead_ops(f.body)
         for barrier in ir.walk(f):
@@ -45,7 +45,7 @@ class SimplifyNamedComputations(FunctionPass):
 
 
 def _erase_dead_around(f: ir.Func) -> None:
-    """Erases what only computes, is not used and stands outside of computations."""
+    """Erases pure unused ops outside of computations."""
     for op in reversed(ir.ops(f)):
         if is_dead(op):
             ir.erase(op)
@@ -56,7 +56,7 @@ def _is_in_computation(op: ir.Op) -> bool:
 
 
 def _drop_forwarded_operands(barrier: ir.Op) -> None:
-    """Removes lanes from an argument of the computation to what it returns, with no other use."""
+    """Removes values that a barrier forwards from an argument of the computation to its results."""
     kept: list[tuple[ir.Value, ir.Value]] = []
     dropped: list[tuple[ir.Value, ir.Value]] = []
     for operand, result in zip(barrier.operands, barrier.results):
@@ -115,7 +115,7 @@ def _unneeded_results(
 
 
 def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
-    """The computation without some results, and without what is then dead in it; whether that is less."""
+    """The computation without some results, and without ops that are then dead; whether that is less."""
     kept = [i for i in range(len(op.results)) if i not in dropped]
     if dropped:
         returned = op.returned

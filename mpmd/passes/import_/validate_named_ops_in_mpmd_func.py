@@ -16,7 +16,7 @@ _PLACES = {
     "stablehlo.if": ("a branch of a conditional", "conditional"),
     "sdy.manual_computation": ("a shard_map", "shard_map"),
 }
-"""What the user wrote, for ops with regions, and what to name instead."""
+"""The user's construct of an op with regions, and what to name instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ValidateNamedOpsInMpmdFunc(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at the parent of each name."""
+        """Checks the parent of each name."""
         for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
             parent = op.operation.parent.opview
             fits = parent.is_mpmd if isinstance(parent, ir.Func) else parent.name.startswith("mpmd.")

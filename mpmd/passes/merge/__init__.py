@@ -1,4 +1,4 @@
-"""Passes that make one fragment of several."""
+"""Passes that merge fragments."""
 
 from __future__ import annotations
 

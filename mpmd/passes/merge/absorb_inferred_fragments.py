@@ -21,24 +21,24 @@ _PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
 
 @dataclasses.dataclass(frozen=True)
 class AbsorbInferredFragments(FunctionPass):
-    """Lets named fragments swallow unnamed neighbours, so that a callee keeps the shape the user gave it.
+    """Absorbs unnamed neighbours into named fragments, so that a callee keeps the shape the user gave it.
 
         p = m1[] (a) { x = add a a; ret x }                    p, c = m1["f"] cc=1 (a) {
         t = transfer p to m2                                     x = add a a; y = mul x x; z = neg y
         f = m1["f"] cc=1 (p) { y = mul p p; ret y }     -->      ret x, z }
         c = m1[] (f) { z = neg f; ret z }                      t = transfer p to m2
 
-    A *root* is a fragment that is named, or has no fragment user, or reads no fragment's result.  It
-    absorbs each inferred fragment whose first user it is, and each of which it is the last producer;
-    transfers that are in the way move first, unused ones of them vanish.  Two named fragments are never
-    merged.  The result has the attributes of the root; constants in it come first.  What only computes and
-    is not used goes, a fragment or an op in one: it must not keep others apart.
+    A *root* is a fragment that is named, or has no fragment user, or reads no fragment's result.  It absorbs
+    each inferred fragment whose first user it is, and each of which it is the last producer; transfers that
+    are in between move first, unused ones of them are removed.  Two named fragments are never merged.  The
+    result has the attributes of the root; constants in it come first.  Dead fragments and ops are removed:
+    they must not keep others apart.
 
     Attributes:
         absorb_on_entry_point_function: absorb in entry points too, not in callees alone.
 
-    Requires: values are made before they are used.  Ensures: the same.  Notices name what is left in
-    callees.  Cost: linear in uses per round; a round more for each inferred fragment that becomes a root.
+    Requires: values are defined before they are used.  Ensures: the same.  Remarks name unabsorbed work in
+        callees.  Cost: linear in uses per round; a round more for each inferred fragment that becomes a root.
     Source: openxla/shardy MPMD, `absorb_inferred_fragments`.
     """
 
@@ -126,7 +126,7 @@ def _hasten(transfer: ir.Transfer) -> None:
 
 
 def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
-    """The two merged where the root stands, with the attributes of the root."""
+    """The two merged at the position of the root, with the attributes of the root."""
     kept = {
         name: attribute
         for name, attribute in root.attributes.items()
@@ -154,7 +154,7 @@ def _constants_first(fragment: ir.Fragment) -> None:
         if op.operation.name != "stablehlo.constant":
             behind_front = True
             continue
-        key = constant_text(op) if holds_complex(op) else op.attributes["value"]  # both say the type
+        key = constant_text(op) if holds_complex(op) else op.attributes["value"]  # both have the type
         if key in found:
             ir.replace(op, found[key].results)
             continue

@@ -1,4 +1,4 @@
-"""What the passes that merge a producer with a consumer share: the walk, the place, the attributes."""
+"""The common part of passes that merge a producer with a consumer: traversal, position, attributes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MergePass(FunctionPass):
     """Merges producers with consumers, last producer first.
 
     Each fragment is merged with its candidate, and the merged fragment with its own, as long as a pass
-    allows it.  Of a program in which values are made before they are used, the result is one as well:
+    allows it.  Of a program in which values are defined before they are used, the result is one as well:
     only positions are compared, never data-flow paths.  Pure fragments without uses are erased.
 
     Cost: linear in fragments and their uses.  Source: openxla/shardy MPMD, `MergeFragmentBasePass`.
@@ -30,15 +30,15 @@ class MergePass(FunctionPass):
         """Whether the two may become one."""
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
-        """The fragment to merge `producer` with; `following` are those behind it on its mesh, nearest first.
+        """The fragment to merge `producer` with; `following` are those after it on its mesh, nearest first.
 
-        Unless a pass says otherwise: its first fragment user, if the pass allows the two.
+        By default: its first fragment user, if the pass allows the two.
         """
         first = next(iter(fragment_users(producer)), None)
         return first if first is not None and self.allows(producer, first) else None
 
     def part_for(self, producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
-        """What is merged with the consumer: the producer, unless a pass prefers a clone of it."""
+        """The fragment to merge with the consumer: the producer, unless a pass prefers a clone of it."""
         return producer
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -56,10 +56,10 @@ class MergePass(FunctionPass):
     def _merge_repeatedly(
         self, producer: ir.Fragment, followers: dict[ir.Fragment, None]
     ) -> ir.Fragment | None:
-        """What `producer` has become; None if nothing is left of it."""
+        """The fragment that contains `producer` now; None if nothing is left of it."""
         while True:
             behind = (other for other in reversed(followers) if ir.comes_before(producer, other))
-            consumer = self.candidate(producer, behind)  # a merge may have moved the producer behind others
+            consumer = self.candidate(producer, behind)  # a merge may have moved the producer after others
             if consumer is None:
                 return producer
             part = self.part_for(producer, consumer)
@@ -82,9 +82,9 @@ def fragment_users(fragment: ir.Fragment) -> list[ir.Fragment]:
 
 
 def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
-    """Whether the two can be merged where `consumer` stands, which may be moved right behind `producer`.
+    """Whether the two can be merged at `consumer`, which may be moved right after `producer`.
 
-    It stays if no user of the producer comes before it.  Else it moves, if all that it reads is there.
+    It stays if no user of the producer comes before it.  Else it moves, if all its operands are defined.
     """
     if not any(ir.comes_before(user, consumer) for user in block_users(producer)):
         return True
@@ -96,7 +96,7 @@ def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
 
 
 def merged(producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
-    """One fragment for two, with the call counter and the makers that both agree on."""
+    """One fragment for two, with the call counter and the origins that both agree on."""
     counter = merged_call_counter(producer, consumer)
     inferred = not producer.is_user and not consumer.is_user
     makers = [*producer.inferred_by, *consumer.inferred_by] if inferred else []
@@ -116,7 +116,7 @@ def merged_call_counter(a: ir.Fragment, b: ir.Fragment) -> int | None:
 
 
 def named(fragment: ir.Fragment) -> str:
-    """A fragment in the words of the user."""
+    """A fragment by its user's names."""
     origins = ", ".join(map(str, fragment.origins)) or "unnamed work"
     parts = [f'{origins} on mesh "{fragment.mesh}"']
     if fragment.stage is not None:

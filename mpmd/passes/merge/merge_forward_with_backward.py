@@ -22,8 +22,8 @@ class MergeForwardWithBackward(MergePass):
     After scheduling this happens on the last stage of orders like 1F1B: one program for both.  The merged
     fragment has two transpose counts and is no longer a scheduling unit.  Fragments of two stages stay two.
 
-    Requires: fragments stand in their final order; stages are verified.  Ensures: values are made before
-    they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.
+    Requires: fragments are in their final order; stages are verified.  Ensures: values are defined before
+        they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.
     """
 
     name: ClassVar[str] = "mpmd-merge-forward-with-backward"
@@ -34,6 +34,6 @@ class MergeForwardWithBackward(MergePass):
         return producer.is_forward and consumer.is_backward and stages_agree
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
-        """The closest user, if no other fragment of the mesh stands between."""
+        """The closest user, if no other fragment of the mesh is between."""
         closest = super().candidate(producer, following)
         return closest if closest is not None and closest == next(following, None) else None

@@ -19,10 +19,10 @@ class MergeInferredByRound(FunctionPass):
         a = call body(s0); b = call body(a, s1)   a = call body(s0); b = call body(a, s1)
         u = m1[] (b); v = m1[] (u, w)        -->  v = m1[] (b, w)
 
-    What stands before, between and after the microbatches (slices, zeros, clipping, the optimizer) stays
+    Work before, between and after the microbatches (slices, zeros, clipping, the optimizer) stays
     out of the fragments of the microbatches, so that these stay equal and compile to one program.  The
     *round* of an op is how often data must leave and re-enter unnamed work on its way there: fragments of
-    one mesh and round are merged, which can never close a cycle.  Fragments that belong to a microbatch
+    one mesh and round are merged, which can never create a cycle.  Fragments that belong to a microbatch
     are left alone.  A program without microbatches is left alone.
 
     Requires: every value has a mesh.  Ensures: at most one such fragment per mesh and round, ops in
@@ -61,7 +61,7 @@ def has_microbatches(f: ir.Func) -> bool:
 
 
 def is_free(op: ir.Op) -> bool:
-    """Whether it is unnamed work that belongs to no microbatch."""
+    """Whether it is unnamed work outside of microbatches."""
     return isinstance(op, ir.Fragment) and not op.is_user and op.call_counter is None
 
 

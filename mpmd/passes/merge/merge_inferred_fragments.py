@@ -32,7 +32,7 @@ class MergeInferredFragments(MergePass):
         keep_microbatches_equal: keep unnamed work that belongs to no microbatch out of the fragments of
             microbatches, whose programs then stay equal.
 
-    Requires: values are made before they are used.  Ensures: the same.
+    Requires: values are defined before they are used.  Ensures: the same.
     Cost: linear in fragments and their uses.
     Source: openxla/shardy MPMD, `merge_inferred_fragments`; the last option is ours.
     """
@@ -52,7 +52,7 @@ class MergeInferredFragments(MergePass):
         super().rewrite(module)
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Without microbatches there is nothing to keep equal."""
+        """Whether it applies: only with microbatches there is something to keep equal."""
         pass_ = self
         if self.keep_microbatches_equal and not has_microbatches(f):
             pass_ = dataclasses.replace(self, keep_microbatches_equal=False)
@@ -76,7 +76,7 @@ class MergeInferredFragments(MergePass):
         return super().candidate(producer, following)
 
     def part_for(self, producer: ir.Fragment, consumer: ir.Fragment) -> ir.Fragment:
-        """A clone for the consumer and the function's return, of what is cheap enough to be cloned."""
+        """A clone for the consumer and the function's return, if it is cheap enough."""
         if not (self.clone_inferred_fragments and _is_cheap(producer)):
             return producer
         part: ir.Fragment = ir.clone(producer, ir.before(consumer))

@@ -24,11 +24,11 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
     one microbatch and stage where both have one.
 
     Attributes:
-        merge_siblings: merge also what does not use each other, such as two encoders, if it is of one stage
-            and microbatch: a fragment and the nearest named one behind it.
+        merge_siblings: merge also independent fragments, such as two encoders, of one stage and microbatch: a
+            fragment and the nearest named one after it.
 
     Requires: neither of two such fragments has several transpose counts (error).
-    Ensures: values are made before they are used.  Cost: linear.
+    Ensures: values are defined before they are used.  Cost: linear.
     Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`; the option is ours.
     """
 

@@ -28,15 +28,15 @@ class RuleBasedMerge(FunctionPass):
 
     All fragments of a mesh whose infos are sources of one rule become one; it has the origins, stage, call
     counter and kind of split of the target, and no other attribute of theirs.  Repeated until no rule
-    finds two fragments.  What only computes and is not used goes, but for sources that stand above one that
-    is used: they become part of it.
+    finds two fragments.  Dead fragments are removed, but for sources that come before one that is
+    used: they become part of it.
 
     Attributes:
-        rules: what to merge.
-        remove_control_dependencies: whether the order that a scheduler asked for is met and forgotten.
+        rules: the merge rules.
+        remove_control_dependencies: whether the order of a scheduler is applied and removed.
 
     Requires: a rule has two sources or more, of one mesh and stage; no info is in two rules (errors).
-    Ensures: ops in dependency order; an error if rules make a cycle.  Cost: linear per round of merges.
+    Ensures: ops in dependency order; an error if rules create a cycle.  Cost: linear per round of merges.
     Source: openxla/shardy MPMD, `rule_based_merge`.
     """
 
@@ -81,7 +81,7 @@ class RuleBasedMerge(FunctionPass):
 
 
 def _problems(rule: FragmentMergeRule) -> list[str]:
-    """What makes a rule impossible."""
+    """Why a rule is impossible."""
     found = []
     if len(rule.sources) < 2:
         found.append(f"the merge rule {rule} has fewer than two sources: there is nothing to merge")
@@ -97,9 +97,9 @@ def _problems(rule: FragmentMergeRule) -> list[str]:
 
 
 def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule]) -> None:
-    """Erases, last first, what only computes and is not used, unless a fragment below takes it in.
+    """Erases dead fragments, last first, unless a later fragment takes them in.
 
-    A fragment is used by what an order wants behind it.
+    A fragment is used by its control successors.
     """
     taken: set[tuple[FragmentMergeRule, str]] = set()
     edges = control_edges(f)
@@ -118,7 +118,7 @@ def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMerg
 def _groups(
     f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule], found: dict[FragmentMergeRule, None]
 ) -> dict[tuple[FragmentMergeRule, str], list[ir.Fragment]]:
-    """Fragments to merge, in dependency order, by rule and mesh; notes the rules that match anything."""
+    """Fragments to merge, in dependency order, by rule and mesh; records the rules that match anything."""
     groups: dict[tuple[FragmentMergeRule, str], list[ir.Fragment]] = {}
     for fragment in ir.fragments(f):
         rule = by_info.get(FragmentInfo.of(fragment))
@@ -134,7 +134,7 @@ def _groups(
 
 
 def _merged_at_first(first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
-    """One for two, standing where the first stands; the block may be out of order afterwards."""
+    """One for two, at the position of the first; the block may be out of order afterwards."""
     ir.move_after(second, first)
     return merge(first, second)
 
@@ -146,10 +146,10 @@ def _sort(f: ir.Func, applied: list[FragmentMergeRule]) -> None:
         ir.reorder(f, order)
         return
     listed = "; ".join(named(op) for op in cycle if isinstance(op, ir.Fragment))
-    rules = "\n  ".join(map(str, applied)) or "none: the order that a schedule asks for makes it"
+    rules = "\n  ".join(map(str, applied)) or "none: the order of a schedule causes it"
     diagnostics.error(
         "Cycle detected in the program, not all fragments could be properly merged.\n"
         f"  each needs the next, the last needs the first, in @{f.symbol}: {listed}\n"
-        f"by the rules:\n  {rules}\nLeave out of a rule what must run before or behind the others",
+        f"by the rules:\n  {rules}\nLeave out of a rule what must run before or after the others",
         f.location,
     )

@@ -1,4 +1,4 @@
-"""Sharding propagation: what Shardy decided becomes part of the types of values on meshes."""
+"""Sharding propagation: Shardy's shardings become part of the types of values on meshes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class ConvertSdyConstants(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """However deep they stand."""
+        """At any depth."""
         for op in ir.walk(f, ir.sdy.ConstantOp):
             made = _complex_constant(op) if holds_complex(op) else _constant(op)
             ir.replace(op, [made.results[0]])
@@ -42,7 +42,7 @@ def _constant(op: ir.Op) -> ir.Op:
 
 
 def _complex_constant(op: ir.Op) -> ir.Op:
-    """No attribute of complex numbers goes through the bindings, so the text goes round them."""
+    """The bindings have no attributes of complex numbers, so the op is rebuilt from text."""
     kind = op.result.type
     module = ir.parse(
         f'"stablehlo.constant"() <{{value = {constant_text(op)}}}> : () -> {kind} {op.location}'

@@ -14,7 +14,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSdyShardingsToMpmdTypes(FunctionPass):
-    """Makes shardings part of the types of what lives on meshes.
+    """Makes shardings part of the types of values on meshes.
 
         main(a@m1 {sharding = S}):  f = m1["f"] in_shardings=[S], out_shardings=[T] (a) {...}
         ->  main(a@m1<S>):          f: m1<T> = m1["f"] (a) {...}
@@ -30,7 +30,7 @@ class ConvertSdyShardingsToMpmdTypes(FunctionPass):
     runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Arguments, then ops in order: what a reader says of a value replaces what its maker said."""
+        """Arguments, then ops in order: a reader's sharding of a value replaces the producer's."""
         types = _Types()
         _convert_arguments(f, types)
         holders = _holders(f)
@@ -72,13 +72,13 @@ def _convert_arguments(f: ir.Func, types: _Types) -> None:
 
 
 class _Types:
-    """Mesh tensor types with shardings; each is made once, as microbatches repeat them."""
+    """Mesh tensor types with shardings; each is built once, as microbatches repeat them."""
 
     def __init__(self) -> None:
         self.made: dict[tuple[ir.Type, shardings.Sharding], ir.Type] = {}
 
     def give(self, values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
-        """Gives values the types that their shardings ask for."""
+        """Gives values the types for their shardings."""
         for value, sharding in zip(values, found):
             kind = value.type
             if sharding is None or not isinstance(kind, ir.MeshTensor):

@@ -12,12 +12,12 @@ from mpmd.passes.propagation import shardings
 
 @dataclasses.dataclass(frozen=True)
 class DropSubAxes(FunctionPass):
-    """Lets nothing but whole axes shard what goes from fragment to fragment.
+    """Restricts the shardings of values between fragments to whole axes.
 
         f = m1["f"] in_shardings=[[{"x":(1)2}, {"y"}]] (a) {...}  -->  in_shardings=[[{}, {"y"}]]
 
     Propagation splits an axis where a dim is split, as that of a batch into microbatches.  JAX cannot
-    express an array that is sharded so; inside of fragments it may stay.
+    express such shardings of arrays; inside of fragments they may stay.
 
     Requires: shardings are attributes of fragments and transfers.
     Ensures: none of these names part of an axis.  Cost: linear in operands and results.

@@ -13,16 +13,16 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class EnforceUserShardings(FunctionPass):
-    """Lets the shardings that arguments and results of the program have hold at the fragments too.
+    """Enforces the user's shardings of arguments and results at the fragments.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] in_shardings=[[{}, {"x"}]] (a) {...}
         ->                                    f = m1["f"] in_shardings=[[{"x"}, {}]] (a) {...}
 
-    Propagation may have found another sharding for what a fragment reads or returns.  The caller hands over
+    Propagation may have found another sharding for operands or results of a fragment.  The caller passes
     and expects the user's: the fragment reshards inside.
 
     Requires: results are neither arguments nor returned twice (uniquify-function-inputs-outputs).
-    Ensures: an argument, or a result, and all fragments that make or read it agree; transfers of arguments
+    Ensures: an argument, or a result, and all fragments that produce or read it agree; transfers of arguments
         are left to extract-reshards.
         Warning: a sharding over part of an axis, which JAX cannot express, is shortened before that part.
     Cost: linear in operands.
@@ -33,9 +33,9 @@ class EnforceUserShardings(FunctionPass):
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Collects what the user wrote, then goes over fragments and transfers once."""
-        of_argument = _cut(f, "arg", "arg_attrs", f.args)
-        of_result = _cut(f, "result", "res_attrs", f.returned)
+        """Collects the user's shardings, then visits fragments and transfers once."""
+        of_argument = _shortened(f, "arg", "arg_attrs", f.args)
+        of_result = _shortened(f, "result", "res_attrs", f.returned)
         for op in ir.ops(f, (ir.Fragment, ir.Transfer)):
             results = {i: of_result[r] for i, r in enumerate(op.results) if r in of_result}
             if isinstance(op, ir.Transfer):
@@ -47,7 +47,9 @@ class EnforceUserShardings(FunctionPass):
             shardings.update(op, "in_shardings", list(op.inputs), inputs)
 
 
-def _cut(f: ir.Func, word: str, attribute: str, values: list[ir.Value]) -> dict[ir.Value, shardings.Sharding]:
+def _shortened(
+    f: ir.Func, word: str, attribute: str, values: list[ir.Value]
+) -> dict[ir.Value, shardings.Sharding]:
     """The user's shardings of arguments or results, without parts of axes; they are written back."""
     dicts = ir.attribute_dicts(f, attribute, len(values))
     found: dict[ir.Value, shardings.Sharding] = {}
@@ -61,7 +63,7 @@ def _cut(f: ir.Func, word: str, attribute: str, values: list[ir.Value]) -> dict[
             warned = True
             diagnostics.warning(
                 f"Sub-axes sharding found for {word} {i}: {old} uses part of an axis, which JAX cannot "
-                f"express; taken is {found[value]}. Choose axes that divide the value.",
+                f"express; used is {found[value]}. Choose axes that divide the value.",
                 value.location if word == "arg" else f.terminator.location,
             )
     ir.put_attribute_dicts(f, attribute, dicts)

@@ -16,14 +16,14 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class ExtractReshardsFromInterMeshTransfers(FunctionPass):
-    """Takes changes of sharding out of transfers: these then copy shard to shard.
+    """Moves changes of sharding out of transfers: these then copy shard to shard.
 
         a: [{"x"}, {}]; t = transfer a to m2 {[{}, {"x"}]}
         ->  t = transfer a to m2 {[{"x"}, {}]};  r = m2[] by=extract_reshards out=[[{}, {"x"}]] (t) { ret t }
 
     The sharding changes before the transfer if that leaves less to send per device (or if the target is in
-    host memory), else after it: in the fragment that makes the value, in the fragments that read it, or,
-    for other makers and readers, in a fragment that does only that.
+    host memory), else after it: in the fragment that produces the value, in the fragments that read it, or,
+    for other producers and readers, in a fragment that does only that.
 
     Requires: shardings are attributes; the user's are enforced.
     Ensures: both ends of each transfer have the same sharding, if the meshes of the topology are equal (but
@@ -31,14 +31,14 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
         Late error: both ends are in host memory.
     Cost: linear in uses.
     Source: openxla/shardy MPMD, `extract_reshards_from_inter_mesh_transfers`; that other fragments that
-        read a value follow when it changes at its maker is ours (there the program becomes invalid).
+        read a value follow when it changes at its producer is ours (there the program becomes invalid).
     """
 
     name: ClassVar[str] = "mpmd-extract-reshards-from-inter-mesh-transfers"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at each transfer, in order."""
+        """Visits each transfer, in order."""
         topology = f.topology
         if len({_shape_of(mesh) for mesh in topology.values()}) > 1:
             diagnostics.notice(
@@ -84,7 +84,7 @@ def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology:
 def _reshard_before(
     transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
 ) -> None:
-    """Gives the transfer's operand the sharding `new`, where it is made or right before the transfer."""
+    """Gives the transfer's operand the sharding `new`, in its producer or right before the transfer."""
     value = transfer.tensor
     maker = ir.producer(value)
     new = _replicated_like(old, value) if new is None else new
@@ -108,7 +108,7 @@ def _reshard_before(
 def _reshard_after(
     transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
 ) -> None:
-    """Lets the transfer keep the sharding `old`, and changes it where the value is read."""
+    """Keeps the sharding `old` at the transfer, and changes it in the readers."""
     value = transfer.result
     old = _replicated_like(new, value) if old is None else old
     new = _replicated_like(old, value) if new is None else new
@@ -131,7 +131,7 @@ def _read_as(fragment: ir.Fragment, value: ir.Value, sharding: shardings.Shardin
 
 
 def _replicated_like(sharding: shardings.Sharding | None, value: ir.Value) -> shardings.Sharding:
-    """The replicated sharding of the mesh that the other end's sharding names."""
+    """The replicated sharding of the mesh of the other end's sharding."""
     mesh = ir.sdy.TensorShardingAttr(sharding).mesh_or_ref
     return shardings.without_axes(mesh, shardings.rank(value), is_closed=True)
 
@@ -147,7 +147,7 @@ def _identity(value: ir.Value, sharding: shardings.Sharding, where: ir.Insertion
 
 
 class _Reports:
-    """One warning per kind of resharding transfer, however many microbatches have one."""
+    """One warning per kind of resharding transfer, even if many microbatches have one."""
 
     def __init__(self, topology: ir.TopologyAttr) -> None:
         self.topology = topology
@@ -156,7 +156,7 @@ class _Reports:
     def add(
         self, transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
     ) -> None:
-        """Notes one transfer."""
+        """Records one transfer."""
         kind = transfer.tensor.type
         of_old = ir.MeshTensor.get(kind.mesh, kind.tensor, old)
         text = (

@@ -18,15 +18,15 @@ from mpmd.support.source import frames_of
 
 @dataclasses.dataclass(frozen=True)
 class FitShardingsToMeshes(ModulePass):
-    """Gives every mesh shardings over the axes that it has, where meshes are not alike.
+    """Adapts shardings to the axes of each mesh, where meshes are not alike.
 
         sdy.mesh @mesh = <["x"=4, "y"=2]>;  topology = "m1" : <["x"=4]>, "m2" : <["y"=2]>
         main(a@m1 {sharding = <@mesh, [{"x"}, {"y"}]>}, b@m2 {sharding = <@mesh, [{"x"}, {"y"}]>})
         ->  sdy.mesh @m1 = <["x"=4]>;  sdy.mesh @m2 = <["y"=2]>
             main(a@m1 {sharding = <@m1, [{"x"}, {}]>}, b@m2 {sharding = <@m2, [{}, {"y"}]>})
 
-    Propagation knows one mesh, which has the axes of all.  An axis of one name means the same on every mesh,
-    however long it is there; a mesh without it does not split.  What goes from fragment to fragment is split
+    Propagation uses one mesh, which has the axes of all.  An axis of one name has the same role on every
+    mesh, even if its size differs; a mesh without it does not split.  Values between fragments are split
     evenly or not at all.  Nothing happens if all meshes have the axes of the one that shardings name, in its
     order.
 
@@ -39,7 +39,7 @@ class FitShardingsToMeshes(ModulePass):
     name: ClassVar[str] = "mpmd-fit-shardings-to-meshes"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Every function on meshes; then the new meshes take the place of the old."""
+        """Every function on meshes; then the new meshes replace the old."""
         functions = [f for f in ir.funcs(module) if f.is_mpmd]
         if not functions:
             return
@@ -66,7 +66,7 @@ class FitShardingsToMeshes(ModulePass):
 
 
 def _names_shardings(body: ir.Func) -> bool:
-    """Whether an op in the body of a function says how a value is sharded."""
+    """Whether an op in the body of a function has a sharding."""
     kinds = (ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr)
     return any(
         not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds)
@@ -113,7 +113,7 @@ class _Fitting:
                 self.fit_values(op, shardings.ARGUMENT, op.results)
 
     def fit_values(self, op: ir.Op, name: str, values: Iterable[ir.Value]) -> None:
-        """A per-value attribute of what stands between fragments."""
+        """A per-value attribute of an op between fragments."""
         found = shardings.read(op, name)
         if found:
             shardings.write(op, name, [self.of_value(s, v) for s, v in zip(found, values, strict=True)])
@@ -124,7 +124,7 @@ class _Fitting:
         return self.fitted(sharding, kind.mesh, kind.shape) if isinstance(kind, ir.MeshTensor) else sharding
 
     def fitted(self, sharding: shardings.Sharding, mesh: str, shape: list[int] | None) -> shardings.Sharding:
-        """What a sharding means on a mesh; each dim is split as long as that is even, if `shape` is given."""
+        """The equivalent of a sharding on a mesh; with `shape`, each dim is split as long as that is even."""
         old = ir.sdy.TensorShardingAttr(sharding)
         axes = self.own[mesh]
         dims = []
@@ -165,7 +165,7 @@ class _Fitting:
                     shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
 
     def check_manual(self, op: ir.Op, fragment: ir.Fragment) -> None:
-        """What it computes on each device was written for axes of a certain size."""
+        """Checks a manual computation, which was written for axes of a certain size."""
         traced = {name: size for axes in self.old.values() for name, size in axes.items()}
         axes = self.own[fragment.mesh]
         names = list(ir.sdy.ManualAxesAttr(op.attributes["manual_axes"]))

@@ -11,13 +11,13 @@ from mpmd.passes.bases import FunctionPass
 
 @dataclasses.dataclass(frozen=True)
 class ForgetEmptyComputations(FunctionPass):
-    """Takes the user's names from fragments of which nothing but a change of shardings is left.
+    """Removes the user's names from fragments that only change shardings.
 
         f = m1["f"(1)] cc=0 (a) {ret a}  ->  f = m1[] by=extract_reshards (a) {ret a}
 
-    A computation may come down to its arguments (the backward of an addition does, for one) and still be
-    needed, if argument and result have different shardings.  Without a name it can be merged with what is
-    near, and is reported as what it is.
+    A computation may be reduced to its arguments (the backward of an addition is, for one) and still be
+    needed, if argument and result have different shardings.  Without a name it can be merged with its
+    neighbours, and is reported as a reshard.
 
     Requires: shardings are part of types.
     Ensures: each user fragment computes something.  Cost: linear in fragments.
@@ -28,7 +28,7 @@ class ForgetEmptyComputations(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at what each user fragment returns."""
+        """Checks the returned values of each user fragment."""
         for fragment in ir.fragments(f):
             if fragment.is_user and all(ir.producer(value) is None for value in fragment.returned):
                 if ir.ops(fragment.body):

@@ -13,12 +13,12 @@ from mpmd.passes.propagation import shardings
 
 @dataclasses.dataclass(frozen=True)
 class ForgetEmptyShardings(FunctionPass):
-    """Lets replicated values have one type.
+    """Gives replicated values one type.
 
         m1, tensor<8xf32>, sharding=<@mesh, [{}]>   -->   m1, tensor<8xf32>
 
-    Propagation says of some values that they are replicated, and nothing of others.  Fragments that differ
-    in nothing else must be one program, and may give their operands away to each other.
+    Propagation gives some replicated values a sharding, and others none.  Fragments that differ
+    in nothing else must be one program, and may donate their operands to each other.
 
     Requires: shardings are part of types.
     Ensures: a type with a sharding has one that shards something.  Cost: linear in values.
@@ -40,7 +40,7 @@ class ForgetEmptyShardings(FunctionPass):
 
 
 def _forget(values: Iterable[ir.Value], plain: dict[ir.Type, ir.Type]) -> None:
-    """Gives replicated values types without shardings; `plain` remembers what becomes of each type."""
+    """Gives replicated values types without shardings; `plain` caches the result for each type."""
     for value in values:
         kind = value.type
         if not isinstance(kind, ir.MeshTensor) or kind.sharding is None:

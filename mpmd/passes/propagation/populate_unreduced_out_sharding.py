@@ -12,7 +12,7 @@ from mpmd.passes.propagation import shardings
 
 @dataclasses.dataclass(frozen=True)
 class PopulateUnreducedOutSharding(FunctionPass):
-    """Writes unreduced axes, which propagation leaves at constraints, to the results of fragments.
+    """Copies unreduced axes, which propagation leaves at constraints, to the results of fragments.
 
         m1["f"] (a) {...; c = sharding_constraint x <@mesh, [{}], unreduced={"x"}>; ret c}
         ->  m1["f"] out_shardings=[<@mesh, [{}], unreduced={"x"}>] (a) {...}
@@ -29,7 +29,7 @@ class PopulateUnreducedOutSharding(FunctionPass):
     runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at what each fragment returns."""
+        """Checks the returned values of each fragment."""
         for fragment in ir.fragments(f):
             unreduced = {
                 i: constraint
@@ -49,7 +49,7 @@ class PopulateUnreducedOutSharding(FunctionPass):
 
 
 def _constraint_of(value: ir.Value) -> ir.sdy.TensorShardingAttr | None:
-    """The sharding that the program asks for where `value` is made."""
+    """The sharding constraint that defines `value`."""
     op = ir.producer(value)
     if isinstance(op, (ir.sdy.ShardingConstraintOp, ir.sdy.ReshardOp)):
         return ir.sdy.TensorShardingAttr(op.sharding)

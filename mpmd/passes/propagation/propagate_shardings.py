@@ -27,7 +27,7 @@ from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support import diagnostics
 
 _PIPELINE = MlirPass("sdy-propagation-pipeline")
-_WITHOUT_RESHARDS = (  # what that pipeline is made of, without its steps towards partitioning
+_WITHOUT_RESHARDS = (  # the passes of that pipeline, without its steps towards partitioning
     "sdy-import-pipeline",
     "sdy-user-priority-propagate",
     "func.func(sdy-sink-func-data-flow-edges)",
@@ -43,32 +43,33 @@ _CSE = MlirPass("cse")
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
-# Of fragments with one body this many go through Shardy: the first may stand at the begin of a chain, such
-# as that of an accumulator, the second stands for all that follow.  One will do where nothing is sharded.
-# The second ones are of one microbatch, so that what reads their results is in the program, too.
+# How many fragments with one body go through Shardy: the first may be the begin of a chain, such as that of
+# an accumulator, the second represents all others.  One is enough where nothing is sharded.  The second ones
+# are of one microbatch, so that their readers are in the program, too.
 _REPRESENTATIVES = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class PropagateShardings(ModulePass):
-    """Lets Shardy decide how every value is sharded, once for all microbatches.
+    """Propagates shardings by Shardy, once for all microbatches.
 
         main(a@m1 {sharding = [{"x"}, {}]}):  f = m1["f"] (a) {...}
         ->                                    f = m1["f"] in_shardings=[..], out_shardings=[..] (a) {...}
 
     Microbatches are copies: fragments with the same body, on the same mesh, that read the same parameters
-    and what fragments of the same kind made, are alike.  Shardy sees a program with two of each; the others
-    take what it found for the second, bodies included.  With `tidy` so do the passes that clean up behind
-    it inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and what folds folds.  With `as_dialect` sharding groups
-    stay, as Shardy then does nothing that is for partitioning, and constants fold too.  With `share` too,
+    and results of fragments of the same kind, are alike.  Shardy gets a program with two of each; the others
+    take the shardings of the second, bodies included.  With `tidy` so do the passes that clean up after it
+    inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
+    constraints again, sdy constants ordinary ones, and ops fold.  With `as_dialect` sharding groups
+    stay, as Shardy then does not prepare partitioning, and constants fold too.  With `share` too,
     copies then call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
     Where no sharding is given there is nothing to propagate.
 
     Requires: shardings are attributes; results of the function have values of their own.
-    Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; a
-        value that a copy reads with another sharding than it is made with is made with that of its reader.
-    Cost: linear in the module to find what is alike; Shardy's for the program without copies.
+    Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike; a value that a
+        copy
+        reads with another sharding than its producer's gets the sharding of its reader.
+    Cost: linear in the module to find copies; Shardy's for the program without copies.
     Source: Shardy's `sdy-propagation-pipeline`; doing it once per kind of fragment is ours.
 
     Attributes:
@@ -87,7 +88,7 @@ class PropagateShardings(ModulePass):
     as_dialect: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
-        """Builds the program without copies, runs Shardy, and takes over what it found."""
+        """Builds the program without copies, runs Shardy, and copies its shardings back."""
         shared = functions_of(module)
         functions = [f for f in ir.funcs(module) if f not in shared]
         if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
@@ -146,7 +147,7 @@ def _has_main(module: Any) -> bool:
 
 
 def _mentions_shardings(module: Any) -> bool:
-    """Whether there is anything for Shardy to go by: a mesh, a sharding, a constraint."""
+    """Whether Shardy has something to propagate: a mesh, a sharding, a constraint."""
     code = io.BytesIO()
     module.operation.write_bytecode(code)
     return b"sdy" in code.getvalue()
@@ -165,7 +166,7 @@ def _take_meshes(module: ir.Module, source: Any) -> None:
 
 
 def _without_copies(f: ir.Func, representatives: int) -> list[int]:
-    """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
+    """Leaves out copies, and numbers the other ops; for each op the number of its representative."""
     kept: dict[Hashable, ir.Op] = {}
     of_body: collections.Counter[Hashable] = collections.Counter()
     fragments = ir.fragments(f)
@@ -203,10 +204,10 @@ def _types(fragment: ir.Fragment) -> Hashable:
 def _kind_of(
     value: ir.Value, bodies: dict[ir.Op, Hashable], uses: dict[ir.Value, int], f: ir.Func
 ) -> Hashable:
-    """What has to be equal for values that fragments which are alike read in the same place.
+    """The key of a value; equal for values that alike fragments may read at the same position.
 
-    A parameter, which many fragments read, is itself; data of one microbatch is like that of another; what
-    no name covers (a slice of a batch, a zero to begin with) is like all of its type.
+    A parameter, which many fragments read, is its own key; data of one microbatch is like that of another;
+    values without a name (a slice of a batch, a zero as start value) are like all of their type.
     """
     op = ir.producer(value)
     if op is None:
@@ -221,7 +222,7 @@ def _kind_of(
 
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
-    """Gives each op of `f` the shardings, and each fragment the body, of what stood for it in `small`."""
+    """Gives each op of `f` the shardings, and each fragment the body, of its representative in `small`."""
     found = {
         int(ir.IntegerAttr(op.attributes[_NUMBER]).value): op
         for op in ir.ops(small)
@@ -229,7 +230,7 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
     }
     symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):
-        model = found.get(kind)  # Shardy drops what nothing needs
+        model = found.get(kind)  # Shardy drops unused ops
         if isinstance(model, ir.Fragment):
             _take_body(op, model)
         elif model is None and isinstance(op, ir.Fragment):
@@ -246,7 +247,7 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
 
 
 def _settle(f: ir.Func) -> None:
-    """Has values made, and moved, with the sharding that their readers have, where these differ.
+    """Changes the shardings of producers and transfers to those of their readers, where these differ.
 
     A fragment may have gone through Shardy without its readers, where these are copies of others.  Of readers
     that differ the last one decides.
@@ -278,7 +279,7 @@ def _settle(f: ir.Func) -> None:
 
 
 def _stated(f: ir.Func, holders: Sequence[ir.Op]) -> dict[ir.Value, shardings.Sharding | None]:
-    """The shardings of values where they are made, if there are any."""
+    """The shardings of values at their definitions, if there are any."""
     of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
     found = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
     for op in holders:
@@ -297,7 +298,7 @@ def _of_results(op: ir.Fragment | ir.Transfer) -> str:
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
-    """Puts a copy of `model` in the place of a fragment, whose operands and attributes stay."""
+    """Replaces a fragment by a copy of `model`; its operands and attributes stay."""
     made = ir.clone(model, ir.before(fragment))
     ir.put(made, _NUMBER, None)
     for i, value in enumerate(fragment.inputs):

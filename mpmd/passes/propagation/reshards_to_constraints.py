@@ -11,11 +11,11 @@ from mpmd.passes.bases import FunctionPass
 
 @dataclasses.dataclass(frozen=True)
 class ReshardsToConstraints(FunctionPass):
-    """Turns the reshards that Shardy's pipeline made of sharding constraints back into constraints.
+    """Turns the reshards that Shardy's pipeline created from sharding constraints back into constraints.
 
         %1 = sdy.reshard %0 <@mesh, [{"x"}, {}]>  ->  %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]>
 
-    Each fragment goes through propagation once more when it is compiled, with what was found here fixed at
+    Each fragment goes through propagation once more when it is compiled, with these shardings fixed at
     its arguments and results; reshards would stop that propagation, constraints guide it.
 
     Requires: propagation is over.  Ensures: no `sdy.reshard` is left.  Cost: linear in the module.
@@ -26,7 +26,7 @@ class ReshardsToConstraints(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """However deep they stand."""
+        """At any depth."""
         for op in ir.walk(f, ir.sdy.ReshardOp):
             made = ir.create(
                 "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),

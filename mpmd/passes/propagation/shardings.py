@@ -1,4 +1,4 @@
-"""Shardings while they are attributes: where they stand, which are the same, and how to write them."""
+"""Shardings while they are attributes: queries, comparison, and updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sharding = Any
 
 
 def of_value(value: ir.Value, f: ir.Func) -> Sharding | None:
-    """The sharding of a value between fragments, where it is made; None if none is written there."""
+    """The sharding of a value between fragments, at its definition; None if there is none."""
     op = ir.producer(value)
     if op is None:
         return f.arg_attribute(ir.arg_index(value), ARGUMENT)
@@ -36,7 +36,7 @@ def write(op: ir.Op, name: str, shardings: Sequence[Sharding]) -> None:
 def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[int, Sharding]) -> None:
     """Changes some entries of a per-value attribute of an op.
 
-    If the op does not have it yet, all other entries say nothing: open dims on the same mesh.
+    If the op does not have it yet, all other entries are open: open dims on the same mesh.
     """
     if not entries:
         return
@@ -49,7 +49,7 @@ def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[in
     write(op, name, shardings)
 
 
-# Their sharding says on which device they run; it does not come from propagation.
+# Their sharding is that of a device; it does not come from propagation.
 _KEEP = ("stablehlo.send", "stablehlo.recv")
 
 
@@ -89,7 +89,7 @@ def mesh_of(sharding: Sharding) -> str:
 
 
 def drop_sub_axes(sharding: Sharding) -> Sharding:
-    """The sharding whose dims end before the first part of an axis; itself if there is none."""
+    """The sharding whose dims end before the first sub-axis; itself if there is none."""
     old = ir.sdy.TensorShardingAttr(sharding)
     dims = []
     for dim in map(ir.sdy.DimensionShardingAttr, old.dimension_shardings):

@@ -14,12 +14,12 @@ from mpmd.passes.fragments.dropping import drop
 
 @dataclasses.dataclass(frozen=True)
 class SimplifyProgram(FunctionPass):
-    """Takes out of fragments what they only pass on, do not need, or do twice.
+    """Removes from fragments forwarded, unneeded and duplicate values.
 
         f, g, h = m1["f"] (a, a as b) {x = add a b; ret x, x, a};  k = m1["k"] (f, g, h) {...}
         ->  f = m1["f"] (a) {x = add a a; ret x};  k = m1["k"] (f, a) {...}
 
-    Shardings are part of types here: only what also has the same sharding is the same.
+    Shardings are part of types here: only values with the same sharding are the same.
 
     Requires: nothing.
     Ensures: in each fragment no equal operands or results, no result that is an argument of its type, no
@@ -33,9 +33,9 @@ class SimplifyProgram(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Last first, so that what nobody needs any more is seen at its maker.
+        """Last first, so that unused results are found before their producer is visited.
 
-        Where a result was replaced, readers, which were seen before, may now do something twice.
+        Where a result was replaced, readers, which were visited before, may now have duplicates.
         """
         again = True
         while again:
@@ -45,7 +45,7 @@ class SimplifyProgram(FunctionPass):
 
 
 def _simplify(fragment: ir.Fragment) -> bool:
-    """One round over one fragment; whether something else is used for one of its results now."""
+    """One round over one fragment; whether one of its results was replaced."""
     first_arg: dict[ir.Value, ir.Value] = {}
     for value, arg in zip(fragment.inputs, fragment.args):
         ir.replace_uses(arg, first_arg.setdefault(value, arg))

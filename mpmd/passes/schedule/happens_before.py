@@ -1,8 +1,8 @@
 """The built-in pipeline schedules of the dialect, as relations between the scheduling units of one mesh.
 
-`F(i)` and `B(i)` are the forward and the backward unit of microbatch i.  A split backward is `A(i)`, what
-other meshes wait for, and `W(i)`, the rest; an unsplit one counts as `A(i)`.  M is the number of meshes
-and m the position of this one.
+`F(i)` and `B(i)` are the forward and the backward unit of microbatch i.  A split backward is `A(i)`, for
+which other meshes wait, and `W(i)`, the rest; an unsplit one counts as `A(i)`.  M is the number of meshes and
+m the position of this one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class SchedulingUnit:
 
     Attributes:
         fragment: the work.
-        phase: `"F"` forward; `"W"` the half of a backward that nobody waits for; `"A"` every other backward.
+        phase: `"F"` forward; `"W"` the half of a backward for which no mesh waits; `"A"` every other
+            backward.
         counter: its microbatch.
         stage: its pipeline stage, if it has one.
     """
@@ -35,13 +36,13 @@ class SchedulingUnit:
 
     @staticmethod
     def of(fragment: ir.Fragment) -> SchedulingUnit:
-        """The unit that a fragment is; it must be a scheduling unit.
+        """The unit of a fragment, which must be a scheduling unit.
 
         Raises:
             ValueError: it has no call counter.
         """
         if fragment.call_counter is None:
-            raise ValueError(f"no scheduling unit: {fragment}")
+            raise ValueError(f"not a scheduling unit: {fragment}")
         phase = "F" if fragment.is_forward else "W" if fragment.split_drop_transferred else "A"
         return SchedulingUnit(fragment, phase, fragment.call_counter, fragment.stage)
 
@@ -55,13 +56,13 @@ Pairs = Iterator[tuple[SchedulingUnit, SchedulingUnit]]
 
 
 class Relation(Protocol):
-    """Which units happen before which."""
+    """The relation between units."""
 
     def every(self, units: Sequence[SchedulingUnit]) -> Pairs:
         """All pairs (before, after)."""
 
     def enough(self, units: Sequence[SchedulingUnit]) -> Pairs:
-        """Some of all pairs: with what follows from them, they are all."""
+        """Some of all pairs, whose transitive closure is all pairs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ class FirstForwards:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Where a mesh stands: M and m, and its name."""
+    """The position of a mesh: M and m, and its name."""
 
     name: str
     count: int

@@ -14,8 +14,8 @@ from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, desc
 from mpmd.passes.schedule.task_orders import TableTask, TaskOrders
 from mpmd.support import diagnostics
 
-# Which task of a table a fragment is, if the table has none for its own phase: a stage whose backward
-# could not be split is due where its first half is, and a half where its whole is.
+# The task of a fragment if the table has none for its own phase: a stage whose backward could not be split is
+# due at its first half, and a half at its whole.
 _ELSE = {"F": "", "B": "IW", "I": "B", "W": "B"}
 
 
@@ -24,7 +24,7 @@ _NO_ORDERS = TaskOrders()
 
 @dataclasses.dataclass(frozen=True)
 class OrderByTasks(FunctionPass):
-    """Orders the fragments of every mesh as a table of tasks says.
+    """Orders the fragments of every mesh by a table of tasks.
 
     With `orders=m1:0F0,0B0,0F1,0B1`:
 
@@ -40,15 +40,15 @@ class OrderByTasks(FunctionPass):
     Requires: at most one task per mesh position; microbatches count from 0 as in the table.
     Ensures: the order of the table on every mesh.  Error: the table contradicts data flow; names the first
         task that can never run, and why; unless `fail_on_impossible_order` a warning, and the tasks are in
-        the order of the table as far as the data flow lets them.  Notice: tasks without a fragment, and the
-        reverse.
+            the order of the table as far as the data flow allows.  Remark: tasks without a fragment, and the
+            reverse.
     Cost: linear; if the order is impossible, quadratic in fragments.
     Source: ours.
 
     Attributes:
         orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
-        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
-        fail_on_impossible_order: a table that contradicts data flow is an error, and no warning.
+        remove_control_dependencies: drop the order once it is applied; merge rules need it as edges.
+        fail_on_impossible_order: a table that contradicts data flow is an error, not a warning.
     """
 
     name: ClassVar[str] = "mpmd-order-by-tasks"
@@ -78,7 +78,7 @@ class OrderByTasks(FunctionPass):
         apply_edges(f, edges, self.remove_control_dependencies)
 
     def _report(self, cycle: list[ir.Op], rows: Rows) -> None:
-        """Names the first task that can never run: the first of the table that stands on the cycle."""
+        """Names the first task that can never run: the first of the table that is on the cycle."""
         tasks = ((mesh, task, group) for mesh, row in rows.items() for task, group in row.items())
         task_of = {fragment: (mesh, task) for mesh, task, group in tasks for fragment in group}
         on_cycle = [op for op in cycle if op in task_of]
@@ -99,7 +99,7 @@ class OrderByTasks(FunctionPass):
             diagnostics.error(f"{text}\nMove one of these tasks in the order.", first.location)
         else:
             diagnostics.warning(
-                f"{text}\nAll tasks run in that order as far as the data flow lets them.", first.location
+                f"{text}\nAll tasks run in that order as far as the data flow allows.", first.location
             )
 
 
@@ -118,12 +118,12 @@ def _possible(f: ir.Func, edges: Edges) -> Edges:
     return precedence.edges
 
 
-# Mesh -> task -> the fragments that it stands for, in the order of the table.
+# Mesh -> task -> its fragments, in the order of the table.
 Rows = dict[str, dict[TableTask, list[ir.Fragment]]]
 
 
 def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
-    """The fragments that each task of the table stands for."""
+    """The fragments of each task of the table."""
     stage_of = {mesh: i for i, mesh in enumerate(f.topology.schedulable)}
     rows: Rows = {mesh: {task: [] for task in tasks} for mesh, tasks in orders.of_mesh}
     strangers = []
@@ -140,14 +140,14 @@ def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
             row[known].append(fragment)
     idle = [str(task) for row in rows.values() for task, group in row.items() if not group]
     if idle:
-        diagnostics.notice(f"the order has tasks that no fragment stands for: {', '.join(idle)}", f.location)
+        diagnostics.notice(f"the order has tasks without a fragment: {', '.join(idle)}", f.location)
     if strangers:
-        diagnostics.notice(f"the order says nothing of {'; '.join(strangers)}", f.location)
+        diagnostics.notice(f"the order does not contain {'; '.join(strangers)}", f.location)
     return {mesh: {task: group for task, group in row.items() if group} for mesh, row in rows.items()}
 
 
 def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> TableTask | None:
-    """The task that a fragment is; None if it is no microbatch's forward or backward work."""
+    """The task of a fragment; None if it is not a microbatch's forward or backward work."""
     stage = stage_of.get(fragment.mesh) if fragment.stage is None else fragment.stage
     if not fragment.is_scheduling_unit or fragment.is_remat or stage is None:
         return None

@@ -38,15 +38,15 @@ class PipelineScheduler(FunctionPass):
     stage, in the order of the topology; only the circular schedules know several stages per mesh.
 
     Requires: one forward and one backward unit per mesh, microbatch and stage.
-    Ensures: the order that the schedule asks for.  Where it contradicts data flow, data flow wins; where
-        it contradicts itself, what stands first in the program wins; a notice shows the first such case.
+    Ensures: the order of the schedule.  Where it contradicts data flow, data flow wins; where it
+        contradicts itself, the op that is first in the program wins; a remark shows the first such case.
     Cost: linear, as a schedule is given by neighbours only; all pairs where it contradicts data flow, or
         where its edges stay.
     Source: openxla/shardy MPMD, `pipeline_schedule`; the schedules name theirs.
 
     Attributes:
         must_happen_before: name of the schedule.
-        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
+        remove_control_dependencies: drop the order once it is applied; merge rules need it as edges.
     """
 
     name: ClassVar[str] = "mpmd-pipeline-scheduler"
@@ -72,7 +72,7 @@ class PipelineScheduler(FunctionPass):
         apply_edges(f, edges, self.remove_control_dependencies)
 
     def _is_possible(self, schedule: Schedule, units: dict[str, list[SchedulingUnit]]) -> bool:
-        """Whether the units are such as the schedule is made for; reports what is not."""
+        """Whether the schedule supports these units; reports those that it does not."""
         every = [unit for of_mesh in units.values() for unit in of_mesh]
         if schedule in STAGED and any(unit.stage is None for unit in every):
             diagnostics.notice(
@@ -105,9 +105,9 @@ def _edges(
 ) -> Edges:
     """The edges that a schedule adds to data flow; `all_pairs` as the dialect does, which shows if they stay.
 
-    If neighbours in the schedule, together with data flow, make no cycle, then nothing contradicts
-    anything, and the order that follows is the one that all pairs would give.  Else all pairs are looked
-    at in program order, and those that contradict what is known by then are left out.
+    If neighbours in the schedule, together with data flow, have no cycle, then there is no contradiction, and
+    the resulting order is that of all pairs.  Else all pairs are visited in program order, and those that
+    contradict earlier ones are left out.
     """
     enough = [
         (a.fragment, b.fragment)
@@ -131,8 +131,8 @@ def _edges(
             if opposite and not noticed:
                 noticed = True
                 diagnostics.notice(
-                    f"the schedule asks for {describe(before)} before {describe(after)}, among others, but "
-                    f"data flow and the rest of the schedule ask for the opposite: {way(opposite)}",
+                    f"the schedule orders {describe(before)} before {describe(after)}, among others, but "
+                    f"data flow and the rest of the schedule require the opposite: {way(opposite)}",
                     before.location,
                 )
     return precedence.edges

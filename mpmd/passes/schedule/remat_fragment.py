@@ -20,13 +20,13 @@ class RematFragment(FunctionPass):
         h = m1["f"(1)] cc=0 (f, k) {...}             r = m1["f"] cc=0 remat (a) {...}
                                                      h = m1["f"(1)] cc=0 (r, k) {...}
 
-    What a forward computed for its backward then need not live in between.  With `merge-remat-fragments`
-    the clone and the backward fragment become one.
+    Results of a forward fragment for its backward then need not live in between.  With
+    `merge-remat-fragments` the clone and the backward fragment become one.
 
     Requires: scheduling is over, so that clones need not be scheduled.
     Ensures: a backward fragment reads no result of a forward fragment of its microbatch and stage, but
-        for the one that stands right before it on its mesh.  Clones are whole: fragment-dce drops results
-        that nobody reads.
+        except for the one that is right before it on its mesh.  Clones are whole: fragment-dce drops unused
+            results.
     Cost: linear in fragments and clones.
     Source: openxla/shardy MPMD, `remat_fragment`.
 
@@ -39,7 +39,7 @@ class RematFragment(FunctionPass):
     merge_remat_fragments: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at all backward users of each forward fragment, in program order."""
+        """Visits all backward users of each forward fragment, in program order."""
         program = ir.fragments(f)
         place = {fragment: i for i, fragment in enumerate(program)}
         neighbours = _Neighbours(program)
@@ -109,11 +109,11 @@ class _Neighbours:
         self._link(fragment, before)
 
     def remove(self, fragment: ir.Fragment) -> Ends:
-        """Takes a fragment out; what stood before and behind it."""
+        """Takes a fragment out; its old neighbours."""
         return self.previous.pop(fragment), self.following.pop(fragment)
 
     def put_between(self, ends: Ends, fragment: ir.Fragment) -> None:
-        """Puts a fragment where another was taken out."""
+        """Puts a fragment back where another was taken out."""
         self._link(ends[0], fragment)
         self._link(fragment, ends[1])
 

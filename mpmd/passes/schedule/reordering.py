@@ -1,4 +1,4 @@
-"""What scheduling passes do once they know which fragment has to come before which."""
+"""Common part of scheduling passes: constraints on the order of fragments, and sorting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Edges = Sequence[tuple[ir.Fragment, ir.Fragment]]
 
 
 class Precedence:
-    """What comes before what: data flow, and edges that are added as long as they fit.
+    """A partial order: data flow, and edges that are added as long as they fit.
 
     Attributes:
-        edges: what was added, (before, after).
+        edges: the added edges, (before, after).
     """
 
     def __init__(self, f: ir.Func) -> None:
@@ -27,7 +27,7 @@ class Precedence:
         """Adds an edge, unless the order is known already.
 
         Returns:
-            Nothing; or, if the opposite is known, the ops on a way from `after` to `before`.
+            Nothing; or, if the opposite is known, the ops on a path from `after` to `before`.
         """
         place = self._dependencies.place
         i, j = place[before], place[after]
@@ -45,19 +45,19 @@ class Precedence:
 
 
 def apply_edges(f: ir.Func, edges: Edges, remove_control_dependencies: bool) -> None:
-    """Sorts a function by data flow and `edges`, which it keeps as control edges unless told otherwise."""
+    """Sorts a function by data flow and `edges`, which it keeps as control edges by default."""
     order, _ = Dependencies(f, edges).stable_order()
     ir.reorder(f, order)
     put_control_edges(f, [] if remove_control_dependencies else edges)
 
 
 def way(ops: Sequence[ir.Op]) -> str:
-    """A way through the program, op by op."""
+    """A path through the program, op by op."""
     return " -> ".join(map(describe, ops))
 
 
 def describe(op: ir.Op) -> str:
-    """One op in words that the user can recognise."""
+    """A description of one op for the user."""
     if isinstance(op, ir.Transfer):
         return f'transfer from mesh "{op.tensor.type.mesh}" to "{op.result.type.mesh}"'
     if not isinstance(op, ir.Fragment):

@@ -14,7 +14,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class RuleBasedSchedule(FunctionPass):
-    """Orders fragments as the user's rules say.
+    """Orders fragments by the user's rules.
 
     With `rules=FragmentScheduleRule(ordered_fragments=[INFO_OF_G->INFO_OF_F])`:
 
@@ -24,13 +24,13 @@ class RuleBasedSchedule(FunctionPass):
     Requires: no two user fragments of a function have the same info.  Error: two named computations share
         a name, a mesh and a microbatch.
     Ensures: the order of the rules, where data flow and earlier rules leave a choice; all other ops keep
-        their order where nothing forbids it.  Notice: whatever of a rule had to be left out.
+        their order where nothing forbids it.  Remark: the parts of a rule that were left out.
     Cost: linear in the module and in the rules, but for the reachability of n ops: n*n bits.
     Source: openxla/shardy MPMD, `rule_based_schedule`.
 
     Attributes:
         rules: fragments in the order in which they are to run.
-        remove_control_dependencies: forget the order once it is met; merge rules want it kept as edges.
+        remove_control_dependencies: drop the order once it is applied; merge rules need it as edges.
     """
 
     name: ClassVar[str] = "mpmd-rule-based-schedule"
@@ -52,7 +52,7 @@ class RuleBasedSchedule(FunctionPass):
 
 
 def _fragments_by_info(f: ir.Func) -> dict[FragmentInfo, ir.Fragment] | None:
-    """The user fragments by what rules can tell them apart by; None if they cannot."""
+    """The user fragments by the attributes that rules use; None if these are ambiguous."""
     known: dict[FragmentInfo, ir.Fragment] = {}
     unique = True
     for fragment in ir.fragments(f):
@@ -62,7 +62,7 @@ def _fragments_by_info(f: ir.Func) -> dict[FragmentInfo, ir.Fragment] | None:
         if info in known:
             unique = False
             diagnostics.error(
-                f"Fragment info {info} already exists for another fragment: rules cannot tell the two apart. "
+                f"Fragment info {info} already exists for another fragment: rules cannot distinguish them. "
                 "Two named computations share a name; give each a name of its own.\n"
                 f"  one is at {known[info].location}, the other at {fragment.location}",
                 f.location,
@@ -77,15 +77,15 @@ def _follow(
     precedence: Precedence,
     f: ir.Func,
 ) -> None:
-    """Adds what one rule asks for."""
+    """Adds the edges of one rule."""
     before = rule.ordered_fragments[0] if rule.ordered_fragments else None
     for after in rule.ordered_fragments[1:]:
         if before not in known:
-            diagnostics.notice(f"a schedule rule names {before}, which no fragment is", f.location)
+            diagnostics.notice(f"a schedule rule names {before}, which is not a fragment", f.location)
             before = after
             continue
         if after not in known:
-            diagnostics.notice(f"a schedule rule names {after}, which no fragment is", f.location)
+            diagnostics.notice(f"a schedule rule names {after}, which is not a fragment", f.location)
             continue
         first, second = known[before], known[after]
         if first.mesh != second.mesh:
@@ -96,7 +96,7 @@ def _follow(
             opposite = precedence.add(first, second)
             if opposite:
                 diagnostics.notice(
-                    f"a schedule rule asks for {before} before {after}, but the opposite is known: "
+                    f"a schedule rule orders {before} before {after}, but the opposite is known: "
                     f"{way(opposite)}",
                     first.location,
                 )

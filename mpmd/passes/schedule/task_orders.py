@@ -1,4 +1,4 @@
-"""A table of tasks: for every mesh, what it runs and in which order."""
+"""A table of tasks: for every mesh, its tasks in order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TASK = re.compile(rf"(\d+)([{PHASES}])(\d+)")
 class TableTask:
     """One phase of one stage on one microbatch; written `1B0`: stage, phase, microbatch.
 
-    `F` is the forward, `B` the backward, `I` and `W` are its halves if it is split: what other meshes wait
-    for, and the rest.
+    `F` is the forward, `B` the backward, `I` and `W` are its halves if it is split: the half for which other
+    meshes wait, and the rest.
     """
 
     stage: int
@@ -25,15 +25,15 @@ class TableTask:
 
     @staticmethod
     def parse(text: str) -> TableTask:
-        """The task that a text stands for.
+        """The task in a text.
 
         Raises:
-            ConfigError: the text is no task.
+            ConfigError: the text is not a task.
         """
         found = _TASK.fullmatch(text.strip())
         if found is None:
             raise ConfigError(
-                f"{text.strip()!r} is no task: expected stage, one of the phases {' '.join(PHASES)}, "
+                f"{text.strip()!r} is not a task: expected stage, one of the phases {' '.join(PHASES)}, "
                 "microbatch; for example 0F0 or 1B3"
             )
         return TableTask(int(found[1]), int(found[3]), found[2])
@@ -50,16 +50,16 @@ class TaskOrders:
 
     @staticmethod
     def parse(text: str) -> TaskOrders:
-        """The table that a text stands for.
+        """The table in a text.
 
         Raises:
-            ConfigError: the text is no table, or has a task twice.
+            ConfigError: the text is not a table, or has a task twice.
         """
         of_mesh = []
         for part in filter(None, (p.strip() for p in text.split(";"))):
             mesh, colon, tasks = part.rpartition(":")
             if not colon or not mesh:
-                raise ConfigError(f"{part!r} is no order of a mesh: expected MESH:TASK,TASK")
+                raise ConfigError(f"{part!r} is not an order of a mesh: expected MESH:TASK,TASK")
             names = [t for t in tasks.split(",") if t.strip()]
             of_mesh.append((mesh.strip(), tuple(TableTask.parse(t) for t in names)))
         found = TaskOrders(tuple(of_mesh))
@@ -75,7 +75,7 @@ class TaskOrders:
             for task in tasks:
                 if task in seen:
                     raise ConfigError(
-                        f"task {task} stands twice: on mesh {seen[task]!r} and on {mesh!r}\n"
+                        f"task {task} occurs twice: on mesh {seen[task]!r} and on {mesh!r}\n"
                         "  a task runs once: leave one of them out"
                     )
                 seen[task] = mesh

@@ -18,7 +18,7 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
         f, g = m2["f"] (a, t) {                           f = m2["f"] keep (a) { x = neg a; ret x }
           x = neg a; y = add x t; ret x, y }        -->   g = m2["f"] drop (t, f) { y = add f t; ret y }
 
-    The first half has all ops that do not depend on what is transferred, through regions neither.  (Both
+    The first half has all ops that do not depend on transferred values, also through regions.  (Both
     still have all operands; canonicalize, fragment-dedup and fragment-dce drop those they do not need.)
 
     Requires: shardings are not propagated.  Ensures: nothing to split is left.  Cost: linear.

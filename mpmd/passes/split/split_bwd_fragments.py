@@ -12,18 +12,18 @@ from mpmd.passes.fragments.splitting import ops_flowing_to, split
 
 @dataclasses.dataclass(frozen=True)
 class SplitBwdFragments(FunctionPass):
-    """Splits backward fragments, so that what other meshes wait for is computed first.
+    """Splits backward fragments, so that results for other meshes are computed first.
 
         dw, dx = m2["f"(1)] (w, g) {                       dx, s = m2["f"(1)] keep (w, g) {
           s = neg g; a = mul s w; b = tanh s; ret b, a }     s = neg g; a = mul s w; ret a, s }
         t = transfer dx to m1                        -->   dw = m2["f"(1)] drop (s) { b = tanh s; ret b }
                                                            t = transfer dx to m1
 
-    The first half computes what is transferred, the second the rest from what the first hands it.  (The
+    The first half computes the transferred results, the second the rest from residuals of the first.  (The
     second still has all operands; canonicalize and fragment-dce drop those that it does not need.)
 
     With `between_stages` only other microbatch work counts as waiting: a stage of the same mesh does, without
-    a transfer; what is sent to the end of the step, as a sum over the microbatches may be, does not.
+    a transfer; a value that is sent to the end of the step, as a sum over the microbatches may be, does not.
 
     Requires: shardings are not propagated; no transfers that stay on a mesh.  Ensures: nothing to split is
     left.  Cost: linear.  Source: openxla/shardy MPMD, `split_bwd_fragments`; after "Zero Bubble Pipeline

@@ -1,4 +1,4 @@
-"""Passes over transfers, and over what a function takes and returns."""
+"""Passes over transfers, and over the signatures of functions."""
 
 from __future__ import annotations
 

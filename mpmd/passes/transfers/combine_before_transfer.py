@@ -12,15 +12,15 @@ from mpmd.sharding.shards import local_bytes
 
 @dataclasses.dataclass(frozen=True)
 class CombineBeforeTransfer(FunctionPass):
-    """Computes where values come from what they are only sent for.
+    """Combines values before they are sent, if they are only sent to be combined.
 
         s = transfer a@m1 to m0
         t = transfer b@m1 to m0              f = m1[] (a, b) { x = add a b; ret x }
         f = m0[] (s, t) { x = add a b; ret x }  -->  t = transfer f to m0
 
-    Such sums arise where a value of m0 is used more than once on m1: its gradients are added where it was
-    made.  Moved are unnamed fragments whose operands are transfers from one mesh, used by nothing else, if
-    fewer values and no more bytes are sent then.
+    Such sums occur where a value of m0 is used more than once on m1: its gradients are added where it was
+    produced.  The pass moves unnamed fragments whose operands are transfers from one mesh, used by nothing
+    else, if fewer values and no more bytes are sent then.
 
     Requires: no shardings in types; meshes with equal axes.
     Ensures: the number of transfers does not grow.  Cost: linear.
@@ -37,7 +37,7 @@ class CombineBeforeTransfer(FunctionPass):
 
 
 def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None:
-    """The mesh from which all operands come, if the fragment had better be there."""
+    """The mesh of all operands, if the fragment is better placed there."""
     transfers = _operand_transfers(fragment)
     if len(transfers) < len(fragment.inputs):
         return None
@@ -58,12 +58,12 @@ def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None
 
 
 def _operand_transfers(fragment: ir.Fragment) -> list[ir.Transfer]:
-    """Those operands' producers that are transfers, an operand that is passed twice counted twice."""
+    """The operands that are transfers, an operand that is passed twice counted twice."""
     return [op for value in fragment.inputs if isinstance(op := ir.producer(value), ir.Transfer)]
 
 
 def _move(fragment: ir.Fragment, mesh: str) -> None:
-    """Makes the fragment on another mesh, from what its operands are transfers of, and sends its results."""
+    """Builds the fragment on another mesh, from the sources of its operands, and sends its results."""
     transfers = _operand_transfers(fragment)
     inputs = [op.tensor for op in transfers]
     where = ir.before(fragment)

@@ -18,7 +18,7 @@ class ForgetCarriedStarts(FunctionPass):
         -->
         x, y = m1[] () { c = const 0; ret c, c }
 
-    The numbers differ from stage to stage; without them, stages that are alike start with one program.
+    The numbers differ from stage to stage; without them, identical stages start with one program.
 
     Requires: no pass that joins equal results comes after it.  Ensures: no `mpmd.start`.  Cost: linear.
     Source: ours.
@@ -28,7 +28,7 @@ class ForgetCarriedStarts(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at every op, in fragments too."""
+        """Visits every op, in fragments too."""
         for op in ir.walk(f):
             if op.operation.name == "stablehlo.optimization_barrier" and START in op.attributes:
                 ir.replace(op, list(op.operands))

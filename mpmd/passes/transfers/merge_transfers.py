@@ -17,7 +17,7 @@ _MARK = "concat_transfer"
 
 @dataclasses.dataclass
 class TransferGroup:
-    """Results of one fragment that travel to one consumer; `transfers[i]` sends what is element i."""
+    """Results of one fragment for one consumer; `transfers[i]` sends element i."""
 
     consumer: ir.Fragment
     target_kind: str | None
@@ -53,7 +53,8 @@ class MergeTransfers(FunctionPass):
     of memory there, that are in device memory and not sharded.  Old results, transfers and operands stay,
     unused; dedup, cse and fragment-dce remove them.
 
-    Requires: values are made before they are used; shardings are in types.  Ensures: the same.  Cost: linear.
+    Requires: values are defined before they are used; shardings are in types.  Ensures: the same.  Cost:
+        linear.
     Source: openxla/shardy MPMD, `merge_transfers`.
     """
 
@@ -79,7 +80,7 @@ class MergeTransfers(FunctionPass):
 
 
 def groups_of(producer: ir.Fragment) -> list[TransferGroup]:
-    """What can be joined, in order of first appearance."""
+    """Groups that can be merged, in order of first appearance."""
     found: dict[tuple[ir.Type, ir.Fragment, str | None], TransferGroup] = {}
     for result in producer.results:
         if not is_eligible(result.type):
@@ -106,7 +107,7 @@ def is_eligible(kind: ir.Type) -> bool:
 def _join_in_producer(
     producer: ir.Fragment, groups: list[TransferGroup], rebuilt: Callable[[ir.Fragment, ir.Fragment], None]
 ) -> list[ir.Value]:
-    """Returns each group as one more result, and sends it; what arrives."""
+    """Returns each group as one more result, and sends it; the received values."""
     returned, types = producer.returned, [r.type for r in producer.results]
     inner = dict(zip(producer.results, returned))
     for group in groups:
@@ -144,7 +145,7 @@ def _separate_in_consumer(
     value: ir.Value,
     rebuilt: Callable[[ir.Fragment, ir.Fragment], None],
 ) -> None:
-    """Hands the joined value to the consumer, which cuts its arguments out of it."""
+    """Passes the joined value to the consumer, which slices its arguments out of it."""
     index = {t.tensor: i for i, t in enumerate(group.transfers)}
     sent = {t.result: index[t.tensor] for t in group.transfers}
     arg = ir.append_arg(consumer.body, like=value, kind=group.joined)

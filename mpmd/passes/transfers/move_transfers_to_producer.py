@@ -12,7 +12,7 @@ from mpmd.passes.fragments.moving import moving
 
 @dataclasses.dataclass(frozen=True)
 class MoveTransfersToProducer(FunctionPass):
-    """Moves each transfer right behind the op that makes its operand, or to the begin of the function.
+    """Moves each transfer right after the op that defines its operand, or to the begin of the function.
 
         f = m1["f"] (a) { x = add a a; ret x }              t = transfer b to m2
         g = m1["g"] (f) { y = neg f; ret y }                f = m1["f"] (a) { x = add a a; ret x }
@@ -22,7 +22,7 @@ class MoveTransfersToProducer(FunctionPass):
 
     Several transfers of one op, or of arguments, end in reverse order.
 
-    Requires: values are made before they are used.  Ensures: the same.  Cost: linear.
+    Requires: values are defined before they are used.  Ensures: the same.  Cost: linear.
     Source: openxla/shardy MPMD, `move_transfers_to_producer`.
     """
 

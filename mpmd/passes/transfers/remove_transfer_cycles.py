@@ -19,8 +19,8 @@ class RemoveTransferCycles(FunctionPass):
         v = transfer u to m2                return a, s
         return u, v
 
-    A transfer is replaced by the closest value that it comes from through transfers and whose type (mesh,
-    tensor, sharding, memory) is that of its result.  A way through host memory is kept: it may be there
+    A transfer is replaced by the closest value on its chain of transfers whose type (mesh,
+    tensor, sharding, memory) is that of its result.  A path through host memory is kept: it may be there
     to save device memory.  Transfers that become unused stay; fragment-dce removes them.
 
     Requires: nothing.  Ensures: no such cycle is left.  Cost: linear times the length of chains.
@@ -38,7 +38,7 @@ class RemoveTransferCycles(FunctionPass):
 
 
 def value_that_comes_back(transfer: ir.Transfer) -> ir.Value | None:
-    """The closest value on the way to a transfer that is what the transfer makes; None if there is none."""
+    """The closest value on a transfer's chain with the type of its result; None if there is none."""
     op: ir.Op | None = transfer
     while isinstance(op, ir.Transfer):
         value = op.tensor

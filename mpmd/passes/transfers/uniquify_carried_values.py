@@ -14,12 +14,12 @@ Kind = tuple[str, tuple[ir.Origin, ...], bool, bool, bool]
 
 
 START = "mpmd.start"
-"""Number of a barrier that keeps a start value apart."""
+"""Number of a barrier that separates a start value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UniquifyCarriedValues(FunctionPass):
-    """Gives the first microbatch a start value of its own for everything that microbatches hand on.
+    """Gives the first microbatch separate start values for everything that microbatches carry.
 
         z = m1[] () { c = const 0; ret c }
         a, b = m1["f"(1)] cc=0 (z, z)
@@ -42,7 +42,7 @@ class UniquifyCarriedValues(FunctionPass):
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Finds the shared start values, then adds results to the fragments that make them."""
+        """Finds the shared start values, then adds results to the fragments that produce them."""
         siblings: dict[Kind, list[ir.Fragment]] = {}
         for fragment in ir.fragments(f):
             if fragment.is_user and fragment.call_counter is not None:

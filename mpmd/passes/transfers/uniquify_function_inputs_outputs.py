@@ -12,7 +12,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class UniquifyFunctionInputsOutputs(FunctionPass):
-    """Gives every result of a function a value of its own, which is no argument.
+    """Gives every result of a function a value of its own, which is not an argument.
 
         f = m1["f"] (a) { x = add a a; ret x }
         return f, a, f
@@ -22,7 +22,7 @@ class UniquifyFunctionInputsOutputs(FunctionPass):
         return p, r, q
 
     Attributes:
-        use_transfer_instead_of_fragment: make the copies by identity transfers, one for each argument and
+        use_transfer_instead_of_fragment: copy by identity transfers, one for each argument and
             for each further occurrence of a value, so that propagation can shard each result by itself.
             Otherwise by one inferred fragment per mesh, which merge-inferred-fragments then puts into the
             producing fragments where it can.
@@ -37,7 +37,7 @@ class UniquifyFunctionInputsOutputs(FunctionPass):
     use_transfer_instead_of_fragment: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Copies what has to be copied, before the return."""
+        """Copies arguments and repeated results, before the return."""
         strangers = [i for i, v in enumerate(f.returned) if not isinstance(v.type, ir.MeshTensor)]
         for i in strangers:
             diagnostics.error(

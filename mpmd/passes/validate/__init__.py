@@ -1,4 +1,4 @@
-"""Passes that check what a program needs before it can be scheduled, and change nothing."""
+"""Passes that check the requirements of scheduling, and change nothing."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ class SchedulingUnitsVerifier(FunctionPass):
         m1: f0 f1 b0 b1;  m2: f0 f1 b0 b1       ->  fine
         m1: f0 f1 b0 b1;  m2: f0 f1 b0 b0' b1   ->  warning: mesh m2 has 3 backward units, not 2
 
-    Changes nothing: a program whose units could not be merged runs, but its schedule is not what its name
-    says.  Programs without microbatches are left alone, with a notice.  It knows nothing of split backward
-    fragments, nor of several stages per mesh.
+    Changes nothing: a program whose units could not be merged runs, but its schedule is not the requested
+    one.  Programs without microbatches are left alone, with a remark.  It does not support split backward
+    fragments, nor several stages per mesh.
 
     Requires: scheduling units are merged, not split.  Ensures: nothing.  Cost: linear.
     Source: openxla/shardy MPMD, `scheduling_units_verifier`.
@@ -51,5 +51,5 @@ class SchedulingUnitsVerifier(FunctionPass):
 
 def _advice(got: int, expected: int) -> str:
     if got > expected:
-        return "Named computations of one mesh are kept apart by what runs on another one between them."
+        return "Named computations of one mesh are kept apart by work on another one between them."
     return "Name some of the work of every microbatch on this mesh."

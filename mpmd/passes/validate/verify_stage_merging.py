@@ -17,7 +17,7 @@ _Key = tuple[str, int, int | None, str, bool]
 
 @dataclasses.dataclass(frozen=True)
 class VerifyStageMerging(FunctionPass):
-    """Refuses programs in which a stage is more than one fragment per microbatch and phase.
+    """Rejects programs in which a stage is more than one fragment per microbatch and phase.
 
         m1["f"] stage=0 cc=0 (a); m1["f"] stage=0 cc=1 (b)   ->  fine
         m1["f"] stage=0 cc=0 (a); m1["g"] stage=0 cc=0 (b)   ->  error: two forward fragments of stage 0
@@ -32,7 +32,7 @@ class VerifyStageMerging(FunctionPass):
     name: ClassVar[str] = "mpmd-verify-stage-merging"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Compares each fragment with those before it that are in no conflict."""
+        """Compares each fragment with earlier ones for conflicts."""
         seen: dict[_Key, dict[int | None, ir.Fragment]] = {}
         for fragment in ir.fragments(f):
             if fragment.stage is None:

@@ -1,4 +1,4 @@
-"""Messages between meshes of one process: the sender places the array, a queue hands it over."""
+"""Messages between meshes of one process: the sender places the array, a queue passes it on."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mpmd.runtime.channels.protocol import IN_PROCESS, Stopped
 class LocalChannel:
     """One direction between two meshes of this process, for one step.
 
-    The sender starts the copy to the receiver's devices; what is handed over is an array that may still
-    be on its way.  Messages are found by number: those that arrive before they are wanted are kept.
+    The sender starts the copy to the receiver's devices; the queued array may still be on its way.  Messages
+    are found by number: those that arrive early are stored.
     """
 
     properties = IN_PROCESS
 
     def __init__(self, movers: Mapping[int, Callable[[Any], Any]]) -> None:
-        """Takes for each message the function that moves its array to the receiver."""
+        """Takes for each message the function that copies its array to the receiver."""
         self._movers = movers
         self._queue: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
 
     def send(self, sequence: int, array: Any) -> None:
-        """Starts moving `array` and hands it over."""
+        """Starts the copy of `array` and enqueues it."""
         self._queue.put((sequence, self._movers[sequence](array)))
 
     def recv(self, sequence: int) -> Any:

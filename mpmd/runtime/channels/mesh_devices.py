@@ -1,4 +1,4 @@
-"""Where arrays live: buffer types as JAX shardings, and arrays put, copied and moved accordingly."""
+"""Placement of arrays: buffer types as JAX shardings, and arrays put, copied and moved accordingly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def partition_spec(sharding: str) -> PartitionSpec:
     ```
 
     Raises:
-        ProgramError: the text is no sharding, or shards over a part of an axis, which JAX cannot express.
+        ProgramError: the text is not a sharding, or shards over a part of an axis, which JAX cannot express.
     """
     match = _SHARDING.match(sharding)
     if match is None:
@@ -53,9 +53,9 @@ _token = jax.jit(lambda array: np.int8(0), keep_unused=True)
 
 
 class MeshDevices:
-    """The devices of every mesh, and how arrays get there.
+    """The devices of every mesh, and the functions that move arrays there.
 
-    What it hands out never waits for an array to be computed.
+    None of these functions waits for an array to be computed.
     """
 
     def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
@@ -76,7 +76,7 @@ class MeshDevices:
         """The JAX sharding of a buffer type; a mesh of one device gives a SingleDeviceSharding.
 
         Raises:
-            ProgramError: the type's mesh has no devices here, or its sharding is none that JAX can express.
+            ProgramError: the type's mesh has no devices here, or JAX cannot express its sharding.
         """
         if (known := self._shardings.get(type_)) is not None:
             return known
@@ -96,16 +96,16 @@ class MeshDevices:
         return sharding
 
     def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], jax.Array]:
-        """The function behind a `Feed`: makes an array of `type_` with the content of a user's argument.
+        """The function of a `Feed`: an array of `type_` with the content of a user's argument.
 
-        Host memory is copied, so that the caller may refill it at once.  A `jax.Array` that is there
-        already is returned as it is, unless `fresh` asks for a buffer of its own, or its elements lie in
-        another order than fragments on CPUs expect.  The function raises a
-        SignatureError that names `path` for a value of another shape or element type.
+        Host memory is copied, so that the caller may refill it at once.  A `jax.Array` that is already there
+        is returned as it is, unless `fresh` requires a buffer of its own, or its elements are stored in
+        another order than fragments on CPUs expect.  The function raises a SignatureError that names `path`
+        for a value of another shape or element type.
         """
         target, shape, dtype = self.sharding(type_), type_.shape, np.dtype(type_.dtype)
         copy = array_copier(target)
-        equal: list[Sharding] = [target]  # shardings seen that mean the same as the target
+        equal: list[Sharding] = [target]  # shardings seen before that are equivalent to the target
         on_cpu = next(iter(target.device_set)).platform == "cpu"
         ordered = in_order(len(shape)) if on_cpu and len(shape) > 1 else None
 
@@ -140,9 +140,9 @@ class MeshDevices:
         return place
 
     def copier(self, source: BufferType, target: BufferType) -> Callable[[jax.Array], jax.Array]:
-        """The function behind a `Copy` or a `Send`: a buffer of type `target`, never sharing memory.
+        """The function of a `Copy` or a `Send`: a buffer of type `target`, never sharing memory.
 
-        It returns before the array is computed, whatever the two shardings and memories are.
+        It returns before the array is computed, for all shardings and memories.
         """
         here, there = self.sharding(source), self.sharding(target)
         if boxes(here, source.shape)[1] == boxes(there, target.shape)[1]:
@@ -150,7 +150,7 @@ class MeshDevices:
         return resharder(here, there, source.shape)
 
     def token(self, array: jax.Array) -> jax.Array:
-        """A tiny array that is ready when `array` is, and that nobody consumes."""
+        """A tiny array that is ready when `array` is, and that no call consumes."""
         made = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
         if made is not None:
             return made(array)
@@ -158,7 +158,7 @@ class MeshDevices:
             return _token(array)
 
     def prepare_tokens(self, program: Program) -> None:
-        """Compiles what `token` needs for the buffers of a program, so that it takes no time later."""
+        """Compiles the programs of `token` for the buffers of a program, so that it takes no time later."""
         for kind in {buffer.type: None for stream in program.streams for buffer in stream.buffers}:
             sharding = self.sharding(kind)
             key = _token_key(kind.shape, np.dtype(kind.dtype), sharding)
@@ -168,7 +168,7 @@ class MeshDevices:
                     self._tokens[key] = _token.lower(aval).compile()
 
     def channels(self, program: Program) -> LocalChannels:
-        """The function that makes the channels of each step."""
+        """The function that creates the channels of each step."""
         return LocalChannels(self, program)
 
 
@@ -188,12 +188,12 @@ def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path
         got = BufferType(shape, str(dtype), type_.mesh)
         raise SignatureError(
             f"argument {path}: got {got}, compiled for {type_}\n"
-            "  a compiled step takes one signature; what mpmd.jit returns compiles again for others"
+            "  a compiled step takes one signature; the result of mpmd.jit compiles again for others"
         )
 
 
 class LocalChannels:
-    """Makes the channels of each step of one program within this process."""
+    """Creates the channels of each step of one program within this process."""
 
     def __init__(self, devices: MeshDevices, program: Program) -> None:
         movers: list[dict[int, Callable[[jax.Array], jax.Array]]] = [{} for _ in program.channels]
@@ -206,5 +206,5 @@ class LocalChannels:
         self._movers = movers
 
     def __call__(self) -> list[LocalChannel]:
-        """Fresh channels, in the program's order."""
+        """New channels, in the program's order."""
         return [LocalChannel(movers) for movers in self._movers]

@@ -1,4 +1,4 @@
-"""What an engine that moves arrays between meshes offers to the interpreter, and what it promises."""
+"""The interface of an engine that moves arrays between meshes, and its guarantees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChannelProperties:
-    """The promises of an engine; they decide which checks a program must pass.
+    """Guarantees of an engine; they decide which checks a program must pass.
 
     Attributes:
         pairing: "tagged" pairs a receive with its send by number, "fifo" by order on the channel.

@@ -1,8 +1,8 @@
 """Moves an array between meshes of any size and sharding without waiting for it to be computed.
 
 `jax.device_put` from one sharding to another of a different shape waits for the array.  Here the move is
-planned once, from the boxes of the array that each device holds, and then made of calls that do not wait:
-slices on the source's devices, copies between single devices, and an assembly on the target's devices.
+planned once, from the boxes of the array that each device holds, as calls that do not wait: slices on the
+source's devices, copies between single devices, and an assembly on the target's devices.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class ShardPiece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """For each target device the box it needs, and disjoint pieces that make it up."""
+    """For each target device its box, and disjoint pieces that cover it."""
 
     targets: tuple[tuple[Box, tuple[ShardPiece, ...]], ...]
 
 
 def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
-    """Plans from the boxes that the devices hold, in device order, to those they are to hold.
+    """Plans from the boxes on the source devices, in device order, to those on the target devices.
 
-    Where several source devices hold one box, its readers are spread over them.  A box without elements is
-    made of an empty piece, which tells the type.
+    Where several source devices hold one box, its readers are spread over them.  A box without elements has
+    an empty piece, for its type.
     """
     holders: dict[Box, list[int]] = {}
     for device, box in enumerate(source):
@@ -93,7 +93,7 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
 
 
 def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """Arrays in host memory cannot be sliced in place: they are brought to the devices first."""
+    """Arrays in host memory cannot be sliced in place: they are copied to the devices first."""
     default = default_memory_kind(sharding)
     if sharding.memory_kind in (None, default):
         return lambda array: array
@@ -103,7 +103,7 @@ def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
 def _shard_maker(
     wanted: Box, pieces: Sequence[ShardPiece], device: Any, target: Sharding
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """The function that makes one target shard from the source's shards."""
+    """The function that builds one target shard from the source's shards."""
     place = array_copier(SingleDeviceSharding(device))
     slices = [_slice(piece) for piece in pieces]
     sources = [piece.source for piece in pieces]

@@ -1,9 +1,9 @@
-"""Stamps of arrays: a tiny program per array that writes to a log when the array is there.
+"""Stamps of arrays: a tiny program per array that writes to a log when the array is ready.
 
-The program is a custom call that reads nothing of the array; it waits for the array because that is one of
-its arguments.  It runs on the array's own device, in the order of everything that its thread starts there,
-or, as `stamp_in_own_order`, in an order of its own.  An array over several devices has a stamp for each:
-XLA runs the programs of several devices one after the other, and one that waits would hold up the next.
+The program is a custom call that does not read the array; it waits for it because it is an argument.  It
+runs on the array's own device, in the order of the programs that its thread starts there, or, with
+`stamp_in_own_order`, in an order of its own.  An array over several devices has a stamp for each: XLA runs
+the programs of several devices one after the other, and one that waits would delay the next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mpmd.runtime.graph import BufferType
 from mpmd.support.execution_log import ExecutionLog
 
 Mark = Mapping[Any, jax.Array]
-"""What the stamps of an array take beside it, by the device of the mesh: `u64[2]`, the log and the key."""
+"""Second arguments of the stamps of an array, by the device of the mesh: `u64[2]`, the log and the key."""
 
 
 class Stamps:
-    """Makes stamps for the arrays of some meshes of CPU devices.
+    """Writes stamps of the arrays of some meshes of CPU devices.
 
     Args:
         target: a custom call that writes the time to a log: `(u64[2]: address of the log, key) -> s8[]`.
@@ -49,7 +49,7 @@ class Stamps:
         return {key: dict(zip(devices, of, strict=True)) for key, of in zip(keys, zip(*placed), strict=True)}
 
     def prepare(self, types: Iterable[BufferType]) -> None:
-        """Compiles what stamps of such buffers need, so that it takes no time later."""
+        """Compiles the stamps of such buffers, so that they take no time later."""
         for kind in dict.fromkeys(types):
             sharding = self._devices.sharding(kind)
             part = sharding.shard_shape(kind.shape), np.dtype(kind.dtype)
@@ -57,7 +57,7 @@ class Stamps:
                 self._program(*part, SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
 
     def stamp(self, mark: Mark, array: jax.Array) -> list[jax.Array]:
-        """Starts the stamps of an array that is there or on its way; their results, of one element each."""
+        """Starts the stamps of an array that is ready or on its way; their results, of one element each."""
         if len(mark) == 1:
             (only,) = mark.values()
             return [self._program(array.shape, array.dtype, array.sharding)(only, array)]
@@ -65,9 +65,9 @@ class Stamps:
         return [self._program(p.shape, p.dtype, p.sharding)(mark[device], p) for device, p in parts]
 
     def stamp_in_own_order(self, number: int, mark: Mark, array: jax.Array) -> list[jax.Array]:
-        """Stamps that wait for nothing but the array and stamps of the same number, counted from 1.
+        """Stamps that are ordered only among themselves: each waits for its array and for earlier stamps.
 
-        There are none where this jaxlib has one order only.
+        None if this jaxlib has one order only.
         """
         with execution_order(number) as is_apart:
             return self.stamp(mark, array) if is_apart else []

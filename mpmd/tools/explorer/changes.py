@@ -1,4 +1,4 @@
-"""What became of a text, line by line."""
+"""Changes of a text, line by line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mpmd.tools.explorer.text_tree import OpText, in_order
 
 KEPT, GONE, NEW, CHANGED, MOVED_AWAY, MOVED_HERE = "=-+~<>"
 Change = tuple[str, str]
-"""What happened, and the line: the new one, or the old one if it is there no more."""
+"""The kind of change, and the line: the new one, or the old one if it was removed."""
 
 
 def changes(before: Sequence[OpText], after: Sequence[OpText]) -> Iterator[Change]:
-    """All lines of both texts, once each, in an order that is that of either; `after` has partners.
+    """All lines of both texts, once each, in an order that respects both; `after` has partners.
 
-    A changed line stands for two: the old one is the next old line.
+    A changed line is one entry for two: the old one is the next old line.
     """
     place = {op: i for i, op in enumerate(before)}
     partners = {i: place[op.partner] for i, op in enumerate(after) if op.partner in place}
@@ -38,13 +38,13 @@ def changes(before: Sequence[OpText], after: Sequence[OpText]) -> Iterator[Chang
 
 
 def _left(ops: Sequence[OpText], places: Sequence[int], moved: set[int]) -> Iterator[Change]:
-    """Lines of ops that are not here any more."""
+    """Lines of removed ops."""
     for op, i in zip(ops, places):
         yield from ((MOVED_AWAY if i in moved else GONE, line) for line in op.lines())
 
 
 def _inside(before: OpText, after: OpText) -> Iterator[Change]:
-    """Lines of an op and of the one that it became."""
+    """Lines of an op and of its partner."""
     parts = itertools.zip_longest(before.named, after.named, before.inside, after.inside)
     for old, new, olds, news in parts:
         if old is None:

@@ -14,7 +14,7 @@ from mpmd.tools.explorer.recorder import PassRecorder, Planned
 
 
 class _Observer:
-    """Hands what happens in lowering to a recorder."""
+    """Passes the events of lowering to a recorder."""
 
     def __init__(self) -> None:
         self.recorder = PassRecorder()
@@ -24,7 +24,7 @@ class _Observer:
         self.recorder.start(module, title="traced")
 
     def phase_begins(self, phase: str, steps: list[Step]) -> None:
-        """The steps of a pipeline are to run."""
+        """Records the steps of a pipeline."""
         self.recorder.plan(Planned(step.pass_, phase, step.why) for step in steps)
 
     def pass_ended(self, pass_: Pass, module: Any, changed: bool, seconds: float) -> None:
@@ -33,17 +33,17 @@ class _Observer:
 
 
 def explore(traced: Traced, path: str | Path, *, timing: bool = False) -> Lowered:
-    """Lowers a traced step, and writes a page that shows what every pass did to it.
+    """Lowers a traced step, and writes a page that shows the changes of every pass.
 
-    The page is one HTML file, which needs no network; where lowering fails it shows how far it came.
+    The page is one HTML file, which needs no network; where lowering fails it shows the passes before.
 
     Args:
-        traced: what `mpmd.jit(step, config).trace(...)` gives.
-        path: where the page goes.
+        traced: the result of `mpmd.jit(step, config).trace(...)`.
+        path: the file of the page.
         timing: also show how long each pass took; without, equal steps give equal files.
 
     Raises:
-        MpmdError: what `traced.lower()` raises, after the page is written.
+        MpmdError: from `traced.lower()`, raised after the page is written.
     """
     observer = _Observer()
     findings: list[str] = []

@@ -1,4 +1,4 @@
-"""What the functions of a module run on which mesh, and what they send, for drawing."""
+"""Fragments and transfers of the functions of a module, by mesh, for drawing."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Fact = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """Something to draw.
+    """A node to draw.
 
     Attributes:
-        mesh: where it runs, or where a transfer goes; empty for no mesh.
+        mesh: its mesh, or the target of a transfer; empty for no mesh.
         kind: forward, backward, both, unnamed, named, call, or transfer.
-        label: what it is called.
-        short: what to write on it where there is little room.
-        facts: what to say about it: pairs of a word and a text.
+        label: its name.
+        short: its text in a small box.
+        facts: its properties: pairs of a word and a text.
         sources: the nodes that it waits for, by number.
-        place: which of the ops of these kinds it is in the module's text.
-        source_mesh: where a transfer comes from.
+        place: its number among the ops of these kinds in the module's text.
+        source_mesh: the source of a transfer.
     """
 
     mesh: str
@@ -44,7 +44,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """What one function runs, in program order.  `left_out` counts nodes that are not drawn."""
+    """The nodes of one function, in program order.  `left_out` counts nodes that are not drawn."""
 
     function: str
     meshes: tuple[str, ...]
@@ -55,14 +55,14 @@ class Graph:
 
 _COMPUTES = (ir.Fragment, ir.FragmentCall, ir.Call, ir.NamedComputation, ir.For)
 _DRAWN = (*_COMPUTES, ir.Transfer)
-# How an op that may be drawn stands in the text.
+# The beginning of an op that may be drawn, in the text.
 DRAWN_LINE = re.compile(
     r"^ *(?:%[\w$.:, %-]+ = )?mpmd\.(?:fragment|fragment_call|call|named_computation|for|transfer)\b"
 )
 
 
 def graphs_of(module: ir.Module) -> list[Graph]:
-    """The functions that run on meshes and hold something to draw, entry points first."""
+    """The functions that run on meshes and have something to draw, entry points first."""
     places = {op: i for i, op in enumerate(ir.walk(module, _DRAWN))}
     functions = [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
     sizes = {f.symbol: sum(1 for _ in ir.walk(f)) - 2 for f in ir.funcs(module) if not f.is_external}
@@ -77,7 +77,7 @@ def _graph(f: ir.Func, places: dict[ir.Op, int], sizes: dict[str, int]) -> Graph
     for op in ir.ops(f):
         makers = dict.fromkeys(ir.producer(v) for v in ir.read_by(op))
         found = dict.fromkeys(n for m in makers if m is not None for n in behind.get(m, ()))
-        # Of many the latest are those that it waits for longest.
+        # Of many, the latest: those that it waits for longest.
         sources = tuple(sorted(found)[-_MAX_SOURCES:])
         behind[op] = sources
         if not isinstance(op, _DRAWN):
@@ -163,7 +163,7 @@ def _size(op: Any) -> int:
 
 
 def _bytes(values: Iterable[Any]) -> str:
-    """How many values, and how much they hold over all devices."""
+    """How many values, and their bytes over all devices."""
     sizes = [global_bytes(v.type) for v in values if hasattr(v.type, "shape")]
     return f"{_amount(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
 

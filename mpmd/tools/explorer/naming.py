@@ -1,4 +1,4 @@
-"""Names of values that last from pass to pass.
+"""Names of values that are stable from pass to pass.
 
 MLIR numbers values anew each time it prints: one op more, and every line below it looks changed.  Here a
 value keeps its name as long as the op that defines it is there, so that lines differ where ops do.  The
@@ -17,7 +17,7 @@ _STEM = re.compile(r"%[A-Za-z_$.-]*?(?=\d*$)")
 
 
 class RegionNames:
-    """The names taken in one region, also by what is gone; `around` are those of the region around it.
+    """The names used in one region, also by removed values; `around` are those of the region around it.
 
     A region may use the names of its siblings, but none of those around it.
     """
@@ -113,14 +113,14 @@ def _taken(kept: str | None, wanted: str, names: RegionNames) -> str:
 
 
 def _names_of_partner(op: OpText, operands: Sequence[str]) -> dict[str, str]:
-    """For names that an op defines, those that its partner has for the same."""
+    """For names that an op defines, the names of its partner for the same values."""
     if op.partner is None:
         return {}
     before = op.partner.lasting
     found = dict(zip(op.names.results, before.results))
     new, old = op.names.arguments, before.arguments
     if len(new) == len(operands) and len(old) == len(before.operands):
-        # Arguments stand for operands, as in fragments: each goes by its own.
+        # Arguments correspond to operands, as in fragments: each is matched by its own.
         return found | _in_turn(
             [(name, operand) for (name, _), operand in zip(new, operands)],
             [(name, operand) for (name, _), operand in zip(old, before.operands)],

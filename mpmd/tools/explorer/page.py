@@ -15,7 +15,7 @@ _MAX_LINE = 60_000
 
 
 class _NumberTable:
-    """Numbers for things, in the order in which they come up first."""
+    """Numbers for things, in the order of first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -55,7 +55,7 @@ def page_of(title: str, findings: Sequence[str], steps: Sequence[dict[str, Any]]
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     page = _part("page.html")
     script = "\n".join(_part(f"page_{name}.js") for name in ("steps", "text", "graph", "controls"))
-    # Nothing in the data may end the element it stands in, or begin one inside.
+    # The data must not contain the end of its element, or the begin of another one.
     parts = {"style": _part("page.css"), "script": script, "data": text.replace("<", "\\u003c")}
     for name, part in parts.items():
         page = page.replace(f"@@{name}@@", part, 1)
@@ -67,16 +67,16 @@ def _part(name: str) -> str:
 
 
 def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[Any]]:
-    """Runs of lines of one fate: its sign, and how many lines, or the numbers of those that came."""
+    """Runs of lines with the same change: its sign, and how many lines, or the numbers of the new ones."""
     runs: list[list[Any]] = []
     for sign, run in itertools.groupby(changes, key=lambda change: change[0]):
-        texts = [_cut(text) for _, text in run]
+        texts = [_shorten(text) for _, text in run]
         comes = sign in (NEW, CHANGED, MOVED_HERE)
         runs.append([sign, *map(lines.number, texts)] if comes else [sign, len(texts)])
     return runs
 
 
-def _cut(line: str) -> str:
+def _shorten(line: str) -> str:
     """A line without most of a large constant."""
     more = len(line) - _MAX_LINE
     return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"

@@ -1,4 +1,4 @@
-"""Records a run of passes, and writes it down as a page."""
+"""Records a run of passes, and writes it as a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUT = "input"
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A pass that is to run, the pipeline it belongs to, and the reason why it stands there."""
+    """A planned pass, its pipeline, and the reason for its position."""
 
     pass_: Pass
     phase: str = ""
@@ -30,18 +30,18 @@ class Planned:
 
 @dataclasses.dataclass
 class PassRun:
-    """A pass that ran, or could not: what to say about it, and what it did to the lines.
+    """A pass that ran, or failed: its description, and the changes of the lines.
 
     Attributes:
         title: the pass with its options.
-        phase: the pipeline that it stands in.
-        why: why it stands there.
+        phase: its pipeline.
+        why: the reason for its position.
         kind: its class; None for the module as it was read.
-        seconds: what it took.
-        lines: what happened to which line, in order; None if nothing changed.
-        graphs: what to draw; None if it is what it was.
-        fresh: for each function the nodes that were not there before.
-        places: the numbers of the lines of what can be drawn.
+        seconds: its time.
+        lines: the change of each line, in order; None if nothing changed.
+        graphs: the graphs to draw; None if they are unchanged.
+        fresh: for each function the new nodes.
+        places: the numbers of the lines of the nodes.
         outcome: ran, failed or left (not reached).
     """
 
@@ -67,7 +67,7 @@ class PassRun:
 
 
 class PassRecorder:
-    """Takes down the input and what each pass makes of it."""
+    """Records the input and the module after each pass."""
 
     def __init__(self) -> None:
         self.steps: list[PassRun] = []
@@ -80,14 +80,14 @@ class PassRecorder:
         self._graphs: list[Graph] = []
 
     def start(self, module: ir.Module, planned: Iterable[Planned] = (), title: str = INPUT) -> None:
-        """A module before its passes; what was planned for another is over."""
+        """A module before its passes; earlier plans are dropped."""
         self.finish()
         self._begin()
         self._waiting = list(planned)
         self.steps.append(self._look(module, PassRun(title)))
 
     def plan(self, planned: Iterable[Planned]) -> None:
-        """More passes that are to run."""
+        """Adds planned passes."""
         self._waiting += planned
 
     def after(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
@@ -101,14 +101,14 @@ class PassRecorder:
         self.steps.append(self._look(module, step) if changed else step)
 
     def finish(self) -> None:
-        """No more passes run: the first that was planned and did not, failed."""
+        """No more passes run: the first planned pass that did not run failed."""
         for i, p in enumerate(self._waiting):
             outcome = "left" if i else "failed"
             self.steps.append(PassRun(str(p.pass_), p.phase, p.why, type(p.pass_), outcome=outcome))
         self._waiting = []
 
     def _look(self, module: ir.Module, step: PassRun) -> PassRun:
-        """Compares the module with what it was."""
+        """Compares the module with the one before."""
         raw = ir.to_text(module)
         tree = read_tree(raw)
         self._numbering.number(tree)
@@ -124,7 +124,7 @@ class PassRecorder:
         return step
 
     def text(self) -> str:
-        """The last module, with names that last."""
+        """The last module, with stable names."""
         return "\n".join(line for op in self._tree for line in op.lines()) + "\n"
 
     def page(self, title: str, findings: Sequence[str], timing: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The text of a module as a tree of ops, and which op of one tree stands for which of another."""
+"""The text of a module as a tree of ops, and the pairs of corresponding ops of two trees."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class OpText:
     Attributes:
         raw: its own lines as MLIR prints them.
         inside: `inside[i]` are the ops between `raw[i]` and `raw[i + 1]`.
-        named: its own lines with names that last; see `naming`.
+        named: its own lines with stable names; see `naming`.
         lasting: the names in them.
         value: equal for two ops that compute the same from the same arguments.
-        identity: equal for two ops that are the same thing, changed or not; None if nothing tells.
-        partner: the op of the tree before that it stands for.
+        identity: equal for two ops that are the same op, changed or not; None if unknown.
+        partner: the corresponding op of the tree before.
     """
 
     raw: list[str]
@@ -99,7 +99,7 @@ class OpText:
         return "\n".join([own, *(op.template for ops in self.inside for op in ops)])
 
     def lines(self) -> Iterable[str]:
-        """Its text with names that last, line by line."""
+        """Its text with stable names, line by line."""
         for line, ops in zip(self.named, self.inside):
             yield line
             for op in ops:
@@ -173,8 +173,8 @@ def _identity(op: OpText, used: Sequence[tuple[int, Hashable]]) -> Hashable:
 def pair(before: Sequence[OpText], after: Sequence[OpText]) -> None:
     """Sets the partners of the ops in `after`, and of all inside them, among those in `before`.
 
-    First those that compute the same, then those that are the same thing, then those that look the same,
-    at last those of one kind that stand between the same partners.
+    First those that compute the same, then those with the same identity, then those with the same text,
+    at last those of one kind between the same partners.
     """
     partners: dict[int, int] = {}
     levels: list[tuple[Callable[[OpText], Hashable], bool]] = [
@@ -216,7 +216,7 @@ def _pair_by(
     kept = in_order(partners)
     ends = [old for _, old in kept]
     starts = [new for new, _ in kept]
-    # Old ops by the gap between partners in which they stand, so that equal ones pair with their neighbours.
+    # Old ops by the gap between partners, so that equal ones pair with their neighbours.
     waiting: dict[Hashable, collections.deque[int]] = collections.defaultdict(collections.deque)
     for i, k in olds.items():
         waiting[bisect.bisect(ends, i), k].append(i)
@@ -235,7 +235,7 @@ def _pair_by(
 
 
 def in_order(partners: dict[int, int]) -> list[tuple[int, int]]:
-    """The most pairs (new, old) in which both grow: what stayed where it was.
+    """The longest list of pairs (new, old) in which both grow: the ops that kept their order.
 
     Source: the longest increasing subsequence by patience sorting (Fredman, 1975).
     """

@@ -1,4 +1,4 @@
-"""What collectives mean: every device's operands in, every device's value out."""
+"""Semantics of collectives: every device's operands in, every device's value out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _members(instruction: HloInstruction, devices: list[int], engine: Meaning) -
     """Groups as positions in `devices`.
 
     Raises:
-        HloError: only some members of a group are there: the devices took different branches.
+        HloError: only some members of a group are here: the devices took different branches.
     """
     place = {device: k for k, device in enumerate(devices)}
     out = []

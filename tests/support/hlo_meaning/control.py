@@ -1,6 +1,7 @@
-"""What calls, loops, branches, tuples and asynchronous pairs mean.
+"""Semantics of calls, loops, branches, tuples and asynchronous pairs.
 
-Devices run in step: a loop goes on for those whose condition holds, a branch runs for those that choose it.
+Devices run in lockstep: a loop continues for those whose condition holds, a branch runs for those that take
+it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ _OUTSIDE = {
     "dynamic-reshape": "arrays with run-time sizes are not supported",
     "scan": "it is not written by JAX, and StableHLO has no meaning for it",
 }
-"""Opcodes that a program alone does not give a meaning, with the reason."""
+"""Opcodes that a program alone does not define, with the reason."""
 
 
 def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:

@@ -1,4 +1,4 @@
-"""What the custom calls mean that JAX writes into programs and that have a meaning of their own."""
+"""Semantics of the custom calls that JAX writes into programs, as far as they have their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Marks for the partitioner and the placement of memory change no value."""
+    """Markers for the partitioner and the placement of memory change no value."""
     if instruction.shape.logical is not instruction.operands[0].shape.logical:
         raise HloError(
             f"{instruction.name}: {instruction.custom_call_target} changes the shape: partition the "
@@ -33,7 +33,7 @@ def _top_k(instruction: HloInstruction, operands: Sequence[Value], engine: Evalu
 
 
 def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Memory whose content nobody may read before writing it: zeros here."""
+    """Memory that must be written before it is read: zeros here."""
     return np.zeros(instruction.shape.dims, instruction.shape.numpy_dtype)
 
 

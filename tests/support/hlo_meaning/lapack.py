@@ -1,4 +1,4 @@
-"""What the calls of LAPACK mean that JAX writes into programs for CPUs."""
+"""Semantics of the LAPACK calls that JAX writes into programs for CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random numbers are: counter-based generators, bit for bit those of XLA.
+"""Semantics of random numbers: counter-based generators, bit for bit those of XLA.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Threefry-2x32 with 20
 rounds and Philox-4x32 with 10.
@@ -137,7 +137,7 @@ def _as_type(bits: Array, shape: Shape) -> Array:
 
 
 def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    """Any values of the distribution are right; these depend on the instruction and how often it ran."""
+    """Any values of the distribution are correct; these depend on the instruction and its execution count."""
     shape = instruction.shape
     source = np.random.default_rng([instruction.uid, engine.device, engine.tick()])
     a, b = (float(v) for v in operands)

@@ -15,7 +15,7 @@ func.func private @body(!m1) -> !m1 attributes {topology = #topology}
 // Both calls that cannot be inlined are told.  (In MPMD functions the dialect's own verifier refuses them.)
 
 func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{@main calls @outer, which has calls itself: the work of one microbatch cannot be made of other microbatches, nor of itself}}
+  // expected-error@+1 {{@main calls @outer, which has calls itself: the work of one microbatch cannot consist of other microbatches, nor of itself}}
   %0 = mpmd.call @outer(%a) {call_counter = 0 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
   // expected-error@+1 {{@main calls @outer, which has calls itself}}
   %1 = mpmd.call @outer(%0) {call_counter = 1 : ui32} : (tensor<4xf32>) -> tensor<4xf32>

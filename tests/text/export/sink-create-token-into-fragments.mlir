@@ -41,7 +41,7 @@ func.func public @nothing_to_do(%a: !m1) -> !m1 attributes {topology = #topology
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 
 func.func public @out_of_nothing(%a: !m1) -> (!m1, !stablehlo.token) attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
-  // expected-error@+1 {{the function returns a token that a fragment makes of nothing}}
+  // expected-error@+1 {{the function returns a token that a fragment creates}}
   %f:2 = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
     %0 = stablehlo.create_token : !stablehlo.token
     mpmd.return %p, %0 : tensor<4xf32>, !stablehlo.token

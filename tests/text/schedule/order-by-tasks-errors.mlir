@@ -9,8 +9,8 @@
 // CHECK-NEXT: reads a result of 0F0 (fragment "f" on mesh "m1", microbatch 0)
 // CHECK: comes in the order after 0B0
 // MESH: the order is for mesh 'm7'; the topology has m1
-// TEXT: '0X1' is no task
-// TWICE: task 0F0 stands twice
+// TEXT: '0X1' is not a task
+// TWICE: task 0F0 occurs twice
 
 !m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
 

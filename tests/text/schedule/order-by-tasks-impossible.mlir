@@ -11,7 +11,7 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<"m
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m1) -> !m1
-  // expected-warning@+1 {{All tasks run in that order as far as the data flow lets them}}
+  // expected-warning@+1 {{All tasks run in that order as far as the data flow allows}}
   %g = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%f) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m1) -> !m1

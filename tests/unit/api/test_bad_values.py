@@ -154,7 +154,7 @@ def test_places_and_shardings_of_arguments(more, message):
     ("option", "value", "message"),
     [
         ("dump_to", 3, "dump_to is 3; it must be of type str"),
-        ("dump_passes", "(", r"dump_passes is '\(', which is no regular expression"),
+        ("dump_passes", "(", r"dump_passes is '\(', which is not a regular expression"),
         ("disable_passes", "cse", "disable_passes is 'cse'; it must be a tuple of texts"),
         ("max_clones", -3, "max_clones is -3; it must be at least 0"),
         ("device_memory_bytes", "1G", "device_memory_bytes is '1G'; it must be of type int"),

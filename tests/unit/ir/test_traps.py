@@ -287,7 +287,7 @@ def test_a_failing_pass_of_mlir_leaves_the_module_as_it_was(main: ir.Func, modul
 def test_what_is_no_pass_of_mlir_raises() -> None:
     with pytest.raises(ConfigError, match="no-such-pass"):
         mlir_pass("no-such-pass")
-    with pytest.raises(ConfigError, match="cannot make the pass 'cse'"):
+    with pytest.raises(ConfigError, match="cannot build the pass 'cse'"):
         mlir_pass("cse", "no-such-option=1")
 
 

@@ -247,7 +247,7 @@ def test_what_cannot_be_watched_is_mentioned():
 
     with (
         chain_executor({"g": g}, b.graph(), blocking=True) as executor,
-        pytest.raises(FragmentError, match=r"\n  or in what it reads: f cannot be watched"),
+        pytest.raises(FragmentError, match=r"\n  or in its inputs: f cannot be watched"),
     ):
         executor.run([X])
     with chain_executor({"g": raises_at(0, ValueError("no"))}, b.graph(), blocking=True) as executor:

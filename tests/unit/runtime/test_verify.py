@@ -132,7 +132,7 @@ CASES = {
     ),
     "late feed": (
         program(insert(ON_A, 2, Feed(2, 0), Free((2,)))),
-        r"a\[2\] .*: a feed stands after another kind of instruction",
+        r"a\[2\] .*: a feed comes after another kind of instruction",
     ),
     "no such channel": (
         program(insert(ON_A, 3, Send(1, 7, 0))),

@@ -160,10 +160,10 @@ def test_unknown_dialects_need_a_switch(run) -> None:
     ("argument", "message"),
     [
         ("-mpmd-fragment-dcf", "did you mean 'mpmd-fragment-dce'"),
-        ("-no-such-pass", "cannot make the pass 'no-such-pass'"),
+        ("-no-such-pass", "cannot build the pass 'no-such-pass'"),
         ("-mpmd-fragment-dce=x=1", "has no option 'x'"),
         ("-mpmd-import-pipeline=x=1", "mpmd-import-pipeline has no option 'x'"),
-        ("-pass-pipeline=builtin.module(nope)", "cannot make the pass 'nope'"),
+        ("-pass-pipeline=builtin.module(nope)", "cannot build the pass 'nope'"),
         ("-%", "cannot read the argument"),
     ],
 )

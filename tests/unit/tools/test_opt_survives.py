@@ -31,7 +31,7 @@ def program(inner: str, functions: str = NEGATE) -> str:
 
 SHARDED = f"#sdy.sharding_per_value<[{ROWS}]>"
 LOOP = NEGATE.replace(f"stablehlo.negate %a : {T}", f"func.call @g(%a) : ({T}) -> {T}")
-HOLDS = 'the named computation "stage" in @main holds a sharding'
+HOLDS = 'the named computation "stage" in @main contains a sharding'
 REFUSED = {
     "op": (program(f"stablehlo.negate %q {{sdy.sharding = {SHARDED}}} : {T}"), HOLDS),
     "constraint": (program(f"sdy.sharding_constraint %q {ROWS} : {T}"), HOLDS),

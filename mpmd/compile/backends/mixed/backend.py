@@ -1,7 +1,7 @@
-"""A fragment of which XLA compiles what native code does not have, in one function of JAX.
+"""A fragment of which XLA compiles the unsupported parts, in one function of JAX.
 
-XLA runs the whole: native clusters are custom calls, its own clusters are inlined between them, and what
-crosses a border lies in its memory.
+XLA runs the whole: native clusters are custom calls, its own clusters are inlined between them, and values
+between clusters are in its memory.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from mpmd.support.pipeline import Watch, run_pipeline
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCluster:
-    """A cluster, compiled as far as it can be without a mesh.
+    """A cluster, compiled as far as possible without a mesh.
 
     Attributes:
         native: its machine code; None if it is XLA's.
         stablehlo: its text if it is XLA's.
-        results: what it gives.
+        results: its results.
         fragment: the cluster as a fragment.
     """
 
@@ -58,7 +58,7 @@ class MixedFragment:
     """A fragment in clusters.
 
     Attributes:
-        clusters: what stands where.
+        clusters: their order.
         parts: each cluster, compiled.
     """
 
@@ -67,7 +67,7 @@ class MixedFragment:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why not all of it is native, for each instruction that is not."""
+        """Why each instruction without native code has none."""
         return tuple(
             f"{name}: {reason}" for part in self.clusters.parts for name, reason in part.reasons.items()
         )
@@ -85,7 +85,7 @@ class MixedExecutable(CompiledFragment):
     Attributes:
         mixed: its clusters.
         programs: the machine code of those that are native.
-        target: what it was generated for.
+        target: its target.
     """
 
     mixed: MixedFragment
@@ -162,7 +162,7 @@ class MixedExecutable(CompiledFragment):
 
 @dataclasses.dataclass(frozen=True)
 class MixedBackend:
-    """Compiles what it can as native code, and lets XLA compile what stands between.
+    """Compiles supported clusters as native code, and the others by XLA.
 
     Attributes:
         native: how native clusters are compiled.
@@ -175,7 +175,7 @@ class MixedBackend:
         """Compiles for the one device of `mesh`; see `Backend`.
 
         Raises:
-            CompileError: no part of it can be native code worth a call; says all reasons.
+            CompileError: no part of it can be native code that is worth a call; lists all reasons.
         """
         module = prepared(fragment, self.native.options, self.native.target.device.limits)
         refused = refusals(module.entry, self.native.target.refuses)

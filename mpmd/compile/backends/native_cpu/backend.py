@@ -14,7 +14,7 @@ from mpmd.compile.backends.compiled import CompiledFragment
 from mpmd.compile.backends.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
+from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.backends.target_backend import unfit_for_targets
@@ -146,7 +146,7 @@ class NativeCpuBackend:
 
     def is_large(self, made: Artefact) -> bool:
         """Whether a program on one device is dispatched asynchronously."""
-        return is_handed_over(made.costs, len(self.options.cores))
+        return is_dispatched(made.costs, len(self.options.cores))
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.

@@ -1,4 +1,4 @@
-"""What every CPU kernel is, whichever way its code is made."""
+"""The interface of every CPU kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.compile.backends.native_cpu.shared import SharedFunction
 
 
 class CpuKernel(Protocol):
-    """A function `void name(ptr ..., ptr workspace, i64 begin, i64 end)` that does some of its work's units.
+    """A function `void name(ptr ..., ptr workspace, i64 begin, i64 end)` that does some units of its work.
 
     Units are independent: threads take disjoint ranges in any order, each with a workspace of its own.
     """
@@ -25,7 +25,7 @@ class CpuKernel(Protocol):
 
     @property
     def units(self) -> int:
-        """How many units the whole work has."""
+        """The number of units of the whole work."""
 
     @property
     def workspace_bytes(self) -> int:

@@ -1,11 +1,11 @@
-"""The bytes of narrow types as values that can be computed with, and back; see `kernels/narrow.py`.
+"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/narrow.py`.
 
     widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
     narrowed:  f32 -> f8    to the nearest, ties to even, once
                s8 -> s4     the low bits
 
 All is done with integers and one addition, so that denormals of f32, which threads of XLA flush, matter
-nowhere but in `f8e8m0fnu`, whose smallest number is one.
+only in `f8e8m0fnu`, whose smallest number is one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _scale_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
 
 
 def to_odd(f: FunctionBuilder, value: Value) -> Value:
-    """F64 as f32, such that a second rounding gives what one alone would: what is inexact ends in a one."""
+    """F64 as f32, such that a second rounding gives the result of one: inexact values end in a one."""
     single = f.cast("fptrunc", value, with_element(value.type, "float"))
     back = f.cast("fpext", single, value.type)
     bits = f.as_bits(single)

@@ -1,4 +1,4 @@
-"""Kernels from files: a person's LLVM assembly in the place of a generated kernel's.
+"""Kernels from files: a user's LLVM assembly in place of a generated kernel's.
 
     DIR/FRAGMENT/KERNEL.ll      one `define` of @KERNEL, and `declare`s of what it calls
 
@@ -65,7 +65,7 @@ def _read(path: Path) -> Override:
 
 
 def apply_overrides(module: Module, kernels: Collection[str], overrides: Mapping[str, Override]) -> None:
-    """Put kernels from files into a module, in the place of those that it has.
+    """Replace kernels of a module by those from files.
 
     Args:
         module: the finished module.

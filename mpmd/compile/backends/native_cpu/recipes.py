@@ -1,4 +1,4 @@
-"""Shared functions by name: from the symbol in a stored object file back to the recipe that makes it."""
+"""Shared functions by name: from the symbol in a stored object file back to its recipe."""
 
 from __future__ import annotations
 

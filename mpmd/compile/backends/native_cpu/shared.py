@@ -1,7 +1,7 @@
 """Functions that many fragments call: compiled once per process and target, found again by name.
 
-A micro-kernel or a packing routine depends on nothing of the fragment that uses it.  The fragment's module
-only declares it; whoever loads the fragment's object asks for the functions it names.
+A micro-kernel or a packing routine does not depend on the fragment that uses it.  The fragment's module
+only declares it; the loader of the fragment's object provides the functions it names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpmd.compile.cache import DiskCache, key_of
 
 
 class SharedFunction(Protocol):
-    """The recipe of a function whose name says everything about it."""
+    """The recipe of a function whose name determines its code."""
 
     @property
     def name(self) -> str:
@@ -34,14 +34,14 @@ _LOCK = threading.Lock()
 def shared_code(
     functions: Iterable[SharedFunction], target: CpuTarget, cache: DiskCache | None = None
 ) -> dict[str, LoadedCode]:
-    """Loaded code for each function, by name, as `load_object` wants its imports.
+    """Loaded code for each function, by name, as the imports of `load_object`.
 
     Functions that this process has not compiled yet are compiled together, or each taken from the cache.
 
     Args:
-        functions: what is wanted.
-        target: for which CPU.
-        cache: where their code is kept; None keeps it for this process only.
+        functions: the wanted functions.
+        target: their CPU.
+        cache: of their code; None keeps it for this process only.
     """
     wanted = {f.name: f for f in functions}
     with _LOCK:

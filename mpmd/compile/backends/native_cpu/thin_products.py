@@ -1,8 +1,8 @@
 """Products of a matrix whose rows are contiguous, and a vector, as reductions.
 
 A tile of a matrix product has rows and whole vectors of columns, and a product with one column leaves most of
-it empty.  Where the matrix is contiguous along K dot products do (`gemm/thin.py`); where it is contiguous
-along its rows, one of its columns times a number is added to the result, k times.
+it empty.  Where the matrix is contiguous along K dot products are used (`gemm/thin.py`); where it is
+contiguous along its rows, one of its columns times a number is added to the result, k times.
 """
 
 from __future__ import annotations

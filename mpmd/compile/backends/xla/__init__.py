@@ -1,3 +1,3 @@
-"""Compiles a fragment with XLA: any platform, and the baseline that everything is measured against."""
+"""Compiles a fragment with XLA: any platform, and the baseline of all measurements."""
 
 from mpmd.compile.backends.xla.backend import XlaBackend, XlaExecutable

@@ -27,8 +27,8 @@ class XlaExecutable(CompiledFragment):
     """A fragment compiled by XLA.
 
     Attributes:
-        devices: where it runs.
-        reasons: why native code, if that was asked for, cannot be made of it.
+        devices: its devices.
+        reasons: why native code, if that was requested, does not support it.
     """
 
     devices: tuple[Any, ...]
@@ -40,7 +40,7 @@ class XlaExecutable(CompiledFragment):
         """Whether a call returns before the work is done.
 
         XLA on CPU runs a fragment with a callback in the thread that calls it, and so one on a single device
-        in which it counts little work; what a custom call does it does not count.
+        with little counted work; the work of custom calls is not counted.
         """
         targets = set(_CUSTOM_CALL.findall(self.fragment.text)) - _NO_WORK
         devices = {d for s in jax.tree.leaves(self.compiled.output_shardings) for d in s.device_set}
@@ -66,14 +66,14 @@ class XlaExecutable(CompiledFragment):
         return unknown_text(what, "XLA's fragments")
 
     def cost_analysis(self) -> dict[str, float]:
-        """XLA's own count, and one fallback if native code was asked for."""
+        """XLA's own count, and one fallback if native code was requested."""
         costs = {str(k): float(v) for k, v in dict(self.compiled.cost_analysis() or {}).items()}
         return {**costs, "fallbacks": 1.0} if self.reasons else costs
 
 
 @dataclasses.dataclass(frozen=True)
 class XlaBackend:
-    """Hands fragments to the PJRT client of a mesh."""
+    """Passes fragments to the PJRT client of a mesh."""
 
     name: str = "xla"
 

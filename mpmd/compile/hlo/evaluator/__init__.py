@@ -1,6 +1,7 @@
-"""What opcodes mean on values that are known when a program is compiled, in NumPy: slow and obvious.
+"""The semantics of opcodes on values known at compile time, in NumPy: slow and simple.
 
-The tests, whose oracle it is, too, have that of control flow, collectives, random numbers and libraries.
+Those of control flow, collectives, random numbers and libraries are in the tests, which also use it as
+the oracle.
 """
 
 from mpmd.compile.hlo.evaluator.engine import Evaluator, is_evaluable

@@ -1,4 +1,4 @@
-"""What changes of element type mean: convert, bitcast-convert, reduce-precision."""
+"""Semantics of changes of the element type: convert, bitcast-convert, reduce-precision."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _LAYOUT = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}
 def convert(array: Array, source: str, target: str) -> Array:
     """Values in another element type.
 
-    Floats to integers: towards zero, NaN to 0, what does not fit to the nearest bound.  Integers to
-    integers wrap.
-    Anything to pred: whether it is not zero.  Complex to real: the real part.
+    Floats to integers: towards zero, NaN to 0, values out of range to the nearest bound.  Integers to
+    integers wrap.  Anything to pred: whether it is not zero.  Complex to real: the real part.
     """
     if source == target:
         return array
@@ -62,7 +61,7 @@ def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], eng
         return _repack(operands[0], source.info.bits, target.info.bits, target.dtype).reshape(target.dims)
     raw = np.ascontiguousarray(operands[0])
     if source.info.bits == target.info.bits:
-        return raw.view(target.numpy_dtype).reshape(operands[0].shape)  # may stand for many scalars
+        return raw.view(target.numpy_dtype).reshape(operands[0].shape)  # may represent many scalars
     return raw.reshape(-1).view(target.numpy_dtype).reshape(target.dims)
 
 
@@ -85,10 +84,10 @@ def _repack(array: Array, old: int, new: int, dtype: str) -> Array:
 def reduce_precision(array: Array, dtype: str, exponent: int, mantissa: int) -> Array:
     """Round to a float with fewer exponent and mantissa bits, kept in the old type.
 
-    To nearest, ties to even; too large becomes infinite, too small becomes zero; NaN stays.
+    To nearest, ties to even; overflow becomes infinite, underflow becomes zero; NaN stays.
 
     Raises:
-        HloError: the element type is no float of this kind.
+        HloError: the element type is not a float of this kind.
     """
     if dtype not in _LAYOUT:
         raise HloError(f"reduce-precision of {dtype} is not supported; it takes {', '.join(_LAYOUT)}")

@@ -1,4 +1,4 @@
-"""What elementwise operations mean.
+"""Semantics of elementwise operations.
 
 Narrow types are computed in f32 or 32-bit integers and rounded or wrapped once; transcendental functions
 of f32 are computed in f64, so that the result is the nearest f32 but for rare ties.
@@ -100,7 +100,7 @@ def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Evalua
 
 
 def _unsigned(array: Array, dtype: str) -> tuple[Array, int]:
-    """The bits as u64 and how many they are."""
+    """The bits as u64 and their number."""
     bits = DTYPES[dtype].bits
     return array.astype(np.int64).astype(np.uint64) & np.uint64((1 << bits) - 1), bits
 
@@ -220,7 +220,7 @@ def combine(opcode: str, a: Array, b: Array, dtype: str) -> Array:
     """A binary operation on arrays of one element type; also the step of simple reductions.
 
     Raises:
-        HloError: the operation has no meaning for complex numbers.
+        HloError: the operation is undefined for complex numbers.
     """
     if opcode == "power" or (opcode == "divide" and DTYPES[dtype].kind == "complex"):
         step = _power if opcode == "power" else _divide

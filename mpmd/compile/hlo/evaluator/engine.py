@@ -30,7 +30,7 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **sorting.RULES,
 }
-"""What opcodes mean."""
+"""Evaluation of each opcode."""
 
 
 def is_evaluable(instruction: HloInstruction) -> bool:
@@ -46,7 +46,7 @@ class Evaluator:
         replicas: number of replicas.
         partitions: number of partitions; devices are numbered replica by replica.
         device: the device whose value is being computed.
-        rules: what each opcode means.
+        rules: evaluation of each opcode.
     """
 
     rules: ClassVar[Mapping[str, Rule]] = RULES
@@ -62,7 +62,7 @@ class Evaluator:
         """The result of a computation.
 
         Args:
-            computation: what to run, of instructions that have rules.
+            computation: the computation to run, of instructions that have rules.
             arguments: the parameters' values.
             checked: compare each value with the shape its instruction states.
         """
@@ -102,7 +102,7 @@ class Evaluator:
         return np.array(results, shape.numpy_dtype).reshape(dims)
 
     def plan(self, computation: HloComputation) -> list[tuple[HloInstruction, list[HloInstruction]]]:
-        """The order of evaluation, and after each instruction the values nobody needs any more."""
+        """The order of evaluation, and after each instruction the values that are dead."""
         plan = self._plans.get(computation)
         if plan is None:
             order = computation.post_order()

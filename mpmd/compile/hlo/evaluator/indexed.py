@@ -1,4 +1,4 @@
-"""What gather and scatter mean."""
+"""Semantics of gather and scatter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _vectors(indices: Array, dim: int) -> Array:
 
 
 def _batch_position(place: int, vector_dim: int) -> int:
-    """The place among the batch dims of a dim of the indices."""
+    """The position of a dim of the indices among the batch dims."""
     return place - (place > vector_dim)
 
 
@@ -69,7 +69,7 @@ def _gather(instruction: HloInstruction, operands: Sequence[Value], engine: Eval
 def _targets(
     instruction: HloInstruction, shape: tuple[int, ...], indices: Array, update: Array
 ) -> tuple[Array, Array]:
-    """For each element of the flat update: its place in the operand, and whether its window lies inside."""
+    """For each element of the flat update: its position in the operand, and whether its window is inside."""
     dims = instruction.scatter_dims
     vectors = _vectors(indices, dims.index_vector_dim)
     batch_dims = [d for d in range(update.ndim) if d not in dims.update_window_dims]

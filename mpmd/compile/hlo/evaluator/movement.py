@@ -1,4 +1,4 @@
-"""What data movement means, and where values come from that come from nowhere."""
+"""Semantics of data movement, and of values without operands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _broadcast(instruction: HloInstruction, operands: Sequence[Value], engine: E
 
 
 def physical(value: Array, shape: Shape) -> Array:
-    """The elements in the order they lie in memory."""
+    """The elements in the order of memory."""
     return value.transpose(tuple(reversed(shape.minor_to_major)))
 
 
@@ -102,7 +102,7 @@ def _slice(instruction: HloInstruction, operands: Sequence[Value], engine: Evalu
 
 
 def _starts(indices: Sequence[Value], dims: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Where a part of these sizes lies, moved so that it lies inside."""
+    """The start of a part of these sizes, clamped so that it is inside."""
     begins = [min(max(int(i), 0), dim - size) for i, dim, size in zip(indices, dims, sizes)]
     return tuple(slice(b, b + size) for b, size in zip(begins, sizes))
 

@@ -1,4 +1,4 @@
-"""What products mean: dot and its variants, convolution, factorisations, Fourier transforms.
+"""Semantics of products: dot and its variants, convolution, factorisations, Fourier transforms.
 
 Products of floats are summed in f64 and rounded once: the value that any faster order of summation
 approximates.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _accumulator(array: Array, dtype: str, target: str) -> Array:
-    """Factors in the type that products are summed in: f64, c128, or 64-bit integers that wrap."""
+    """Factors in the type of the sums: f64, c128, or 64-bit integers that wrap."""
     if DTYPES[dtype].kind in ("float", "complex"):
         return (
             exact(array, dtype).astype(np.complex128)
@@ -93,7 +93,7 @@ def _ragged_dot(instruction: HloInstruction, operands: Sequence[Value], engine: 
 
 
 def _spread(image: Array, axis: int, dilation: int, low: int, high: int) -> Array:
-    """Zeros between neighbours and around, along one axis; negative padding cuts."""
+    """Zeros between neighbours and around, along one axis; negative padding removes elements."""
     size = image.shape[axis]
     wide = (size - 1) * dilation + 1 if size else 0
     length = wide + low + high

@@ -1,4 +1,4 @@
-"""Computations on scalars, applied to whole arrays at once where that means the same."""
+"""Computations on scalars, applied to whole arrays at once where that is equivalent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TRANSPARENT = frozenset(["parameter", "constant", "tuple", "get-tuple-element"]
 
 
 def simple_opcode(computation: HloComputation) -> str | None:
-    """The opcode of `(a, b) -> opcode(a, b)` on scalars, if the computation is that."""
+    """The opcode of `(a, b) -> opcode(a, b)` on scalars, if the computation has that form."""
     root = computation.root
     if root.opcode not in _SIMPLE or len(computation) != 3:
         return None
@@ -20,7 +20,7 @@ def simple_opcode(computation: HloComputation) -> str | None:
 
 
 def is_pointwise(computation: HloComputation) -> bool:
-    """True if arrays may stand for its scalars: every operation acts on each element by itself."""
+    """True if it may be applied to arrays: every operation is elementwise."""
     for instruction in computation:
         opcode = instruction.opcode
         if opcode == "call" or opcode == "fusion":

@@ -1,4 +1,4 @@
-"""What reductions mean: reduce, windows, select-and-scatter, batch normalisation.
+"""Semantics of reductions: reduce, windows, select-and-scatter, batch normalisation.
 
 Sums and products of floats are taken in f64 and rounded once; everything else is folded in order.
 """
@@ -84,7 +84,7 @@ def _reduce(instruction: HloInstruction, operands: Sequence[Value], engine: Eval
 def _window_places(
     window: Window, offset: Sequence[int], dims: Sequence[int], out: Sequence[int]
 ) -> tuple[tuple[Array, ...], Array]:
-    """For one element of the window, at each position: where it lies, and whether inside the array."""
+    """For one element of the window, at each position: its index, and whether it is inside the array."""
     places, inside = [], np.ones((), np.bool_)
     for axis, (side, at, size, count) in enumerate(zip(window.dims, offset, dims, out)):
         spread = np.arange(count) * side.stride - side.pad_low + at * side.rhs_dilation
@@ -97,7 +97,7 @@ def _window_places(
 
 
 def _reduce_window(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """The initial value folded with the elements of each window that lie inside the array."""
+    """The initial value folded with the elements of each window that are inside the array."""
     count = len(operands) // 2
     values, inits = operands[:count], operands[count:]
     window, computation = instruction.window, instruction.to_apply

@@ -1,4 +1,4 @@
-"""What sort and topk mean: a stable merge sort that asks the comparator about many pairs at once."""
+"""Semantics of sort and topk: a stable merge sort that calls the comparator on many pairs at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _sort(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Equal elements keep their order, whether or not the sort asks for it."""
+    """Equal elements keep their order, whether or not the sort is stable."""
     axis = instruction.dimensions[0]
     rows = [np.moveaxis(v, axis, -1) for v in operands]
     flat = [r.reshape(math.prod(r.shape[:-1]), r.shape[-1]) for r in rows]
@@ -61,7 +61,7 @@ def _rank(
     comparator: HloComputation,
     engine: Evaluator,
 ) -> Array:
-    """How many elements of the other run stand before each element: binary search, ties to the first run."""
+    """How many elements of the other run come before each element: binary search, ties to the first run."""
     begin = np.broadcast_to(low, order.shape).copy()
     end = np.broadcast_to(high, order.shape).copy()
     mine = [k[line, order] for k in keys]

@@ -30,7 +30,7 @@ def check_value(value: Value, shape: Shape, what: str) -> None:
     """A value must have the shape it is used with.
 
     Raises:
-        HloError: it has not; names `what`.
+        HloError: it does not; names `what`.
     """
     if shape.is_tuple:
         if not isinstance(value, tuple) or len(value) != len(shape.elements):

@@ -1,7 +1,7 @@
-"""Which shape each operation gives: one rule per opcode, one file per family.
+"""The shape of each operation's result: one rule per opcode, one file per family.
 
-Rules look at shapes without layouts.  Where operands do not determine the result (convert, reshape,
-broadcast, custom calls ...) the rule takes the stated shape and checks what can be checked.
+Rules use shapes without layouts.  Where operands do not determine the result (convert, reshape,
+broadcast, custom calls ...) the rule takes the stated shape and checks it as far as possible.
 """
 
 from __future__ import annotations

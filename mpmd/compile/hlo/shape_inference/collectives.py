@@ -14,7 +14,7 @@ def _one_or_tuple(shapes: Sequence[Shape]) -> Shape:
 
 
 def _group_size(query: Query) -> int | None:
-    """How many devices join, if the groups say so; empty groups mean all devices, a number not known here."""
+    """The number of devices in a group, if it is known; with empty groups it is unknown here."""
     groups: ReplicaGroups = query.attribute("replica_groups") or ReplicaGroups()
     if groups.iota is not None:
         return groups.iota[1]

@@ -1,4 +1,4 @@
-"""Shapes of calls, loops, tuples, random numbers and of what leaves the program."""
+"""Shapes of calls, loops, tuples, random numbers and custom calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(query: Query) -> Shape:
 
 
 def loop(query: Query) -> Shape:
-    """The state, which condition and body take and the body gives."""
+    """The state, which condition and body take and the body returns."""
     condition, body = query.called
     state = query.operands[0]
     for callee in (condition, body):
@@ -41,7 +41,7 @@ def loop(query: Query) -> Shape:
 
 
 def conditional(query: Query) -> Shape:
-    """The result of the branches; an integer, or a boolean for two branches (true first), chooses."""
+    """The result of the branches; an integer, or a boolean for two branches (true first), selects one."""
     branches, selector = query.called, query.operands[0]
     check(bool(branches), "conditional needs at least one branch")
     check(
@@ -124,12 +124,12 @@ def async_start(query: Query) -> Shape:
 
 
 def copied(query: Query) -> Shape:
-    """The destination, element 0 of what copy-start gives."""
+    """The destination, element 0 of the result of copy-start."""
     return query.operands[0].subshape((0,))
 
 
 def finished(query: Query) -> Shape:
-    """The result, element 1 of what async-start gives."""
+    """The result, element 1 of the result of async-start."""
     return query.operands[0].subshape((1,))
 
 

@@ -1,4 +1,4 @@
-"""Shapes of operations that move data, and of values that come from nowhere."""
+"""Shapes of operations that move data, and of values without operands."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def concatenate(query: Query) -> Shape:
 
 
 def pad(query: Query) -> Shape:
-    """The operand's dims enlarged (or slice_) on each side and between elements."""
+    """The operand's dims enlarged (or reduced) on each side and between elements."""
     source, value = query.array(0), query.array(1)
     padding: Padding = query.attribute("padding")
     check(

@@ -8,7 +8,7 @@ from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims
 
 
 def _result_type(query: Query, a: Shape, b: Shape) -> str:
-    """A product may give wider or narrower elements than it takes, if stated; else those of the operands."""
+    """A product may have wider or narrower elements than its operands, if stated; else theirs."""
     if query.stated is not None and query.stated.is_array:
         return query.stated.dtype
     check(a.dtype == b.dtype, f"{query.opcode} of {a.dtype} and {b.dtype} must state its element type")

@@ -1,4 +1,4 @@
-"""What a rule of shape inference sees, and the checks that rules share."""
+"""The input of a rule of shape inference, and shared checks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mpmd.errors import HloError
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An instruction whose shape is asked for.
+    """A query for the shape of an instruction.
 
     Attributes:
         opcode: of the instruction.
         operands: shapes of its operands, without layouts.
         attributes: typed attributes.
         called: computations it calls.
-        stated: the shape it claims, without layouts; None: not known.
+        stated: the shape in the program, without layouts; None: not known.
     """
 
     opcode: str
@@ -48,7 +48,7 @@ class Query:
         """Operand `index`, which must be an array.
 
         Raises:
-            HloError: it is none.
+            HloError: it is not.
         """
         shape = self.operands[index]
         if not shape.is_array:
@@ -114,7 +114,7 @@ def same(query: Query, a: Shape, b: Shape, what: str) -> None:
 
 
 def check_reducer(query: Query, computation: HloComputation, elements: Sequence[Shape]) -> None:
-    """A reducer takes two scalars per value and gives one; element types may be wider than the values'."""
+    """A reducer takes two scalars per value and returns one; element types may be wider than the values'."""
     count = len(elements)
     parameters = [p.shape for p in computation.parameters]
     check(

@@ -1,4 +1,4 @@
-"""Devices as data: what the cost models know of the hardware."""
+"""Descriptions of devices for the cost models."""
 
 from __future__ import annotations
 
@@ -32,23 +32,17 @@ class Device:
     """Limits of one device.
 
     Attributes:
-        name: what it is called in reports and cache keys.
+        name: its name in reports and cache keys.
         units: processors that work at the same time: cores, or SMs.
         vector_bytes: width of a vector register, or of a warp's.
         registers: vector registers of a core, or registers of a thread.
         cycles_per_second: clock of a unit.
         vector_ops_per_cycle: vector instructions that a unit starts per cycle.
         matmul_flops: peak rate of matrix products of the whole device, by dtype.
-        levels: (bytes that stay in it, bytes per second) of each level of memory, innermost first; sizes and
-            rates are of the whole device, and the last level holds everything.
-        line_bytes: smallest piece that memory moves.
-        start_seconds: what it takes to start a kernel.
-        call_seconds: what entering a fragment through JAX and leaving it takes.
-        overlap: share of the shorter of computing and moving data that hides behind the longer.
-        matmul_efficiency: share of the peak rate that matrix products reach.
-        row_end_cycles: folding the lanes of a sum and starting the next pass.
-        spill_cycles: storing and loading a value that has no register.
-        limits: what one kernel computes.
+        levels: (capacity in bytes, bytes per second) of each level of memory, innermost first; both are of
+            the whole device, and the last level holds everything.
+        line_bytes: smallest unit of a memory transfer.
+        start_seconds: overhead of a kernel.
     """
 
     name: str
@@ -113,7 +107,7 @@ def cpu_device(
     memory_bandwidth: float,
     caches: tuple[int, int, int],
 ) -> Device:
-    """A CPU from what can be measured on it.
+    """A CPU from measurements of it.
 
     Args:
         name: what to call it.
@@ -164,7 +158,7 @@ H200 = Device(
     start_seconds=1e-6,
 )
 
-# A core of a server CPU with AVX-512, rounded: what choices ask that must be the same on every machine.
+# A core of a server CPU with AVX-512, rounded: for choices that must be the same on every machine.
 HOST = cpu_device(
     "host",
     cores=1,

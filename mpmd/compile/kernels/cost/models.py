@@ -1,4 +1,4 @@
-"""Prices of workloads on devices, and which limit sets them."""
+"""Prices of workloads on devices, and their limits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Estimate:
     """A price.
 
     Attributes:
-        seconds: how long the kernel takes.
-        limiter: `compute`, `memory` or `start`: what takes most of it.
+        seconds: time of the kernel.
+        limiter: `compute`, `memory` or `start`: the largest part of it.
         compute_seconds: for instructions.
         memory_seconds: for moving data.
-        start_seconds: for starting it.
+        start_seconds: overhead.
     """
 
     seconds: float
@@ -40,7 +40,7 @@ def speed_of_light(work: KernelWorkload, device: Device) -> Estimate:
 
 
 def projected(work: KernelWorkload, device: Device) -> Estimate:
-    """What a good implementation takes: vector instructions, caches, parallel parts and start-up priced."""
+    """The time of a good implementation: vector instructions, caches, parallel parts and start-up priced."""
     busy = min(work.parts, device.units) / device.units
     if work.matmul_dtype:
         compute = work.flops / (device.matmul_rate(work.matmul_dtype) * device.matmul_efficiency * busy)
@@ -73,7 +73,7 @@ def combined(parts: Sequence[Estimate], device: Device) -> Estimate:
 
 
 def _memory_seconds(work: KernelWorkload, device: Device) -> float:
-    """First touches from where the working set lies, repeated ones from one level further in."""
+    """First touches from the level that holds the working set, repeated ones from one level further in."""
     size = work.memory_bytes
     rate = device.bandwidth_for(size)
     inner = max((r for _, r in device.levels), default=rate)
@@ -84,7 +84,7 @@ def _memory_seconds(work: KernelWorkload, device: Device) -> float:
 
 
 def _spills(work: KernelWorkload, device: Device) -> float:
-    """Instructions for values that the registers cannot hold."""
+    """Instructions for values that do not fit into the registers."""
     too_many = max(0, work.live_values - (device.registers - 4))
     each = work.vector_bytes / device.vector_bytes / max(1, work.live_values)
     return too_many * each * device.spill_cycles

@@ -1,4 +1,4 @@
-"""The work of plans that are products: of one with its epilogue, and of attention."""
+"""The work of products: of one with its epilogue, and of attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIN_QUERIES = 64
 
 
 def product_workloads(plan: MatmulPlan) -> list[KernelWorkload]:
-    """The work of a product, and of what is done with its sums."""
+    """The work of a product and its epilogue."""
     batch = plan.batch
     read = _bytes(plan.a, batch, plan.m, plan.k) + _bytes(plan.b, batch, plan.k, plan.n)
     written = _bytes(plan.c, batch, plan.m, plan.n) if plan.epilogue is None else 0.0
@@ -69,7 +69,7 @@ def _bytes(view: View, batch: Sequence[int], rows: int, columns: int) -> float:
 
 
 def _scaled(work: KernelWorkload, share: float) -> KernelWorkload:
-    """Rows of which only a share is computed; what they read and write is in memory whole."""
+    """Rows of which only a share is computed; their operands and results are in memory whole."""
     return dataclasses.replace(
         work,
         flops=work.flops * share,

@@ -1,4 +1,4 @@
-"""How much work a kernel is, independent of the device: bytes, operations, parallel parts."""
+"""The work of a kernel, independent of the device: bytes, operations, parallel parts."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class KernelWorkload:
     """The work of one kernel.
 
     Attributes:
-        kind: of the kernel: `loop`, `row`, `column`, `mixed` or `matmul`; calibration is per kind.
+        kind: of the kernel: `loop`, `row`, `column`, `mixed` or `matmul`.
         flops: floating-point operations as commonly counted: one per elementwise operation, two per
             multiply-add.
         vector_bytes: operand bytes that vector instructions work on, each operation weighted by its cost: the
             instructions themselves are this over the device's vector width.
-        matmul_dtype: what a matrix product multiplies; empty for other kernels.
+        matmul_dtype: element type of a matrix product; empty for other kernels.
         read_bytes: bytes that are read at least once.
         again_bytes: bytes that are read again, by other points or by later passes.
         written_bytes: bytes that are written.
-        scattered_bytes: bytes, of the above, that neighbours in a vector do not share lines for.
+        scattered_bytes: bytes, of the above, for which neighbours in a vector do not share cache lines.
         scattered_elements: how many separate accesses these are.
         parts: parts that can run at the same time.
-        rows: how often a reduction along a row ends.
-        live_values: values of a point that are alive together, at most.
+        rows: number of reductions along a row.
+        live_values: maximum of values of a point that are live together.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class KernelWorkload:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes that must move at least."""
+        """Lower bound of the bytes to move."""
         return self.read_bytes + self.written_bytes
 
 
@@ -71,7 +71,7 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> KernelWork
 
     Args:
         plan: the plan.
-        virtual: numbers of operands that are in no memory: sums that a product hands to its epilogue.
+        virtual: numbers of operands that are not in memory: sums that a product passes to its epilogue.
     """
     points = [_points(plan, k) for k in range(len(plan.nodes))]
     users: list[list[int]] = [[] for _ in plan.nodes]
@@ -131,12 +131,12 @@ def _points(plan: KernelPlan, number: int, *, whole: bool = False) -> int:
     if level in (ELEMENT, COLUMN) or plan.row_dims == 0 or whole:
         dims |= set(plan.row)
     if plan.row_dims == 0 and level != BATCH:
-        dims = set(range(max(plan.depends[number], default=-1) + 1))  # computed in the loop that knows it all
+        dims = set(range(max(plan.depends[number], default=-1) + 1))  # where all inputs are
     return math.prod([plan.extents[d] for d in sorted(dims)])
 
 
 def _touched(plan: KernelPlan, node: Load) -> int:
-    """Different elements that a load reads, at most."""
+    """Upper bound of the different elements that a load reads."""
     dims = set(node.index.dims())
     for value in node.index.values():
         dims |= plan.depends[value]
@@ -165,7 +165,7 @@ def _is_scattered(plan: KernelPlan, node: Load) -> bool:
 
 
 def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:
-    """In how many passes over a row a load is needed, if nothing between is kept."""
+    """The number of passes over a row that need a load, if nothing is kept between them."""
     stages = {plan.stages[number]} | {
         plan.stages[u] for u in users if not isinstance(plan.nodes[u], ReduceNode)
     }
@@ -173,7 +173,7 @@ def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:
 
 
 def _live_values(plan: KernelPlan) -> int:
-    """Most values of one point that are alive at the same time, in the order of the nodes."""
+    """Maximum of values of one point that are live at the same time, in the order of the nodes."""
     last_use = {a: k for k, used in enumerate(plan.uses) for a in used}
     for store in plan.stores:
         last_use[store.node] = len(plan.nodes)

@@ -1,18 +1,18 @@
-"""From HLO to kernel plans: which loop computes a group of instructions, if one loop can.
+"""From HLO to kernel plans: the loop that computes a group of instructions, if there is one.
 
 | file | what it holds |
 |---|---|
 | `trace.py` | the value of an instruction at a position, as nodes of a plan |
-| `rules.py` | one rule per opcode: where its operands are read |
-| `iteration_space.py` | iteration spaces: that of a group, and where each value lies in it |
+| `rules.py` | one rule per opcode: the positions of its operands |
+| `iteration_space.py` | iteration spaces: that of a group, and the position of each value in it |
 | `groups.py` | groups of elementwise work and reductions |
 | `updates.py` | dynamic-update-slice and scatter: changes in place |
 | `sorting.py` | sorts of short rows |
-| `dots.py` | matrix products on strided operands, with what follows them |
-| `attention.py` | products, rows of what they give, and products of these |
-| `collectives.py` | what each device does in a collective |
+| `dots.py` | matrix products on strided operands, with epilogues |
+| `attention.py` | products, an operation on rows, and products of its results |
+| `collectives.py` | the work of each device in a collective |
 | `kernels.py` | any instruction or fusion → its kernels |
-| `plan_cache.py` | plans that are made once for groups of one structure |
+| `plan_cache.py` | plans cached for groups of equal structure |
 """
 
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction

@@ -1,4 +1,4 @@
-"""Attention and its gradients: products, rows of what they give, and products of that, as one kernel."""
+"""Attention and its gradients: products, an operation on rows, and products again, as one kernel."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PlannedAttention:
     """A group as an attention kernel.
 
     Attributes:
-        plan: what it computes.
+        plan: its computation.
         factors: for each score the arrays of both factors.
         values: for each mixture the array of its second factor.
-        arrays: what the rows read, in the order of their operands in memory.
-        kept: what the rows write, in the order of their operands after those.
+        arrays: inputs of the rows, in the order of their operands in memory.
+        kept: outputs of the rows, in the order of their operands after those.
         mixed: for each mixture its result.
     """
 
@@ -49,12 +49,12 @@ class PlannedAttention:
 
     @property
     def results(self) -> tuple[HloInstruction, ...]:
-        """Everything that is written."""
+        """All results."""
         return (*self.kept, *self.mixed)
 
 
 def products_in(group: Sequence[HloInstruction]) -> tuple[list[HloInstruction], list[HloInstruction]]:
-    """The products of a group: those that need no other one, and those that do."""
+    """The products of a group: those that depend on no other one, and those that do."""
     depends: set[HloInstruction] = set()
     first: list[HloInstruction] = []
     second: list[HloInstruction] = []
@@ -131,7 +131,7 @@ def _score(
     _check_dtypes(lhs.array, rhs.array)
     sums = merged(loops.k, loops, lhs, rhs)
     if len(sums) > 1:
-        raise NoPlan("{0} sums over dims that lie apart", dot)
+        raise NoPlan("{0} sums over dims that are not contiguous", dot)
     a = _view(lhs, loops, loops.m, sums[0] if sums else ())
     b = _view(rhs, loops, sums[0] if sums else (), loops.n)
     return size_of(sums[0] if sums else (), loops), a, b, (lhs.array, rhs.array)
@@ -175,7 +175,7 @@ def _mixture(
     target = _target(dot, output, loops, at_dot)
     columns = merged(wide, loops, side, target)
     if len(columns) > 1:
-        raise NoPlan("{0} has columns that lie apart", dot)
+        raise NoPlan("{0} has columns that are not contiguous", dot)
     column = columns[0] if columns else ()
     return _Mixed(
         KEYS if summed[0] == rank - 1 else QUERIES,
@@ -228,7 +228,7 @@ def _divided(dot: HloInstruction, batch: tuple[int, ...]) -> tuple[Loops, IndexM
 def _output(
     dot: HloInstruction, results: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> HloInstruction:
-    """What of a product is written: it, or what it becomes by movement."""
+    """The written value of a product: itself, or the result of movement."""
     value = dot
     while value not in results:
         users = [u for u in value.users if u in inside]
@@ -239,7 +239,7 @@ def _output(
 
 
 def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: IndexMap) -> DotOperand:
-    """Where a product's elements lie in what is written."""
+    """The positions of a product's elements in the written array."""
     chain = [output]
     while chain[-1] is not dot:
         chain.append(chain[-1].operands[0])
@@ -250,7 +250,7 @@ def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: In
             place = delinearized(position_of(before, place), after.shape.dims, loops.extents)
     at: Index = position_of(output, place)
     if any(atom.kind != "dim" for atom, _ in at.terms):
-        raise NoPlan(f"{{0}} lies in {{1}} at {at}, which are no equal steps", dot, output)
+        raise NoPlan(f"{{0}} is in {{1}} at {at}, which are not equal steps", dot, output)
     return DotOperand(output, at.constant, tuple(at.factor(d) for d in range(len(loops.extents))))
 
 
@@ -283,25 +283,25 @@ class _RowPlanner:
         return self.factors[dot]
 
     def sums(self, dot: HloInstruction) -> int:
-        """The operand that stands for a product's sums."""
+        """The operand for a product's sums."""
         if dot not in self.trace.sums_operands:
             raise NoPlan("the rows do not read {0}", dot)
         return self.trace.sums_operands[dot]
 
     def operand_of(self, dot: HloInstruction) -> int:
-        """The operand that stands for what a product mixes."""
+        """The operand for the factor that a product mixes."""
         return self._operands[self.factors[dot]]
 
     def plan(self, kept: Sequence[HloInstruction]) -> KernelPlan:
-        """The plan that makes the factors and what is kept."""
+        """The plan that computes the factors and the other results of the rows."""
         trace, places = self.trace, self.places
         factors = list(dict.fromkeys(self.factors.values()))
         for value in (*kept, *factors):
             if value not in places:
-                raise NoPlan("{0} has no place among the rows", value)
+                raise NoPlan("{0} has no position among the rows", value)
         for value in factors:
             if position_of(value, places[value]) != self.order:
-                raise NoPlan("{0} is a factor in another order than that of the rows", value)
+                raise NoPlan("{0} has no position among the rows", value)
         nodes = {v: trace.value(v, places[v]) for v in (*kept, *factors)}
         check_results(trace, places, [*kept, *factors])
         for value in kept:
@@ -316,7 +316,7 @@ class _RowPlanner:
 def _factor(
     dot: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> HloInstruction:
-    """The factor of a product that the rows make."""
+    """The factor of a product that the rows compute."""
     made = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
     if len(made) != 1:
         raise NoPlan("{0} mixes no rows", dot)
@@ -326,7 +326,7 @@ def _factor(
 def _needs(
     value: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> bool:
-    """Whether a value is made from the sums of a product."""
+    """Whether a value is computed from the sums of a product."""
     seen, waiting = {value}, [value]
     while waiting:
         instruction = waiting.pop()

@@ -1,4 +1,4 @@
-"""Matrix products: factors read where they lie, and what follows as an epilogue."""
+"""Matrix products: factors are read in place, and users become an epilogue."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class DotPlan:
     """A matrix product with its epilogue.
 
     Attributes:
-        plan: what is computed.
+        plan: its computation.
         factors: the arrays of the two factors.
-        arrays: what the epilogue reads, in the order of its operands, the sums left out.
-        results: what is written: the epilogue's operands after those, or the product itself.
+        arrays: inputs of the epilogue, in the order of its operands, the sums left out.
+        results: its results: the epilogue's operands after those, or the product itself.
     """
 
     plan: MatmulPlan
@@ -52,7 +52,7 @@ def is_product(dot: HloInstruction) -> bool:
 
 @dataclass(frozen=True)
 class DotOperand:
-    """A factor: the array it lies in, and the step along each of the product's loop dims."""
+    """A factor: its array, and the step along each of the product's loop dims."""
 
     array: HloInstruction
     offset: int
@@ -62,7 +62,7 @@ class DotOperand:
 def strided(
     value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], extents: Sequence[int]
 ) -> tuple[HloInstruction, Index]:
-    """The array outside of a group in which a value lies, and where.
+    """The array outside of a group that holds a value, and its position.
 
     Raises:
         NoPlan: the value is computed, or is not in steps of the same size.
@@ -84,7 +84,7 @@ def strided(
         value = source
     place = position_of(value, at)
     if any(atom.kind != "dim" for atom, _ in place.terms):
-        raise NoPlan(f"a factor lies in {{0}} at {place}, which are no equal steps", value)
+        raise NoPlan(f"a factor is in {{0}} at {place}, which are not equal steps", value)
     return value, place
 
 
@@ -100,7 +100,7 @@ class Loops:
 
 
 def loops_of(dot: HloInstruction) -> tuple[Loops, IndexMap, IndexMap]:
-    """The loops of a dot, and where they read its factors."""
+    """The loops of a dot, and the positions of its factors."""
     lhs, rhs, numbers = *dot.operands, dot.dot_dims
     left, right = numbers.lhs_free(lhs.shape.rank), numbers.rhs_free(rhs.shape.rank)
     sizes = [lhs.shape.dims[d] for d in numbers.lhs_batch]
@@ -128,7 +128,7 @@ def loops_of(dot: HloInstruction) -> tuple[Loops, IndexMap, IndexMap]:
 def side_of(
     value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops
 ) -> DotOperand:
-    """Where a factor lies.
+    """The position of a factor.
 
     Raises:
         NoPlan: it is computed, or not in equal steps, or no product reads its element type.
@@ -140,7 +140,7 @@ def side_of(
 
 
 def merged(dims: Sequence[int], loops: Loops, *sides: DotOperand) -> list[list[int]]:
-    """Neighbouring loops that all sides walk through as one, outermost first."""
+    """Neighbouring loops that all operands traverse as one, outermost first."""
     groups: list[list[int]] = []
     for d in (d for d in dims if loops.extents[d] != 1):
         together = groups and all(s.steps[groups[-1][-1]] == s.steps[d] * loops.extents[d] for s in sides)
@@ -169,7 +169,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     rows, columns = merged(loops.m, loops, lhs), merged(loops.n, loops, rhs)
     sums = merged(loops.k, loops, lhs, rhs)
     if len(sums) > 1:
-        raise NoPlan("the factors are summed over dims that lie apart")
+        raise NoPlan("the factors are summed over dims that are not contiguous")
     outer = [*batch, *rows[:-1], *columns[:-1]]
     last = [rows[-1:], columns[-1:], sums]
     sizes = [size_of(g, loops) for g in (*outer, *(part[0] if part else [] for part in last))]
@@ -196,7 +196,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
 
 
 def size_of(group: Sequence[int], loops: Loops) -> int:
-    """How often loops that are walked through as one repeat."""
+    """The number of iterations of merged loops."""
     size = 1
     for d in group:
         size *= loops.extents[d]
@@ -204,7 +204,7 @@ def size_of(group: Sequence[int], loops: Loops) -> int:
 
 
 def _dot_place(loops: Loops, groups: Sequence[Sequence[int]], space: Sequence[int]) -> IndexMap:
-    """Where the product's result lies in the kernel's space."""
+    """The position of the product's result in the kernel's space."""
     index: dict[int, Index] = {}
     for number, group in enumerate(groups):
         parts = delinearized(dim(number), [loops.extents[d] for d in group], space)
@@ -230,11 +230,11 @@ def _with_epilogue(
     trace.sums[dot] = accumulator, position_of(dot, at_dot)
     for result in results:
         if result not in places:
-            raise NoPlan("{0} has no place in the space of {1}", result, dot)
+            raise NoPlan("{0} has no position in the space of {1}", result, dot)
     nodes = [trace.value(r, places[r]) for r in results]
     check_results(trace, places, results)
     if any(i in below for i in trace.arrays) or dot not in trace.sums_operands:
-        raise NoPlan("what follows {0} reads its factors' inner values", dot)
+        raise NoPlan("the epilogue of {0} reads inner values of its factors", dot)
     for result, node in zip(results, nodes):
         operand = trace.operand(result.shape.dtype, result.shape.size)
         trace.build.store(operand, position_of(result, places[result]), node)
@@ -244,7 +244,7 @@ def _with_epilogue(
 
 
 def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
-    """The members of a group that a dot is made of."""
+    """The members of a group that compute a dot."""
     found: set[HloInstruction] = set()
     waiting = list(dot.operands)
     members = set(group)

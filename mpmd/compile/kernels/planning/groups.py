@@ -1,8 +1,8 @@
 """Groups of elementwise work and reductions that one kernel computes, with one or several results.
 
-The space is that of the group's hero: a reduction if there is one, else its largest result.  Where the other
-values lie in the space follows from the hero, edge by edge; a group is one kernel if every value that costs
-something is computed at one place only, and every result is written once.
+The space is that of the group's hero: a reduction if there is one, else its largest result.  The positions
+of the other values in the space follow from the hero, edge by edge; a group is one kernel if every value with
+a cost is computed at one position only, and every result is written once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class GroupPlan:
     """A group as a kernel.
 
     Attributes:
-        plan: what it computes; its operands are the arrays, then the results.
-        arrays: what it reads, in the order of the operands.
-        results: what it writes, in the order of the operands after them.
+        plan: its computation; its operands are the arrays, then the results.
+        arrays: its inputs, in the order of the operands.
+        results: its outputs, in the order of the operands after them.
     """
 
     plan: KernelPlan
@@ -68,9 +68,9 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
     trace = Trace(name, space, inside)
     for result in results:
         if result not in places and hero.opcode not in REDUCING and result.shape.dims == hero.shape.dims:
-            places[result] = places[hero]  # nothing joins them, but they are counted alike
+            places[result] = places[hero]  # nothing joins them, but they have the same space
         if result not in places:
-            raise NoPlan("{0} has no place in the space of {1}", result, hero)
+            raise NoPlan("{0} has no position in the space of {1}", result, hero)
     nodes = [
         trace.pair(r, places[r]) if r.shape.dtype in PAIRS else (trace.value(r, places[r]),) for r in results
     ]
@@ -91,7 +91,7 @@ def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) 
 
 
 def _points(instruction: HloInstruction) -> int:
-    """Points of a reduction's space; one that walks over rows comes before one that adds them up."""
+    """Points of a reduction's space; reductions along rows come before those that add rows up."""
     source = instruction.operands[0].shape
     rows = bool(source.dims) and source.rank - 1 in instruction.dimensions
     return 2 * (instruction.shape.size if instruction.opcode == "reduce-window" else source.size) + rows
@@ -118,11 +118,11 @@ def check_results(
         raise NoPlan("a loop whose results have different sizes")
 
 
-# -- where values lie
+# -- positions of values
 def _places(
     hero: HloInstruction, inside: Collection[HloInstruction]
 ) -> tuple[IterationSpace, dict[HloInstruction, IndexMap]]:
-    """The space of a hero, and the places of all values that are joined to it."""
+    """The space of a hero, and the positions of all values that are connected to it."""
     if hero.opcode == "reduce":
         space, place = reduce_space(hero)
         found = {hero.operands[0]: place, hero: _kept(hero, place)}
@@ -144,11 +144,11 @@ def places_from(
     hero: HloInstruction,
     space: IterationSpace,
 ) -> dict[HloInstruction, IndexMap]:
-    """The places that follow from known ones, edge by edge.
+    """The positions that follow from known ones, edge by edge.
 
-    What is computed has one place, which its operands and users follow.  Arrays in memory and movement may be
-    read at several: a place at which one user reads them says nothing about another user, and is taken for it
-    only if nothing else gives it one.
+    A computed value has one position, which its operands and users follow.  Arrays in memory and movement may
+    be read at several: the position of one user's read does not apply to another user, and is used for it
+    only if there is no other.
     """
     found, computed, read = dict(found), list(found), list[HloInstruction]()
     readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
@@ -231,7 +231,7 @@ def _operand_place(
 
 
 def _full(value: HloInstruction, hero: HloInstruction, space: IterationSpace) -> IndexMap | None:
-    """The place of a value with as many elements as the space has points, if the space's order is its own."""
+    """The position of a value with as many elements as the space has points, in the space's order."""
     whole = hero.operands[0] if hero.opcode == "reduce" else hero
     if value.shape.dims == whole.shape.dims:
         if hero.opcode == "reduce":

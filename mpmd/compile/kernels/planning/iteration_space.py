@@ -48,20 +48,20 @@ class IterationSpace:
 
 
 def full_place(shape: Sequence[int], space: IterationSpace) -> IndexMap:
-    """Where an array that fills the space is read: element n at point n."""
+    """The index of an array that fills the space: element n at point n."""
     return delinearized(space.flat(range(len(space.extents))), shape, space.extents)
 
 
 def loop_space(instruction: HloInstruction) -> tuple[IterationSpace, IndexMap]:
-    """The space of an elementwise result, and its place there."""
+    """The space of an elementwise result, and its position there."""
     dims = instruction.shape.dims
     return IterationSpace(dims), tuple(dim(d) for d in range(len(dims)))
 
 
 def reduce_space(reduce: HloInstruction) -> tuple[IterationSpace, IndexMap]:
-    """The space of a reduction, and the place of its operand there.
+    """The space of a reduction, and the position of its operand there.
 
-    A reduction along the contiguous dim walks over rows; one that keeps it adds rows up; one to a single
+    A reduction along the contiguous dim iterates over rows; one that keeps it adds rows up; one to a single
     number does the one, then the other.
     """
     dims = reduce.operands[0].shape.dims
@@ -86,13 +86,13 @@ def reduce_space(reduce: HloInstruction) -> tuple[IterationSpace, IndexMap]:
 
 
 def window_space(instruction: HloInstruction) -> tuple[IterationSpace, IndexMap]:
-    """The space of a windowed reduction: its result's dims, then the window as a row; the result's place."""
+    """The space of a windowed reduction: its result's dims, then the window as a row; its position."""
     dims, window = instruction.shape.dims, instruction.window.sizes
     return IterationSpace((*dims, *window), 0, len(window)), tuple(dim(d) for d in range(len(dims)))
 
 
 def contraction_space(dot: HloInstruction) -> tuple[IterationSpace, IndexMap]:
-    """The space of a matrix product as a reduction: its result's dims, then what is summed."""
+    """The space of a matrix product as a reduction: its result's dims, then the summed dims."""
     dims, numbers = dot.shape.dims, dot.dot_dims
     summed = tuple(dot.operands[0].shape.dims[d] for d in numbers.lhs_contracting)
     return IterationSpace((*dims, *summed), 0, len(summed)), tuple(dim(d) for d in range(len(dims)))
@@ -100,10 +100,10 @@ def contraction_space(dot: HloInstruction) -> tuple[IterationSpace, IndexMap]:
 
 # -- reductions at a position
 def reducer_of(computation: HloComputation) -> str:
-    """The name of the reduction that a computation of two scalars is.
+    """The name of the reduction that a computation of two scalars computes.
 
     Raises:
-        NoPlan: it is none.
+        NoPlan: it is not a reduction.
     """
     root = computation.root
     simple = [o.opcode for o in root.operands] == ["parameter", "parameter"]
@@ -155,7 +155,7 @@ def _reduced(t: Trace, op: str, node: int, axes: tuple[str, ...]) -> int:
 
 
 def _with_init(t: Trace, op: str, node: int, init: HloInstruction) -> int:
-    """A reduction's result joined with its initial value, unless that changes nothing."""
+    """A reduction's result joined with its initial value, unless that is the identity."""
     if init.opcode == "constant" and scalar_of(init) == REDUCTIONS[op].identity(init.shape.dtype):
         return node
     return t.build.apply(op, t.value(init, ()), node)

@@ -45,12 +45,12 @@ def plan_members(
         except NoPlan:
             if any(i.opcode not in MOVEMENT and i.opcode not in ("dot", "constant") for i in group):
                 raise
-            return plan_group(name, group, results)  # as a reduction: sums over dims that lie apart
+            return plan_group(name, group, results)  # as a reduction: sums over dims that are not contiguous
     return plan_group(name, group, results)
 
 
 def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
-    """The kernel of an instruction that stands alone, or of a fusion.
+    """The kernel of a single instruction, or of a fusion.
 
     In the plan of a fusion arrays and results are instructions of its computation: parameters, and the
     elements of its root.

@@ -1,8 +1,8 @@
-"""Plans that are made once: groups of the same structure have the same kernel.
+"""A cache of plans: groups of the same structure have the same kernel.
 
-Layers of a model repeat, fusion tries many a group that it planned before, and what it chose is planned once
-more when kernels are made.  A group's structure is all that a planner can see of it: operations, shapes and
-attributes of its members, how they are joined, what kinds of values they read, and which of them are results.
+Layers of a model repeat, fusion plans many a group several times, and its final groups are planned once
+more for their kernels.  A group's structure is everything that a planner can see: operations, shapes and
+attributes of its members, their edges, the kinds of values they read, and which of them are results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Planner = Callable[[str, Sequence[HloInstruction], Sequence[HloInstruction]], Pl
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """A plan or a refusal, and the values of the group that it was made for."""
+    """A plan or a refusal, and the values of its group."""
 
     made: Any
     values: Sequence[HloInstruction]
@@ -38,9 +38,9 @@ _plans: contextvars.ContextVar[dict[Hashable, _Known] | None] = contextvars.Cont
 
 @contextlib.contextmanager
 def caching_plans() -> Iterator[None]:
-    """Inside, no structure is planned twice.  What the groups call must not change meanwhile.
+    """Caches plans inside of the block.  Computations that the groups call must not change meanwhile.
 
-    Within another one, what that one remembers is used and added to.
+    A nested block uses the outer cache.
     """
     if _plans.get() is not None:
         yield
@@ -53,7 +53,7 @@ def caching_plans() -> Iterator[None]:
 
 
 def cached_plan(planner: Planner[Planned]) -> Planner[Planned]:
-    """A planner that asks what is cached_plan first."""
+    """A planner that looks into the cache first."""
 
     @functools.wraps(planner)
     def plan(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> Planned:
@@ -84,7 +84,7 @@ def cached_plan(planner: Planner[Planned]) -> Planner[Planned]:
 def structure_of(
     group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> tuple[Hashable, list[HloInstruction]]:
-    """The structure of a group, and the values that it speaks of: the members, then what they read."""
+    """The structure of a group, and the values in it: the members, then their operands."""
     values = list(group)
     number = {value: k for k, value in enumerate(values)}
     parts: list[Hashable] = []
@@ -108,23 +108,23 @@ def structure_of(
         parts.append(value.shape)
         if value.opcode == "constant":
             parts.append((value.opcode, _number(value)))
-        elif value.opcode == "bitcast":  # two of them may be one array, which matters to changes in place
+        elif value.opcode == "bitcast":  # two of them may be one array, which matters to updates in place
             array = value.operands[0]
             if array not in number:
                 number[array] = len(values)
-                values.append(array)  # which this very loop comes to
+                values.append(array)  # this loop reaches it, too
             parts.append((value.opcode, number[array]))
     return (tuple(parts), tuple(number[r] for r in results)), values
 
 
 def _number(value: HloInstruction) -> Hashable:
-    """The number that a constant of one element is; bit for bit, as there are two zeros and many NaNs."""
+    """The value of a constant of one element, bit for bit, as there are two zeros and many NaNs."""
     literal = value.literal
     return literal.tobytes() if isinstance(literal, np.ndarray) and literal.size == 1 else None
 
 
 def _moved(made: Any, there: Mapping[HloInstruction, HloInstruction]) -> Any:
-    """A planned kernel that speaks of other instructions."""
+    """A planned kernel for other instructions."""
     changed = {f.name: _value(getattr(made, f.name), there) for f in dataclasses.fields(made)}
     return type(made)(**changed)
 

@@ -1,4 +1,4 @@
-"""One rule per opcode: where in its operands an instruction's element at a position comes from."""
+"""One rule per opcode: the positions of its operands for an element of its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELEMENTWISE = {
 
 
 def read_elementwise(operand: HloInstruction, user: HloInstruction, at: IndexMap) -> IndexMap:
-    """Where an elementwise operation reads an operand; scalars may stand for arrays."""
+    """The position of an operand of an elementwise operation; scalars may be used for arrays."""
     return at if operand.shape.dims == user.shape.dims else ()
 
 
@@ -87,17 +87,17 @@ def _iota(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 # -- movement
 def read_broadcast(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """Where a broadcast reads."""
+    """The position that a broadcast reads."""
     return tuple(at[d] for d in i.dimensions)
 
 
 def read_reshape(i: HloInstruction, at: IndexMap, extents: Sequence[int]) -> IndexMap:
-    """Where a reshape reads: the element at the same position in memory."""
+    """The position that a reshape reads: the element at the same offset in memory."""
     return delinearized(position_of(i, at), i.operands[0].shape.dims, extents)
 
 
 def read_transpose(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """Where a transpose reads."""
+    """The position that a transpose reads."""
     place = [constant(0)] * len(at)
     for here, there in enumerate(i.dimensions):
         place[there] = at[here]
@@ -105,20 +105,20 @@ def read_transpose(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ())
 
 
 def read_slice(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """Where a slice reads."""
+    """The position that a slice reads."""
     bounds = i.slice_dims
     return tuple(index * stride + start for index, start, stride in zip(at, bounds.starts, bounds.strides))
 
 
 def read_reverse(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """Where a reverse reads."""
+    """The position that a reverse reads."""
     return tuple(
         index * -1 + (i.shape.dims[d] - 1) if d in i.dimensions else index for d, index in enumerate(at)
     )
 
 
 def read_same(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """Where a copy reads."""
+    """The position that a copy reads."""
     return at
 
 
@@ -145,11 +145,11 @@ def _pad(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 
 def spread(t: Trace, index: Index, size: int, step: int, low: int) -> tuple[list[int], Index]:
-    """Where a position among elements that stand `step` apart lies in their array.
+    """The array position of an element, given its position among elements `step` apart.
 
     Args:
-        t: where conditions go.
-        index: the position; the first element stands at 0, and it is never below `-low`.
+        t: the plan under construction, for conditions.
+        index: the position; the first element is at 0, and it is never below `-low`.
         size: number of elements.
         step: distance from element to element.
         low: positions before the first element.
@@ -185,7 +185,7 @@ def _concatenate(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 # -- indexed access
 def clamped_start(t: Trace, start: HloInstruction, at: IndexMap, limit: int, where: int) -> Index:
-    """A position that the program computes, moved into [0, limit]."""
+    """An index at run time, clamped to [0, limit]."""
     if limit <= 0:
         return constant(0)
     if start.opcode == "constant" and start.shape.size == 1:
@@ -249,7 +249,7 @@ def _gather(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 
 def index_place(batch: Sequence[Index], number: int, vector_dim: int, indices: HloInstruction) -> IndexMap:
-    """Where component `number` of the index vector at a batch position stands."""
+    """The position of component `number` of the index vector at a batch position."""
     if vector_dim == indices.shape.rank:
         return tuple(batch)
     return (*batch[:vector_dim], constant(number), *batch[vector_dim:])

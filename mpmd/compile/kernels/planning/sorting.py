@@ -1,4 +1,4 @@
-"""Sorting: the place of an element is the number of elements that come before it.
+"""Sorting: the position of an element is the number of elements that come before it.
 
 Equal elements keep their order.  Comparing every pair of a row suits the short rows that routers and beams
 sort; for longer ones a target has better ways to the same result (`kernels/sorting.py`).
@@ -22,7 +22,7 @@ def plan_sort(name: str, sort: HloInstruction) -> tuple[KernelPlan, tuple[HloIns
     """The kernel of a sort, and the arrays that it reads; its results follow them.
 
     Raises:
-        NoPlan: the comparison is not one of kernels.
+        NoPlan: kernels do not support the comparison.
     """
     every = range(len(sort.operands))
     return _planned(name, sort, every, sort.operands[0].shape.dims[sort.dimensions[0]], ())
@@ -31,15 +31,15 @@ def plan_sort(name: str, sort: HloInstruction) -> tuple[KernelPlan, tuple[HloIns
 def plan_sort_prefix(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> tuple[KernelPlan, tuple[HloInstruction, ...]]:
-    """The kernel of a sort of whose results only the first elements are taken; see `plan_sort`.
+    """The kernel of a sort of whose results only the first elements are used; see `plan_sort`.
 
     Args:
         name: symbol of the kernel.
-        group: the sort, what makes the positions that it moves, its elements, and slices of them.
+        group: the sort, the iota of its positions, its elements, and slices of them.
         results: the slices.
 
     Raises:
-        NoPlan: something else is in the group, or the comparison is not one of kernels.
+        NoPlan: something else is in the group, or kernels do not support the comparison.
     """
     sort = next(i for i in group if i.opcode == "sort")
     (along,), dims = sort.dimensions, sort.operands[0].shape.dims
@@ -50,7 +50,7 @@ def plan_sort_prefix(
         whole = (*dims[:along], taken, *dims[along + 1 :])
         of_sort = element is sort or (element.opcode == "get-tuple-element" and element.operands[0] is sort)
         if not of_sort or result.opcode != "slice" or result.slice_dims != first_elements(whole):
-            raise NoPlan("{0} is not the beginning of what is sorted", result)
+            raise NoPlan("{0} is not the beginning of a sorted array", result)
         numbers.append(0 if element is sort else element.tuple_index)
     return _planned(name, sort, numbers, taken, group)
 

@@ -1,7 +1,7 @@
 """The value of an instruction at a position, as nodes of a kernel plan.
 
 A position is one index expression per dim of the instruction.  Movement becomes arithmetic on positions,
-elementwise work becomes nodes, and what stands outside of the group becomes loads.
+elementwise work becomes nodes, and values from outside of the group become loads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOVEMENT = frozenset(("bitcast", "broadcast", "iota", "reshape", "reverse", "sli
 
 
 class NoPlan(CompileError):
-    """A group of instructions that is not one kernel; says why in a sentence.
+    """The reason why a group of instructions is not one kernel, as a sentence.
 
     Args:
         reason: the sentence; with instructions it is a format, in which `{0}` is the name of the first.
@@ -42,7 +42,7 @@ class NoPlan(CompileError):
 
 
 class Trace:
-    """Values of a group of instructions, on their way into a plan.
+    """Values of a group of instructions, as nodes of a plan under construction.
 
     Args:
         name: symbol of the kernel.
@@ -50,12 +50,12 @@ class Trace:
         inside: the instructions that are computed; all others are loaded.
 
     Attributes:
-        build: where the nodes go.
+        build: the builder of the plan.
         space: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
-        places: where each instruction that computes something was evaluated.
+        places: the positions at which each computed instruction was evaluated.
         sums: dots whose sums the kernel is given: their element type, and which element each point is given.
-        sums_operands: number of the operand that stands for the sums of each dot that was read.
+        sums_operands: number of the operand for the sums of each dot that was read.
     """
 
     def __init__(self, name: str, space: IterationSpace, inside: Collection[HloInstruction]) -> None:
@@ -70,7 +70,7 @@ class Trace:
         self._given: dict[HloInstruction, int] = {}
 
     def substitute(self, given: dict[HloInstruction, int]) -> None:
-        """Let nodes stand for parameters from now on; what was computed before is forgotten."""
+        """Use nodes for parameters from now on; values computed before are dropped."""
         self._given = given
         self._known.clear()
 
@@ -83,12 +83,12 @@ class Trace:
         """The node that holds an instruction's value at a position.
 
         Args:
-            instruction: whose value.
+            instruction: the value.
             at: an index per dim.
-            where: number of a node that says where the position exists at all, or -1.
+            where: number of a node that is true where the position exists, or -1.
 
         Raises:
-            NoPlan: its operation or element type is not one of kernels.
+            NoPlan: kernels do not support its operation or element type.
         """
         key = (instruction, at, where)
         known = self._known.get(key)
@@ -116,7 +116,7 @@ class Trace:
         """The nodes that hold the real and the imaginary part of a complex number; see `value`.
 
         Raises:
-            NoPlan: its operation is not one of kernels.
+            NoPlan: kernels do not support its operation.
         """
         if not self.is_loaded(instruction):
             if instruction.opcode == "complex":
@@ -139,7 +139,7 @@ class Trace:
         return instruction not in self.inside or instruction.opcode in ("constant", "parameter")
 
     def finish(self) -> KernelPlan:
-        """The plan of everything that was stored.
+        """The plan of all stores.
 
         Raises:
             NoPlan: the parts do not fit together.
@@ -185,14 +185,14 @@ class Trace:
 Rule = Callable[[Trace, HloInstruction, IndexMap, int], int]
 
 RULES: dict[str, Rule] = {}
-"""How each opcode is computed at a position; filled by `rules.py` and `iteration_space.py`."""
+"""Computation of each opcode at a position; filled by `rules.py` and `iteration_space.py`."""
 
 READS: dict[str, Callable[[HloInstruction, IndexMap, Sequence[int]], IndexMap]] = {}
-"""Where movement of one operand reads, given the extents of the space; filled by `rules.py`."""
+"""Position that movement of one operand reads, given the extents of the space; filled by `rules.py`."""
 
 
 PAIRS = {"c64": "f32", "c128": "f64"}
-"""Complex numbers lie in memory as pairs of these; kernels read and write their parts."""
+"""Complex numbers are stored as pairs of these; kernels read and write their parts."""
 
 
 def elements_of(instruction: HloInstruction) -> tuple[str, int]:
@@ -222,7 +222,7 @@ def scalar_of(constant: HloInstruction) -> float | int | bool:
     """The one value of a constant."""
     literal = constant.literal
     if literal is None or isinstance(literal, tuple):
-        raise NoPlan("constant {0} is no array", constant)
+        raise NoPlan("constant {0} is not an array", constant)
     value = literal.reshape(-1)[0]
     dtype = constant.shape.dtype
     if dtype == "pred":
@@ -231,5 +231,5 @@ def scalar_of(constant: HloInstruction) -> float | int | bool:
 
 
 def position_of(instruction: HloInstruction, at: Sequence[Index]) -> Index:
-    """Where an instruction's element at a position lies in its row-major array."""
+    """The offset of an instruction's element at a position in its row-major array."""
     return linear(at, strides_of(instruction.shape.dims))

@@ -1,4 +1,4 @@
-"""Changes in place: dynamic-update-slice and scatter walk over what changes, not over the whole array."""
+"""Updates in place: dynamic-update-slice and scatter iterate over the update, not over the whole array."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UPDATES = frozenset(("dynamic-update-slice", "scatter"))
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """A change of an array.
+    """An update of an array.
 
     Attributes:
-        plan: what is written where; its operands are the arrays, then the result.
+        plan: its computation; its operands are the arrays, then the result.
         target: the array whose value the result begins with.
-        arrays: what the plan reads.
+        arrays: inputs of the plan.
         result: the array afterwards.
     """
 
@@ -34,7 +34,7 @@ class UpdatePlan:
 
 
 def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction) -> UpdatePlan:
-    """The kernel of a group whose one result is a change of an array.
+    """The kernel of a group whose one result is an update of an array.
 
     It may read the array itself, `scatter(x, i, x)`: then it changes a copy, see `overwritten_pairs`.
 
@@ -53,7 +53,7 @@ def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction
 
 
 def array_beneath(value: HloInstruction) -> HloInstruction:
-    """The array that a value is, through bitcasts."""
+    """The array of a value, through bitcasts."""
     while value.opcode == "bitcast":
         value = value.operands[0]
     return value
@@ -107,7 +107,7 @@ def _scatter(name: str, inside: dict[HloInstruction, None], root: HloInstruction
 
 
 def _combiner(scatter: HloInstruction) -> str:
-    """The reduction by which updates join what is there, or "" if they replace it."""
+    """The reduction by which updates are combined with the old values, or "" if they replace them."""
     root = scatter.to_apply.root
     if root.opcode == "parameter" and root.parameter_number == 1:
         return ""

@@ -2,7 +2,7 @@
 
 Shardy leaves every operation free of conflicts: operands and result are sharded alike, and where a sharded
 dim is summed away, an `sdy.all_reduce` follows.  A rule here lowers the operation if its local form is the
-local part of the whole one, or adds what is missing, or declines.  Then `whole` is used: every device
+local part of the whole one, or adds communication, or declines.  Then `whole` is used: every device
 gathers the operands, does the whole operation and keeps its part.
 """
 

@@ -15,7 +15,7 @@ class AllGatherCombiner(Combiner):
 
     Requires: no schedule.
     Ensures: all-gathers that agree in groups, type and attributes and do not need each other are
-        one, up to the limits; the order of what is left is the same on all devices.
+        one, up to the limits; the order of the other collectives is the same on all devices.
     Cost: linear, and one reachability query per pair of candidates.
     Source: XLA's combiner of that name.
     """

@@ -14,7 +14,7 @@ from mpmd.compile.passes.values import only_user
 
 @dataclasses.dataclass(frozen=True)
 class AllGatherSimplifier(ComputationPass):
-    """Gathers less: not what each device takes back at once, not copies, not wide what was narrow before.
+    """Gathers less: no values of which each device slices its own part, no copies, no widened values.
 
     dynamic-slice(all-gather(x), own part) -> x
     all-gather(broadcast(x)) -> broadcast(all-gather(x));  all-gather(convert(x)) -> convert(all-gather(x))

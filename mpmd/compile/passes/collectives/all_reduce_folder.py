@@ -60,7 +60,7 @@ def _lists_devices(instruction: HloInstruction) -> bool:
 def _crossed(
     first: list[tuple[int, ...]], second: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Groups of all that meet, where each group of one kind meets each of the other in one device."""
+    """Joined groups, where each group of one kind meets each of the other in one device."""
     group_of = {device: group for group in first for device in group}
     joined: dict[tuple[int, ...], None] = {}
     for group in second:

@@ -13,7 +13,7 @@ from mpmd.compile.passes.values import only_user
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceMover(ComputationPass):
-    """Reduces after what only moves elements, so that this joins the work that made them.
+    """Moves reshapes and transposes before all-reduces, so that they fuse with the producer.
 
     transpose(all-reduce(x))  ->  all-reduce(transpose(x))
 

@@ -22,7 +22,7 @@ class CollectiveSimplifier(ComputationPass):
     collective-permute(x) from each device to itself -> x
 
     Requires: no schedule.
-    Ensures: each collective joins two devices at least; none reduces a constant, but products.
+    Ensures: each collective joins two devices at least; only products reduce a constant.
     Cost: linear.
     Source: XLA's all-reduce simplifier and trivial cases of the others.
     """

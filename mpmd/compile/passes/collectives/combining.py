@@ -1,4 +1,4 @@
-"""Making one collective of several: what the combiners of every kind are made of."""
+"""Combines several collectives into one: the base of the combiners."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Combiner(ComputationPass):
     """Joins collectives of one opcode; see the passes that derive from it.
 
     Attributes:
-        most_bytes: largest sum of operands, in bytes per device.
-        most_operands: most operands of one collective.
+        most_bytes: maximum of the sum of operands, in bytes per device.
+        most_operands: maximum of operands of one collective.
     """
 
     opcode: ClassVar[str]
@@ -84,7 +84,7 @@ def _first_set(
 
 
 def _join(computation: HloComputation, chosen: list[HloInstruction]) -> list[HloInstruction]:
-    """Replace collectives by one; returns the instructions that are new or read something new."""
+    """Replace collectives by one; returns the new and changed instructions."""
     build = TrackingBuilder(computation)
     first = chosen[0]
     build.metadata = first.metadata

@@ -1,4 +1,4 @@
-"""Passes that replace operations which later passes or backends need not know."""
+"""Passes that replace operations by others that later passes and backends support."""
 
 from __future__ import annotations
 

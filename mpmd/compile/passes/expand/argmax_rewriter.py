@@ -17,20 +17,20 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _ORDERS = frozenset(("parameter", "compare", "and", "or", "not", "select", "tuple"))
-"""Operations whose outcome depends on how their parameters compare, and on nothing else."""
+"""Operations whose result depends only on the order of their parameters."""
 _PLACES = frozenset(f"{sign}{bits}" for sign in "su" for bits in (8, 16, 32, 64))
 _VALUES = _PLACES | {"pred", "bf16", "f16", "f32", "f64"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ArgmaxRewriter(ComputationPass):
-    """Finds the place of a maximum by two plain reductions, which become one pass over rows each.
+    """Finds the position of a maximum by two plain reductions, which become one pass over rows each.
 
     (v, i) = reduce(x, places), to_apply=the larger value, of equal ones the smaller place
       -> v = reduce-maximum(x); i = reduce-minimum(select(x == v or isnan(x), places, largest integer))
 
-    Minima likewise.  The reducer may have any form: if it does nothing but compare its parameters, trying all
-    ways in which they can compare says what it computes.
+    Minima likewise.  The reducer may have any form: if it only compares its parameters, evaluating it for all
+    orders of them shows which reduction it is.
 
     Requires: no schedule; calls are inlined.
     Ensures: no such reduction of a value and its place is left.
@@ -70,7 +70,7 @@ def _rewrite(site: RewriteSite) -> HloInstruction | None:
 
 
 def _worst(opcode: str, shape: Shape) -> np.ndarray:
-    """What every value is at least as good as."""
+    """The initial value of the reduction of values."""
     info, largest = shape.info, opcode == "minimum"
     if info.kind == "float":
         return np.asarray(np.inf if largest else -np.inf).astype(shape.numpy_dtype)
@@ -82,14 +82,14 @@ def _worst(opcode: str, shape: Shape) -> np.ndarray:
 
 
 def _meaning(computation: HloComputation) -> str | None:
-    """The reduction of values whose place a reducer finds: maximum or minimum; None if it does neither."""
+    """The reduction of the values in a reducer of pairs: maximum or minimum; None if it is neither."""
     if len(computation.parameters) != 4 or not _only_compares(computation):
         return None
     return next((o for o in ("maximum", "minimum") if _is(computation, o)), None)
 
 
 def _only_compares(computation: HloComputation) -> bool:
-    """Whether the outcome depends on how the two values and the two places compare, and on nothing else."""
+    """Whether the result depends only on the order of the two values and of the two positions."""
     a, i, b, j = computation.parameters
     pairs = ({a, b}, {i, j})
     for instruction in computation:
@@ -104,7 +104,7 @@ def _only_compares(computation: HloComputation) -> bool:
 
 
 def _is(computation: HloComputation, opcode: str) -> bool:
-    """Whether a reducer that only compares takes the better value, and of equal ones the smaller place."""
+    """Whether a reducer that only compares takes the better value, and of equal ones the smaller position."""
     value, place = (computation.parameters[k].shape for k in range(2))
     values = [0.0, 1.0, *([np.nan] if value.info.kind == "float" else [])]
     cases = [(a, i, b, j) for a in values for b in values for i, j in ((0, 1), (1, 0), (1, 1))]
@@ -115,7 +115,7 @@ def _is(computation: HloComputation, opcode: str) -> bool:
 
 
 def _is_better(opcode: str, case: tuple[float, int, float, int], value: float, place: int) -> bool:
-    """Whether a value and its place are what a reducer makes of two values and their places."""
+    """Whether a value and its position are the reducer's result for two values and their positions."""
     a, i, b, j = case
     if math.isnan(a) or math.isnan(b):  # of two it may be either
         wanted = ({i} if math.isnan(a) else set()) | ({j} if math.isnan(b) else set())

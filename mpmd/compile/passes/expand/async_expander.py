@@ -21,7 +21,7 @@ _SYNCHRONOUS = {
 
 @dataclasses.dataclass(frozen=True)
 class AsyncExpander(ComputationPass):
-    """Does at once what a program starts and awaits: the backend decides by itself what to overlap.
+    """Replaces asynchronous pairs by the synchronous operation: the backend chooses what to overlap.
 
     copy-done(copy-start(x)) -> copy(x);  async-done(async-start(x), calls=f) -> call(x), to_apply=f
 

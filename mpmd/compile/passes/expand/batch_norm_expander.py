@@ -38,7 +38,7 @@ class BatchNormExpander(ComputationPass):
 
 
 class _Norm:
-    """The pieces that all three are made of."""
+    """Shared parts of all three operations."""
 
     def __init__(self, site: RewriteSite) -> None:
         self.site = site

@@ -37,7 +37,7 @@ class CholeskyExpander(ComputationPass):
     Requires: no schedule; complex numbers are split into pairs afterwards.
     Ensures: no cholesky is left.
     Cost: linear in the number of blocks, which is at most sixteen.
-    Source: the left-looking form of the factorisation; what is not positive definite gives NaN.
+    Source: the left-looking form of the factorisation; a matrix that is not positive definite gives NaN.
     """
 
     name = "hlo-cholesky-expander"

@@ -1,7 +1,7 @@
 """Functions of complex numbers by functions of their real and imaginary parts.
 
-Numbers of 64 bits are computed in f64 where squares could overflow or cancel: that is exact enough and costs
-less than scaling.  Numbers of 128 bits are scaled.
+Numbers of 64 bits are computed in f64 where squares could overflow or cancel: that is exact enough and
+cheaper than scaling.  Numbers of 128 bits are scaled.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def logistic(x: Pair) -> Pair:
 
 
 def power(x: Pair, y: Pair) -> Pair:
-    """X to the power y; what is zero stays zero for positive y, and everything to the power zero is one."""
+    """X to the power y; zero stays zero for positive y, and everything to the power zero is one."""
     real, imaginary = exponential(multiply(y, logarithm(x)))
     zero = x[0].is_("EQ", 0.0) & x[1].is_("EQ", 0.0)
     nothing = y[0].is_("EQ", 0.0) & y[1].is_("EQ", 0.0)

@@ -52,9 +52,9 @@ class ComplexToPairs(ComputationPass):
     multiply(x: c64, y: c64)
       -> complex(xr*yr - xi*yi, xr*yi + xi*yr), xr = real(x), xi = imag(x) ...
 
-    Neighbours meet in their parts: real(complex(a, b)) is a.  What is left are parts of parameters and of
-    what control flow hands on, and complex numbers put together for results and for control flow.
-    Computations on scalars, as of reductions, take and give pairs.
+    real(complex(a, b)) becomes a.  Parts of parameters and of results of control flow remain, and complex
+    numbers that are combined for results and for control flow.  Computations on scalars, as of reductions,
+    take and return pairs.
 
     Requires: no schedule; calls are inlined.
     Ensures: no arithmetic, movement, product, reduction or order of complex numbers is left.
@@ -185,7 +185,7 @@ def _moved(site: RewriteSite) -> HloInstruction | None:
 
 
 def _sides(site: RewriteSite) -> tuple[list[HloInstruction], list[HloInstruction]]:
-    """The operands of an operation on real parts, and of one on imaginary parts; what is real is in both."""
+    """Operands of an operation on real parts, and of one on imaginary parts; real ones are in both."""
     sides: tuple[list[HloInstruction], list[HloInstruction]] = [], []
     for operand in site.operands:
         parts = _parts(site.build, operand) if _is_complex(operand.shape) else (operand, operand)
@@ -267,11 +267,11 @@ def _joining(site: RewriteSite) -> HloInstruction | None:
 
 
 def _on_pairs(computation: HloComputation, sides: int) -> HloComputation:
-    """A computation that takes and gives pairs.
+    """A computation that takes and returns pairs.
 
     Args:
         computation: on scalars.
-        sides: how many parameters belong to an array and stand together: two for a comparison.
+        sides: how many parameters belong to an array and are adjacent: two for a comparison.
     """
     build = HloBuilder.create(computation.module, f"{computation.name}_pairs")
     known: dict[HloInstruction, HloInstruction] = {}

@@ -29,8 +29,7 @@ class ConvolutionExpander(ComputationPass):
     Ensures: no convolution is left that needs `most_slices` slices or fewer.
     Cost: linear in the slices; at run time the patches take the kernel's size times the image's memory.
     Source: lowering to matrices ("im2col"), as in Chellapilla, Puri and Simard, 2006.  The slices are taken
-        per element of the window or per place of it, whichever are fewer: gradients of kernels have large
-        windows.
+    per element or per position of the window, whichever are fewer: gradients of kernels have large windows.
 
     Attributes:
         most_slices: slices up to which a convolution is expanded.
@@ -58,7 +57,7 @@ class ConvolutionExpander(ComputationPass):
 
 
 def _patches(site: RewriteSite, places: Ints) -> HloInstruction:
-    """What the window sees at each of its places: `[batch, places, window, features]`."""
+    """The elements of the window at each of its positions: `[batch, places, window, features]`."""
     build, window = site.build, site.at.window
     image = _padded(site)
     batch, features = image.shape.dims[0], image.shape.dims[-1]

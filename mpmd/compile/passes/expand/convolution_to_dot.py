@@ -20,7 +20,7 @@ class ConvolutionToDot(ComputationPass):
       -> dot(reshape(image: [b,h/2,2,w/2,2,f]), kernel), contracting the window and f
 
     Requires: no schedule.
-    Ensures: no convolution is left whose windows lie side by side, without padding, dilation and groups.
+    Ensures: no convolution is left whose windows are adjacent, without padding, dilation and groups.
     Cost: linear.
     Source: each element of the image is read by one window at most, so that the patches are a reshape.
     """

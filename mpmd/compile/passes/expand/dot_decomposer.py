@@ -26,8 +26,8 @@ class DotDecomposer(ComputationPass):
     Source: XLA's dot decomposer; for backends that take matrices in this form only.
 
     Attributes:
-        scattered: only products that sum over dims which do not lie side by side in both factors: kernels
-            that read any strides can do all others as they are.
+        scattered: only products that sum over dims which are not adjacent in both factors: kernels
+            that read any strides can compute all others directly.
     """
 
     name = "hlo-dot-decomposer"

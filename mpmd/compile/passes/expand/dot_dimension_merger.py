@@ -18,7 +18,7 @@ Runs = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class DotDimensionMerger(ComputationPass):
-    """Merges neighbouring dims of a matrix product that play the same part, by reshapes alone.
+    """Merges neighbouring dims of a matrix product that have the same role, by reshapes alone.
 
     dot(x: [b,t,d], y: [d,h,w])  ->  reshape(dot([b*t,d], [d,h*w]))
 
@@ -63,7 +63,7 @@ def _merge(site: RewriteSite) -> HloInstruction | None:
 
 
 def _runs(rank: int, free: Ints, linked: set[int]) -> Runs:
-    """Dims in runs that become one; `linked` dims join the next one."""
+    """Runs of dims that become one; `linked` dims join the next one."""
     runs: Runs = []
     for d in range(rank):
         if runs and (d - 1 in linked or (d in free and d - 1 in free)):

@@ -27,18 +27,17 @@ class FftExpander(ComputationPass):
 
     Each length is split into factors of at most `longest`, whose transforms are products with constant
     matrices.  A prime that is longer becomes a convolution with a chirp, done by transforms of a power of
-    two.  Real transforms are complex ones of which half is kept, or made up by symmetry.
+    two.  Real transforms are complex ones of which half is kept, or completed by symmetry.
 
     Requires: no schedule; complex numbers are split into pairs afterwards.
-    Ensures: no fft is left, but of longer rows than `most`, for which libraries have faster ways.
+    Ensures: no fft is left, except of longer rows than `most`, for which libraries are faster.
     Cost: linear in the number of factors; constants take as much memory as the longest transform's input.
     Source: Cooley and Tukey, "An algorithm for the machine calculation of complex Fourier series", 1965;
         Bluestein, "A linear filtering approach to the computation of the discrete Fourier transform", 1970.
 
     Attributes:
         longest: length up to which a transform is one product.
-        most: length up to which transforms are expanded.  XLA:CPU's library took nine tenths of the time for
-            rows of 64, a quarter for rows of 1,000.
+        most: length up to which transforms are expanded.
     """
 
     name = "hlo-fft-expander"
@@ -84,7 +83,7 @@ class _Transforms:
         build: where operations go.
         dtype: type of the complex numbers.
         longest: length up to which a transform is one product.
-        inverse: turn the other way round, without the factor of the inverse.
+        inverse: the inverse transform, without its factor.
     """
 
     def __init__(self, build: TrackingBuilder, dtype: str, longest: int, *, inverse: bool) -> None:
@@ -103,7 +102,7 @@ class _Transforms:
         return build.transpose(made, [order.index(k) for k in range(len(dims))])
 
     def mirrored(self, value: HloInstruction, length: int) -> HloInstruction:
-        """All of a spectrum of real numbers, of which half is there: the rest is its conjugate, backwards."""
+        """A full spectrum of real numbers, from half of it: the rest is its conjugate, reversed."""
         build, last = self.build, value.shape.rank - 1
         count = (length + 1) // 2 - 1
         if not count:

@@ -14,7 +14,7 @@ from mpmd.compile.passes.values import splat
 
 @dataclasses.dataclass(frozen=True)
 class FloatJitter(ComputationPass):
-    """Makes chosen values a little wrong, to find out whether a program depends on their last digits.
+    """Perturbs chosen values, to find out whether a program depends on their last digits.
 
     y = tanh(x)  ->  y = tanh(x) * (1 + relative)
 
@@ -34,7 +34,7 @@ class FloatJitter(ComputationPass):
     relative: int = 100
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation; those that work on the scalars of others are left alone."""
+        """Rewrites one computation; those on scalars of others are left alone."""
         if any(c.opcode not in ("call", "while", "conditional") for c in computation.callers):
             return False
         chosen = [i for i in computation.post_order() if self._is_chosen(i)]

@@ -1,4 +1,4 @@
-"""Formulas over arrays, written as one writes them: `(x * x + 1.0).sqrt()` appends three operations."""
+"""Formulas over arrays with operators: `(x * x + 1.0).sqrt()` appends three operations."""
 
 from __future__ import annotations
 

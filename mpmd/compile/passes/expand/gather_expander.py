@@ -14,14 +14,14 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 @dataclasses.dataclass(frozen=True)
 class GatherExpander(ComputationPass):
-    """Takes few slices one by one.
+    """Replaces gathers of few slices by dynamic slices.
 
     gather(x, indices: [1,2])  ->  reshape(dynamic-slice(x, indices[0,0], indices[0,1]))
 
     Requires: no schedule; gathers in the form of `hlo-gather-simplifier`: others are left alone.
     Ensures: no such gather has `most` index vectors or fewer.
     Cost: linear.
-    Source: both operations move a start so that the slice lies inside.
+    Source: both operations clamp a start so that the slice is inside.
 
     Attributes:
         most: index vectors up to which a gather is expanded; longer ones are one row copy per index.

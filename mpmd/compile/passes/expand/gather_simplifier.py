@@ -15,14 +15,15 @@ from mpmd.compile.passes.values import is_trivial
 
 @dataclasses.dataclass(frozen=True)
 class GatherSimplifier(ComputationPass):
-    """Brings gathers to one form, and those of consecutive rows to slices.
+    """Canonicalises gathers, and replaces those of consecutive rows by slices.
 
     gather(x, indices: [k,b1,b2], batching dims ...)
       -> transpose(reshape(gather(x, indices: [b1*b2,k']), offset_dims behind))
 
     Requires: no schedule.
-    Ensures: each gather has a list of index vectors `[n,k]`, its n in front of the result, the slices' dims
-        behind, no batching dims; none takes rows 0, 1, 2 ... in order.
+    Ensures: each gather has a list of index vectors `[n,k]`, its n as the first dim of the result, the
+        slices'
+        dims after it, no batching dims; none takes rows 0, 1, 2 ... in order.
     Cost: linear.
     Source: XLA's batched-gather normaliser and gather simplifier in one.
     """
@@ -36,7 +37,7 @@ class GatherSimplifier(ComputationPass):
 
 
 def is_normal(gather: HloInstruction) -> bool:
-    """True if a gather has the one form."""
+    """True if a gather has the canonical form."""
     dims, indices = gather.gather_dims, gather.operands[1].shape
     behind = tuple(range(1, 1 + len(dims.offset_dims)))
     return (

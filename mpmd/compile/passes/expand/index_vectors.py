@@ -22,9 +22,9 @@ def as_list(
     """The vectors as `[count, length]`; the positions along batching dims follow as further elements.
 
     Args:
-        build: where the result is made.
+        build: the builder.
         indices: the index operand.
-        vector_dim: the dim along which a vector lies, or the rank if vectors are single numbers.
+        vector_dim: the dim of the vectors, or the rank if vectors are single numbers.
         batching: dims of the indices that are dims of the operand too.
         sizes: dims of the operand, all of which the elements must be able to count.
     """

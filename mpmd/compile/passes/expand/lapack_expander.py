@@ -28,18 +28,18 @@ _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
 @dataclasses.dataclass(frozen=True)
 class LapackExpander(ComputationPass):
-    """Computes what JAX asks of LAPACK on a CPU: Cholesky, triangular systems, and LU with exchanges of rows.
+    """Expands LAPACK calls for a CPU: Cholesky, triangular systems, and LU with exchanges of rows.
 
     custom-call(a), custom_call_target="lapack_spotrf_ffi" -> cholesky(a), beside the other half of a
 
-    LU is a loop over columns that changes all of the matrix each time: larger matrices than `most` are left
-    to the library, which does blocks of columns.  So are those larger than `most_cholesky`, whose blocks on
-    the diagonal, a loop over columns each, take longer than the library's.
+    LU is a loop over columns that updates the whole matrix each time: larger matrices than `most` are left to
+    the library, which works on blocks of columns.  So are those larger than `most_cholesky`, whose diagonal
+    blocks, a loop over columns each, are slower than the library's.
 
     Requires: no schedule; cholesky and triangular-solve are expanded afterwards.
-    Ensures: no such call is left, but of LU and Cholesky of large matrices.
+    Ensures: such calls are left only for LU and Cholesky of large matrices.
     Cost: linear.
-    Source: what LAPACK's potrf, trsm and getrf are documented to give.
+    Source: the documentation of LAPACK's potrf, trsm and getrf.
 
     Attributes:
         most: rows or columns of a matrix up to which LU is expanded.
@@ -102,7 +102,7 @@ def _lu(site: RewriteSite) -> HloInstruction:
 
 
 def _lu_column(build: TrackingBuilder, i: HloInstruction, values: Values) -> Values:
-    """One column: its largest element goes to the diagonal, and its multiples off all rows below."""
+    """One column: its largest element moves to the diagonal, and is eliminated from all rows below."""
     a, pivots, info = values
     (count, rows, _), dtype = a.shape.dims, a.shape.dtype
     column, place = column_at(build, a, i), build.iota("s32", (count, rows), 1)
@@ -112,7 +112,7 @@ def _lu_column(build: TrackingBuilder, i: HloInstruction, values: Values) -> Val
     mine, other = row_at(build, a, i), _chosen_row(build, a, chosen)
     pivot = element_at(build, column, chosen)
     zero = build.compare(pivot, build.full(0, dtype, (count,)), "EQ")
-    # the column with the two rows exchanged, and what each row below takes of the pivot's row
+    # the column with the two rows exchanged, and the factor of the pivot's row in each row below
     swapped = build.select(chosen, _spread(build, element_at(build, column, here), rows), column)
     safe = build.select(zero, build.full(1, dtype, (count,)), pivot)
     factor = build.add("divide", swapped, _spread(build, safe, rows))

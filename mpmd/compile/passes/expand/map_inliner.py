@@ -20,7 +20,7 @@ class MapInliner(ComputationPass):
     Requires: no schedule; calls are inlined.
     Ensures: no map is left whose computation is elementwise.
     Cost: linear.
-    Source: an elementwise operation means the same on arrays as on their elements.
+    Source: an elementwise operation is the same on arrays as on their elements.
     """
 
     name = "hlo-map-inliner"

@@ -1,4 +1,4 @@
-"""Stacks of matrices, `[count, rows, columns]`, and loops over them: what factorisations are made of."""
+"""Stacks of matrices, `[count, rows, columns]`, and loops over them: shared by the factorisations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = list[HloInstruction]
 Step = Callable[[TrackingBuilder, HloInstruction, Values], Sequence[HloInstruction]]
 
 BLOCK = 32
-"""Rows that are done one by one; larger matrices are done in blocks, by products."""
+"""Rows that are processed one by one; larger matrices are processed in blocks, by products."""
 
 
 def repeat(build: TrackingBuilder, count: int, values: Sequence[HloInstruction], step: Step) -> Values:
@@ -107,7 +107,7 @@ def block_size(n: int) -> int:
 
 
 def inverses(build: TrackingBuilder, lower: HloInstruction, *, unit: bool) -> HloInstruction:
-    """The inverse of each lower triangular matrix, row by row; what is above the diagonal is not read.
+    """The inverse of each lower triangular matrix, row by row; elements above the diagonal are not read.
 
     Args:
         build: where operations go.

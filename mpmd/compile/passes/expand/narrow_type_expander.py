@@ -38,9 +38,9 @@ _EXACT = frozenset(["clamp", "copy", "maximum", "minimum", "select"])
 _ODD = frozenset(
     ["bitcast-convert", "count-leading-zeros", "popcnt", "shift-right-arithmetic", "shift-right-logical"]
 )
-"""What another width or sign changes."""
+"""Operations whose result depends on the width or sign."""
 _INLINE = frozenset(["constant", "parameter", "tuple"])
-"""What computations on scalars hold beside elementwise work."""
+"""Operations in computations on scalars beside elementwise work."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class NarrowTypeExpander(ComputationPass):
     shift-right-logical(x: s4, y)  ->  the same of u4
 
     Each result is rounded or wrapped once; reductions are kept wide to their end.  Movement, choice and
-    sorting stay narrow; the comparison of a sort is made of wider numbers.
+    sorting stay narrow; the comparison of a sort uses wider numbers.
 
     Requires: no schedule; calls are inlined.
     Ensures: no elementwise operation, reduction or product works on integers of less or floats of no more
@@ -65,7 +65,7 @@ class NarrowTypeExpander(ComputationPass):
     name = "hlo-narrow-type-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation; those of what is widened as a whole follow with it."""
+        """Rewrites one computation; callees of widened operations are widened with them."""
         if not _is_touched(computation):
             return False
         follows = any(c.opcode in _CALLING for c in computation.callers)
@@ -125,7 +125,7 @@ def _widen(site: RewriteSite) -> HloInstruction | None:
 
 
 def _is_inline(computation: HloComputation) -> bool:
-    """Whether all of a computation can be made wide: plain elementwise work."""
+    """Whether all of a computation can be widened: plain elementwise work."""
     if not _is_touched(computation):
         return True
     return all(
@@ -164,7 +164,7 @@ def _wide_step(build: HloBuilder, i: HloInstruction, operands: Sequence[HloInstr
     return _wide(build, build.convert(made, i.shape.dtype)) if rounds else made
 
 
-# -- what means something else on more bits
+# -- operations that differ on more bits
 def _as(site: RewriteSite, value: HloInstruction, sign: str) -> HloInstruction:
     """The bits of a narrow integer as a signed (`s`) or unsigned (`u`) number."""
     dtype = f"{sign}{value.shape.info.bits}"

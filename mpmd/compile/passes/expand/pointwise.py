@@ -1,4 +1,4 @@
-"""Computations on scalars, their operations written out on whole arrays."""
+"""Computations on scalars, applied to whole arrays operation by operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmd.compile.passes.rewriter import TrackingBuilder
 
 
 def is_inlinable(computation: HloComputation) -> bool:
-    """Whether `applied` can write a computation out: elementwise work on scalars, one result or a tuple."""
+    """Whether `applied` supports a computation: elementwise work on scalars, one result or a tuple."""
     return all(_is_simple(i) for i in computation)
 
 
@@ -21,12 +21,12 @@ def applied(
     """The results of a computation for every element of its arguments.
 
     Args:
-        build: where the operations go.
+        build: the builder.
         computation: one that `is_inlinable`.
         arguments: for each parameter an array; all have the same dims.
 
     Returns:
-        An array per element of its result; one if that is no tuple.
+        An array per element of its result; one if that is not a tuple.
     """
     dims = arguments[0].shape.dims
     values: dict[HloInstruction, HloInstruction] = {}

@@ -18,13 +18,14 @@ class ReducePrecisionExpander(ComputationPass):
     """Rounds to fewer bits with integers.
 
     reduce-precision(x: f32), 5 bits of exponent, 3 of mantissa
-      -> bits + (what rounds the last kept bit to even), without the bits that go; infinity where the exponent
-         is too large, zero where it is too small
+      -> bits + (the rounding of the last kept bit to even), without the dropped bits; infinity where the
+      exponent
+      is too large, zero where it is too small
 
-    f32 rounded to what bf16 holds is left: two conversions do that.
+    f32 rounded to bf16 is left: two conversions do that.
 
     Requires: no schedule.
-    Ensures: what is left rounds f32 to bf16, or leaves its operand as it is.
+    Ensures: remaining operations round f32 to bf16, or leave their operand unchanged.
     Cost: linear.
     Source: the definition of XLA's operation: to nearest even, denormal results become zeros.
     """
@@ -48,7 +49,7 @@ def _expand(site: RewriteSite) -> HloInstruction | None:
     bits = build.add("bitcast-convert", x, shape=site.shape.with_dtype(kind))
     rounding = _Rounding(site, bits, kind)
     rounded, is_nan = rounding.rounded(*wanted), build.compare(x, x, "NE")
-    if not wanted[1]:  # no mantissa is left that could tell NaN from infinity
+    if not wanted[1]:  # no mantissa is left to distinguish NaN from infinity
         rounded = build.select(is_nan, rounding.infinite(), rounded)
     made = build.add("bitcast-convert", rounded, shape=site.shape)
     return build.select(is_nan, x, made) if wanted[1] else made
@@ -77,7 +78,7 @@ class _Rounding:
         return self.build.add("or", self.sign(), self.full(((1 << self.exponent) - 1) << self.mantissa))
 
     def rounded(self, exponent: int, mantissa: int) -> HloInstruction:
-        """The bits of what is left."""
+        """The remaining bits."""
         build, bits = self.build, self.bits
         gone = self.mantissa - mantissa
         if gone > 0:

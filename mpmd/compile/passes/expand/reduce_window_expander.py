@@ -25,12 +25,12 @@ class ReduceWindowExpander(ComputationPass):
     reduce-window(x, y), window of 6 along a dim, to_apply=f
       -> two = f(x, x moved by 1); four = f(two, two moved by 2); six = f(two, four moved by 2)
 
-    Where windows reach into padding, flags say what is there: padding takes no part.  The order is kept: f
-    need only be associative.
+    Where windows reach into padding, flags mark it: padding is ignored.  The order is kept: f need only be
+    associative.
 
     Requires: no schedule; calls are inlined.
-    Ensures: no windowed reduction is left but by an operation of two numbers; but those of computations that
-        hold something else than elementwise work.
+    Ensures: no windowed reduction is left except by an operation of two numbers, and those of computations
+        that are not elementwise.
     Cost: as many copies of the computation as the window's sizes have bits, twice.
     Source: powers by squaring, of a window in place of a number.
     """
@@ -59,11 +59,11 @@ def _expand(site: RewriteSite) -> HloInstruction | None:
 
 
 class _Windowed:
-    """Values on their way from arrays to windows.
+    """Partially reduced values.
 
     Attributes:
-        values: the arrays, padded; of the dims that are done the windows.
-        there: where they hold something; None if everywhere.
+        values: the arrays, padded; along reduced dims the windows.
+        there: where they are valid; None if everywhere.
     """
 
     def __init__(self, site: RewriteSite) -> None:
@@ -107,13 +107,13 @@ class _Windowed:
             self.there = state[-1]
 
     def _seen(self, state: list[HloInstruction], d: int, start: int, w: WindowDim) -> list[HloInstruction]:
-        """What each window sees from one of its elements on."""
+        """The reduction of each window from one of its elements on."""
         shape = self.site.shape
         count = (shape.elements[0] if shape.is_tuple else shape).dims[d]
         return [along(self.build, v, d, start, start + (count - 1) * w.stride + 1, w.stride) for v in state]
 
     def _joined(self, a: list[HloInstruction], b: list[HloInstruction]) -> list[HloInstruction]:
-        """What stands in both, one after the other."""
+        """The combination of both, one after the other."""
         build, count = self.build, len(self.values)
         both = applied(build, self.site.at.to_apply, [*a[:count], *b[:count]])
         if self.there is None:

@@ -57,7 +57,7 @@ class ReduceWindowRewriter(ComputationPass):
 
 
 def _scan_by(site: RewriteSite, dim: int, forward: bool) -> HloInstruction:
-    """A running reduction of any kind: what has nothing before it stays as it is."""
+    """A running reduction of any kind: elements with nothing before them stay unchanged."""
     build, count = site.build, len(site.operands) // 2
     values, dims = site.operands[:count], site.operands[0].shape.dims
     place = build.iota("s32", dims, dim)
@@ -83,7 +83,7 @@ def _moved(site: RewriteSite, x: HloInstruction, filler: HloInstruction, dim: in
 
 
 def _running_dim(windowed: HloInstruction) -> tuple[int, bool] | None:
-    """The dim along which the window covers all that is before (or, reversed, behind) an element."""
+    """The dim along which the window covers everything before (or, reversed, after) an element."""
     found = None
     for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.operands[0].shape.dims)):
         if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1 or w.reversed:

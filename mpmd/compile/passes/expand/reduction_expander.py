@@ -25,8 +25,8 @@ class ReductionExpander(ComputationPass):
     An element that has no neighbour waits until the end.  The order is kept: f need only be associative.
 
     Requires: no schedule; calls are inlined.
-    Ensures: no reduction is left but by an operation of two numbers; but those of computations that hold
-        something else than elementwise work.
+    Ensures: no reduction is left except by an operation of two numbers, and those of computations that are
+        not elementwise.
     Cost: as many copies of the computation as the length has bits; at run time linear.
     Source: a tree of halves, as every vector machine sums.
     """
@@ -39,7 +39,7 @@ class ReductionExpander(ComputationPass):
 
 
 def is_special(site: RewriteSite) -> bool:
-    """Whether a reduction needs more than one operation of two numbers, and is made of elementwise work."""
+    """Whether a reduction needs more than one operation of two numbers, and is elementwise."""
     computation = site.at.to_apply
     return (len(site.operands) > 2 or reducer(computation) is None) and is_inlinable(computation)
 
@@ -50,7 +50,7 @@ def result_of(site: RewriteSite, values: Values) -> HloInstruction:
 
 
 def broadcast_to_results(site: RewriteSite, inits: Values) -> list[HloInstruction]:
-    """What a reduction of nothing gives."""
+    """The result of a reduction of nothing."""
     shape = site.shape.elements[0] if site.shape.is_tuple else site.shape
     return [site.build.broadcast(i, shape.dims) for i in inits]
 

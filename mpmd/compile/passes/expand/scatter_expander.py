@@ -15,7 +15,7 @@ from mpmd.compile.passes.values import reducer
 
 @dataclasses.dataclass(frozen=True)
 class ScatterExpander(ComputationPass):
-    """Puts few updates into their places one by one.
+    """Replaces scatters of few updates by dynamic slices.
 
     scatter(x, indices: [1,1], update), to_apply=add
       -> dynamic-update-slice(x, select(inside, add(dynamic-slice(x, i), update), dynamic-slice(x, i)), i)
@@ -50,7 +50,7 @@ class ScatterExpander(ComputationPass):
 def _put(
     site: RewriteSite, value: HloInstruction, vectors: HloInstruction, updates: HloInstruction, row: int
 ) -> HloInstruction:
-    """The array with one update in its place."""
+    """The array with one update applied."""
     build, dims = site.build, site.at.scatter_dims
     window = list(updates.shape.dims[1:])
     sizes = [1 if d in dims.inserted_window_dims else window.pop(0) for d in range(value.shape.rank)]

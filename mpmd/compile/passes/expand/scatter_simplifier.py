@@ -17,7 +17,7 @@ from mpmd.compile.passes.values import is_trivial
 
 @dataclasses.dataclass(frozen=True)
 class ScatterSimplifier(ComputationPass):
-    """Brings scatters to one form.
+    """Canonicalises scatters.
 
     scatter(x, indices: [k,b1,b2], updates, batching dims ...)
       -> scatter(x, indices: [b1*b2,k'], reshape(transpose(updates)))
@@ -40,7 +40,7 @@ class ScatterSimplifier(ComputationPass):
 
 
 def is_normal(scatter: HloInstruction) -> bool:
-    """True if a scatter has the one form."""
+    """True if a scatter has the canonical form."""
     dims = scatter.scatter_dims
     indices = scatter.operands[len(scatter.operands) // 2].shape
     behind = tuple(range(1, 1 + len(dims.update_window_dims)))
@@ -73,7 +73,7 @@ def _split(site: RewriteSite) -> HloInstruction | None:
 
 
 def _needed(value: HloInstruction) -> set[HloInstruction]:
-    """What a value is made of, itself included."""
+    """The transitive operands of a value, itself included."""
     found, waiting = {value}, [value]
     while waiting:
         for operand in waiting.pop().operands:

@@ -23,7 +23,7 @@ class SelectAndScatterExpander(ComputationPass):
       -> which element of each window wins, from k slices of x; the sum of k padded arrays, each with the
          source where that element won
 
-    Requires: no schedule; maps are inlined afterwards if the selection is no plain comparison.
+    Requires: no schedule; maps are inlined afterwards if the selection is not a plain comparison.
     Ensures: no select-and-scatter by addition is left whose window has `most` elements or fewer.
     Cost: linear in the window's elements.
     Source: the definition; the first of equal elements wins.
@@ -56,7 +56,7 @@ def _padding(site: RewriteSite) -> list[PadDim]:
 
 
 def _seen(site: RewriteSite, value: HloInstruction, offset: Ints) -> HloInstruction:
-    """What each window sees at one of its elements."""
+    """The elements of each window at one of its offsets."""
     strides = [w.stride for w in site.at.window.dims]
     counts = site.operands[1].shape.dims
     limits = [at + (n - 1) * s + 1 if n else at for at, n, s in zip(offset, counts, strides)]

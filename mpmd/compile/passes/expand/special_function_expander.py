@@ -46,7 +46,7 @@ def _rule(function: Callable[[Number], Number]) -> Rule:
 
 
 def _half_square(x: Number) -> Number:
-    """Half of exp(x), which is there as long as the result is."""
+    """Half of exp(x), which is finite as long as the result is."""
     root = (x * 0.5).of("exponential")
     return (root * 0.5) * root
 
@@ -67,7 +67,7 @@ def cosh(x: Number) -> Number:
 
 
 def _is_large(x: Number) -> Number:
-    """Whether one does not count beside it; up to there its square is finite."""
+    """Whether 1 is negligible beside it; up to there its square is finite."""
     return x.is_("GT", 1e18 if x.dtype == "f64" else 1e9)
 
 

@@ -18,7 +18,7 @@ class StochasticConvertExpander(ComputationPass):
     stochastic-convert(x: f32, bits: u32) to s8
       -> convert(select(bits < |x - trunc(x)| * 2^32, trunc(x) + sign(x), x)) to s8
 
-    Infinities and NaN have no fraction: they convert as ever.
+    Infinities and NaN have no fraction: they convert as usual.
 
     Requires: no schedule.
     Ensures: no stochastic-convert to integers is left.

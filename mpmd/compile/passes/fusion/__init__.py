@@ -1,4 +1,4 @@
-"""Passes that decide what one kernel computes."""
+"""Passes that form kernels."""
 
 from __future__ import annotations
 

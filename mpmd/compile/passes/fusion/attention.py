@@ -35,13 +35,13 @@ class MatrixShape:
 
 @dataclass(eq=False)
 class Cone:
-    """What a matrix of rows is made of, down to arrays.
+    """The dataflow cone of a matrix of rows, down to arrays.
 
     Attributes:
         matrix: its shape.
-        members: everything that is computed for it.
+        members: all computed values.
         scores: the products among them.
-        repeated: the members that any kernel makes again for itself: movement, masks made of nothing.
+        repeated: the members that each kernel computes again for itself: movement, masks of constants.
     """
 
     matrix: MatrixShape
@@ -55,9 +55,9 @@ class AttentionCandidate:
     """A group that may become one kernel.
 
     Attributes:
-        cone: what its mixtures are made of.
+        cone: the cone of its mixtures.
         mixtures: the products after the rows.
-        moved: what a mixture becomes by movement that the kernel does.
+        moved: the movement of each mixture in the kernel.
     """
 
     cone: Cone
@@ -66,12 +66,12 @@ class AttentionCandidate:
 
     @property
     def members(self) -> set[HloInstruction]:
-        """Everything that is computed in it."""
+        """All computed values."""
         return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
 
 
 def cone_of(value: HloInstruction, stop: Collection[HloInstruction]) -> Cone:
-    """What a matrix is made of: elementwise work and reductions of rows, down to products and arrays.
+    """The cone of a matrix: elementwise work and reductions of rows, down to products and arrays.
 
     Args:
         value: the matrix, or one per batch index.
@@ -94,7 +94,7 @@ def cone_of(value: HloInstruction, stop: Collection[HloInstruction]) -> Cone:
 
 
 def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | None:
-    """The operands to go on with if an instruction belongs to the rows; None if it is an array for them."""
+    """The operands to continue with if an instruction belongs to the rows; None if it is an array."""
     matrix = cone.matrix
     if instruction.opcode == "constant":
         return [] if instruction.shape.size == 1 and instruction.shape.is_array else None
@@ -131,7 +131,7 @@ def _take_score(dot: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | N
 
 
 def moved_factor(value: HloInstruction) -> dict[HloInstruction, None]:
-    """The movement and widening between a factor of a product and the array in which it lies."""
+    """The movement and widening between a factor of a product and its array in memory."""
     found: dict[HloInstruction, None] = {}
     while True:
         widens = value.opcode == "convert" and value.operands[0].shape.dtype == "bf16"
@@ -153,7 +153,7 @@ def _is_of_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
 
 
 def _reaches_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
-    """Whether something of rows is made from a reduction of a matrix."""
+    """Whether some value of rows depends on a reduction of a matrix."""
     seen, waiting = {instruction}, [instruction]
     while waiting:
         value = waiting.pop()
@@ -167,7 +167,7 @@ def _reaches_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
 
 
 def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] | None:
-    """An instruction and what it is made of, if that is little and reads no array."""
+    """An instruction and its cone, if that is small and reads no array."""
     found, waiting = {instruction: None}, [instruction]
     while waiting:
         value = waiting.pop()
@@ -191,11 +191,11 @@ class Search:
 
     Args:
         computation: where to look.
-        refuse: called with the reason why a product that might be part of a group is not.
-        limits: of the device.
+        refuse: gets the reason why a product is not part of a group.
+            limits: of the device.
 
     Attributes:
-        groups: what was found, in program order.  What two groups both need, both compute.
+        groups: the result, in program order.  Members that two groups need are computed by both.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Search:
             self._place(attention)
 
     def _place(self, attention: AttentionCandidate) -> None:
-        """Join a group with an earlier one that computes the same scores, or let it stand alone."""
+        """Join a group with an earlier one that computes the same scores, or keep it alone."""
         for number in reversed(range(len(self.groups))):
             both = together(self.groups[number], attention)
             if both is not None and not self.refusal(both, self.groups[:number]):
@@ -237,8 +237,8 @@ class Search:
         ordered = next((m for m in attention.members if m.has_control_edges), None)
         if ordered is not None:
             return f"control edges order {ordered.name} by itself"
-        if self._would_circle(attention, before):
-            return "what it needs is made of what it gives"
+        if self._would_create_cycle(attention, before):
+            return "its inputs depend on its results"
         try:
             planned = self.plan(attention, self.results(attention, before, ()))
         except NoPlan as reason:
@@ -249,7 +249,7 @@ class Search:
         """The kernel of a group.
 
         Raises:
-            NoPlan: it is none.
+            NoPlan: there is none.
         """
         return plan_attention("kernel", self.sorted(attention.members), results)
 
@@ -257,10 +257,12 @@ class Search:
         """Members in program order."""
         return sorted(members, key=self.position.__getitem__)
 
-    def _would_circle(self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]) -> bool:
-        """Whether something outside of a group would both need and feed it.
+    def _would_create_cycle(
+        self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]
+    ) -> bool:
+        """Whether a value outside of a group would both depend on it and feed it.
 
-        What an earlier group computes, too, is read from there.
+        Values that an earlier group also computes are read from there.
         """
         inside = attention.members
         elsewhere = {m for g in before for m in g.members} | attention.cone.repeated
@@ -285,7 +287,7 @@ class Search:
         before: Sequence[AttentionCandidate],
         after: Sequence[AttentionCandidate],
     ) -> list[HloInstruction]:
-        """What of a group is read outside: by what is no group, or by one that does not compute it, too."""
+        """Members of a group that are read outside, except by groups that compute them, too."""
         groups = [*before, attention, *after]
         known = {m for g in before for m in g.members} | attention.cone.repeated
         groups_of: dict[HloInstruction, list[set[HloInstruction]]] = {}
@@ -319,7 +321,7 @@ def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
 
 
 def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> list[HloInstruction]:
-    """What reads a value, through movement that groups repeat."""
+    """The readers of a value, through movement that groups repeat."""
     found: dict[HloInstruction, None] = {}
     waiting = [*member.users, *member.control_successors]
     while waiting:
@@ -356,7 +358,7 @@ def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> 
 
 
 def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
-    """The movement after a product, up to the last transpose that is all that reads it."""
+    """The movement after a product, up to the last transpose that is its only reader."""
     chain, end, value = [], 0, dot
     while len(value.users) == 1 and not value.is_root:
         (value,) = value.users

@@ -22,23 +22,22 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class AttentionStitching(HloPass):
-    """Makes one kernel of products, rows of what they give, and products of that.
+    """Forms one kernel of products, an operation on rows of their results, and products of that.
 
     s = dot(q, k); p = softmax(s); ROOT o = dot(p, v)  ->  ROOT o = fusion(q, k, v), kind=kCustom
 
-    Attention forward and backward: the kernel walks over blocks of queries and keeps a block of scores in
+    Attention forward and backward: the kernel iterates over blocks of queries and keeps a block of scores in
     the cache, so no matrix of scores is written unless something outside reads it.  There is no list of
-    patterns: whatever lies between the products, elementwise work and reductions of rows, is planned as it
-    stands.  What forward and backward both need is computed by both where the cost model says that this
-    costs less than keeping it.  Behind a causal mask nothing is computed; rows whose own scores are as small
-    as the mask's filler are noticed when the program runs, and then computed whole.  Where values behind the
-    mask are infinite or NaN, the unstitched program gives NaN and this one may not: `off` keeps to the
-    letter.
+    patterns: any elementwise work and reductions of rows between the products are planned.  Values that
+    forward and backward both need are computed by both where the cost model prefers that to keeping them.
+    Masked blocks after a causal mask are skipped; rows whose own scores are as small as the mask's filler are
+    detected at run time, and then computed whole.  Where values behind the mask are infinite or NaN, the
+    unstitched program gives NaN and this one may not: `off` avoids that.
 
     Requires: no `call`; layouts are row-major.
-    Ensures: every group is one kernel, by the planner's own word; each that is not is a notice.
+    Ensures: every group is one kernel by its plan; each refused group is reported as a notice.
     Cost: one trial plan per product that may mix rows.
-    Source: FlashAttention (Dao et al. 2022) for the walk over blocks; stitching as in TAO's compiler.
+    Source: FlashAttention (Dao et al. 2022) for the iteration over blocks; stitching as in TAO's compiler.
 
     Attributes:
         mode: `auto` or `off`.
@@ -77,19 +76,19 @@ def _stitch(computation: HloComputation, device: Device) -> bool:
     search.run()
     recompute_or_keep(search, device)
     outlining = Outlining(computation)
-    sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # what a kernel gives -> what it reads
+    sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # result of a kernel -> its inputs
     for number, group in enumerate(search.groups):
         results = search.results(group, search.groups[:number], search.groups[number + 1 :])
         try:
             search.plan(group, results)
         except NoPlan as reason:
-            # what other groups expect of this one is computed as before
+            # values of this group that other groups need are computed as before
             search.refuse(f"{group.mixtures[0].name} stays a product of its own: {reason}")
             continue
         members = search.sorted(group.members)
         arrays = outlining.arrays(members, results)
         if _is_made_of(arrays, set(results), sources):
-            search.refuse(f"{group.mixtures[0].name} stays a product of its own: other kernels stand between")
+            search.refuse(f"{group.mixtures[0].name} stays a product of its own: other kernels are between")
             continue
         sources |= dict.fromkeys(results, arrays)
         outlining.add(members, results, "kCustom")
@@ -101,7 +100,7 @@ def _is_made_of(
     results: Collection[HloInstruction],
     sources: Mapping[HloInstruction, Sequence[HloInstruction]],
 ) -> bool:
-    """Whether some array is made of a result, by way of kernels, each of which needs all that it reads."""
+    """Whether an array depends on a result through kernels, each of which needs all of its inputs."""
     seen: set[HloInstruction] = set()
     waiting = list(arrays)
     while waiting:

@@ -34,7 +34,7 @@ class Fusion(HloPass):
     Ensures: every group is one kernel, by the planner's own word.
     Cost: one trial plan per pair of groups that exchange an array.
     Source: multi-output fusion and stitching as in XLA's priority fusion and in TAO's memory-intensive
-        fusions, with the planner as the judge of what is legal.
+        fusions, with the planner as the judge of legality.
 
     Attributes:
         most: instructions in one group.

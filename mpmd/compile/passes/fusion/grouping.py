@@ -1,4 +1,4 @@
-"""Groups of a computation's instructions: who is with whom, what a group reads, and what it must hand out."""
+"""Groups of a computation's instructions: their members, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FusionGroup:
     """Instructions that one kernel computes.
 
     Attributes:
-        members: those that are computed here and nowhere else, in program order.
-        followers: what must run after them, once somebody asked.
+        members: those that are computed in this group only, in program order.
+        followers: nodes that must run after them, computed on demand.
     """
 
     def __init__(self, member: HloInstruction) -> None:
@@ -30,11 +30,11 @@ class FusionGroup:
         self._refused: set[tuple[FusionGroup, int, int]] = set()
 
     def refuse(self, other: FusionGroup) -> None:
-        """Note that two groups are not one kernel as they are now."""
+        """Record that two groups in their current form are not one kernel."""
         self._refused.add((other, len(self.members), len(other.members)))
 
     def was_refused(self, other: FusionGroup) -> bool:
-        """Whether two groups are known not to be one kernel as they are now."""
+        """Whether two groups in their current form are known not to be one kernel."""
         mine, its = len(self.members), len(other.members)
         return (other, mine, its) in self._refused or (self, its, mine) in other._refused
 
@@ -55,19 +55,19 @@ class FusionGroup:
 
 
 Node = FusionGroup | HloInstruction
-"""A group, or an instruction that stands in none."""
+"""A group, or an instruction without one."""
 
 
 class Grouping:
     """The groups of one computation.
 
-    Movement stands in no group, unless its result must be an array: then it is a group of its own.
+    Movement is in no group, unless its result must be an array: then it is a group of its own.
 
     Attributes:
-        computation: what is grouped.
+        computation: the computation.
         order: its instructions, operands before users.
         position: number of each instruction in that order.
-        group_of: the group of each instruction that stands in one.
+        group_of: the group of each grouped instruction.
         repeated: members that other groups compute again instead of reading them.
     """
 
@@ -87,7 +87,7 @@ class Grouping:
                 self.group_of[instruction] = FusionGroup(instruction)
 
     def _arrays(self) -> set[HloInstruction]:
-        """Movement whose result must stand in memory."""
+        """Movement whose result must be in memory."""
         needed: set[HloInstruction] = set()
         for instruction in self.order:
             if not is_fusible(instruction):
@@ -98,7 +98,7 @@ class Grouping:
             elif instruction.opcode == "dot" and is_product(instruction):
                 needed.update(_unstrided(instruction))
         needed.add(self.computation.root)
-        # a bitcast is the array that it is made of
+        # the source of a bitcast is the array
         for instruction in reversed(self.order):
             if instruction in needed and instruction.opcode == "bitcast":
                 needed.discard(instruction)
@@ -109,7 +109,7 @@ class Grouping:
         """All groups, in program order of their first member."""
         return list(dict.fromkeys(self.group_of[i] for i in self.order if i in self.group_of))
 
-    # -- what a group is made of
+    # -- inputs and outputs of a group
     def closure(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
         """Members with the movement and the scalar constants that they read, in program order."""
         found = dict.fromkeys(members)
@@ -125,12 +125,12 @@ class Grouping:
         return sorted(found, key=self.position.__getitem__)
 
     def arrays(self, group: FusionGroup) -> list[HloInstruction]:
-        """What a group reads from outside."""
+        """The inputs of a group."""
         inside = set(self.closure(group.members))
         return list(dict.fromkeys(o for i in inside for o in i.operands if o not in inside))
 
     def readers(self, value: HloInstruction) -> Mapping[HloInstruction, None]:
-        """What reads a value: instructions in groups and all others, through movement that stands in none.
+        """The readers of a value: grouped instructions and all others, through ungrouped movement.
 
         This does not change when groups join.
         """
@@ -163,7 +163,7 @@ class Grouping:
         self._readers.clear()
 
     def keep(self, members: set[HloInstruction]) -> None:
-        """Take back `repeat`."""
+        """Undo `repeat`."""
         self.repeated -= members
         self._readers.clear()
 
@@ -189,16 +189,16 @@ class Grouping:
             return str(reason)
         products = [m for m in members if m.opcode == "dot" and is_product(m)]
         if products and isinstance(planned, GroupPlan):
-            return f"the product {products[0].name} would be sums over elements that lie apart"
+            return f"the product {products[0].name} would be sums over elements that are not contiguous"
         return planned
 
     # -- order
     def would_create_cycle(self, a: FusionGroup, b: FusionGroup) -> bool:
-        """Whether something outside of two groups would both need and feed them as one."""
+        """Whether a node outside of two groups would both depend on them and feed them as one."""
         return self._ranks.between(a, b) is None
 
     def followers(self, node: Node) -> Iterable[HloInstruction]:
-        """What must run after a node of the graph that groups and all other instructions make."""
+        """The successors of a node in the graph of groups and all other instructions."""
         if not isinstance(node, FusionGroup):
             return self._following(node)
         group = node
@@ -209,12 +209,12 @@ class Grouping:
         return group.followers
 
     def _following(self, instruction: HloInstruction) -> list[HloInstruction]:
-        """What must run after an instruction: what reads it, through movement, and what control edges say."""
+        """The successors of an instruction: its readers, through movement, and its control successors."""
         users = (*self.readers(instruction), *instruction.control_successors)
         return [user for user in users if user is not instruction]
 
     def join(self, a: FusionGroup, b: FusionGroup) -> FusionGroup:
-        """Make one group of two."""
+        """Merge two groups."""
         a.members = sorted((*a.members, *b.members), key=self.position.__getitem__)
         for member in b.members:
             self.group_of[member] = a
@@ -224,25 +224,25 @@ class Grouping:
 
 
 class GroupOrder:
-    """An order of groups and all other instructions in which each runs after what it needs.
+    """A topological order of groups and all other instructions.
 
-    It tells at once which of two groups cannot lead to the other, and ends the search for ways at the later
-    one.  When two groups join, what the search found between them moves behind the later one, whose place the
-    joined group takes: nothing else need move.
+    It shows at once which of two groups cannot precede the other, and bounds the search for paths by the
+    position of the later one.  When two groups join, the nodes found between them move after the later one,
+    whose position the joined group takes: no other node moves.
 
     Args:
-        grouping: the groups, which stand alone.
+        grouping: the groups.
     """
 
     def __init__(self, grouping: Grouping) -> None:
         self.grouping = grouping
-        # places are compared from left to right, so that there is always room behind one
+        # positions are compared from left to right, so that there is always room after one
         self._places: dict[Node, tuple[int, ...]] = {}
         self._searched: tuple[Node, Node, set[Node]] | None = None
         self._turn = 0
 
     def between(self, a: FusionGroup, b: FusionGroup) -> set[Node] | None:
-        """What needs the earlier of two groups and stands before the later; None if that needs some of it."""
+        """Nodes between two groups that depend on the earlier one; None if the later one depends on them."""
         if not self._places:
             self._places = {node: (k,) for k, node in enumerate(self._sorted())}
         places, group_of = self._places, self.grouping.group_of
@@ -262,10 +262,10 @@ class GroupOrder:
         return found
 
     def joined(self, a: FusionGroup, b: FusionGroup) -> None:
-        """Two groups became `a`."""
+        """Update the order after two groups became `a`."""
         searched, self._searched = self._searched, None
         if searched is None or {searched[0], searched[1]} != {a, b}:
-            self._places = {}  # several join at once, which may only together be no circle
+            self._places = {}  # several groups join at once, which only together may be acyclic
             return
         _, second, found = searched
         place, self._turn = self._places[second], self._turn + 1
@@ -276,7 +276,7 @@ class GroupOrder:
             del self._places[b]
 
     def _sorted(self) -> list[Node]:
-        """All nodes, each after what it needs."""
+        """All nodes in order."""
         group_of, done, out = self.grouping.group_of, set[Node](), list[Node]()
         for start in reversed(self.grouping.order):
             waiting: list[tuple[Node, bool]] = [(group_of.get(start, start), False)]
@@ -299,14 +299,14 @@ def is_fusible(instruction: HloInstruction) -> bool:
 
 
 def is_movement(instruction: HloInstruction) -> bool:
-    """Whether whatever reads a value may as well read what it is made of."""
+    """Whether all readers of a value may read its source instead."""
     return (
         instruction.opcode in MOVEMENT and not instruction.has_control_edges and not is_trivial(instruction)
     )
 
 
 def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> list[HloInstruction]:
-    """The part of a closure that its results need: members that others repeat may not be read any more."""
+    """The members that the results of a closure need: members that others repeat may be unused."""
     inside, needed = set(closure), set(results)
     for instruction in reversed(closure):
         if instruction in needed:
@@ -315,7 +315,7 @@ def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstructio
 
 
 def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
-    """What a change in place reads of the array that it changes, by movement."""
+    """Reads of an array by the group that updates it in place, through movement."""
     target = array_beneath(update.operands[0])
     found = []
     for operand in update.operands[1:]:
@@ -332,7 +332,7 @@ def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
 
 
 def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
-    """The factors of a product that it cannot read where they lie."""
+    """The factors of a product that it cannot read in place."""
     inside = [dot]
     for factor in dot.operands:
         while factor.opcode in MOVEMENT or factor.opcode == "convert":

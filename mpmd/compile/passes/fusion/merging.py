@@ -1,4 +1,4 @@
-"""Which groups join: products with what follows, then along arrays by the time it saves, then neighbours."""
+"""Merges groups: products with epilogues, then along arrays by the time saved, then neighbours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Pric
         grouping: the groups, changed in place.
         most: members of one group.
         multi_output: groups may have several results.
-        prices: what says whether joining saves time.
+        prices: the cost model.
     """
     merging = _Merging(grouping, most, multi_output, prices)
     merging.epilogues()
@@ -34,7 +34,7 @@ def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Pric
 
 
 class _Merging:
-    """The work on one computation."""
+    """The state of merging one computation."""
 
     def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
         self.grouping = grouping
@@ -44,7 +44,7 @@ class _Merging:
 
     # -- products
     def epilogues(self) -> None:
-        """Let every product take the elementwise work that follows it, and what that alone reads."""
+        """Let every product take the elementwise work after it, and the producers that only that reads."""
         for instruction in self.grouping.order:
             group = self.grouping.group_of.get(instruction)
             if group is not None and group.product is instruction:
@@ -66,7 +66,7 @@ class _Merging:
                     break
 
     def _take_feeders(self, group: FusionGroup, dot: HloInstruction) -> None:
-        """Join groups that compute, as often as the product has results, only what its followers read."""
+        """Join groups of the same size as the product's result that only its epilogue reads."""
         grouping = self.grouping
         for array in sorted(grouping.arrays(group), key=grouping.position.__getitem__):
             other = grouping.group_of.get(array)
@@ -79,7 +79,7 @@ class _Merging:
                 self._joined(grouping.group_of[dot], other)
 
     def _may_follow(self, group: FusionGroup, other: FusionGroup, dot: HloInstruction) -> bool:
-        """Whether what another group computes belongs behind a product."""
+        """Whether another group may be part of a product's epilogue."""
         if other.reduces or other.updates:
             return False
         if any(m.shape.size != dot.shape.size for m in other.members):
@@ -89,7 +89,7 @@ class _Merging:
             read = [r for r in grouping.readers(member) if r not in mine]
             computing = [r for r in read if r in grouping.group_of and r.opcode not in MOVEMENT]
             if computing and any(self._is_reduced(m) for m in other.members):
-                return False  # a walk over rows reads both once
+                return False  # an iteration over rows reads both once
         return True
 
     def _is_reduced(self, member: HloInstruction) -> bool:
@@ -97,7 +97,7 @@ class _Merging:
 
     # -- arrays between groups
     def along_arrays(self) -> None:
-        """Join producers with their readers, what saves most time first, until nothing changes."""
+        """Join producers with their readers, the largest saving first, until nothing changes."""
         grouping, changed = self.grouping, True
         while changed:
             changed = False
@@ -118,7 +118,7 @@ class _Merging:
                 changed |= self._joined(producer, consumer)
 
     def _may_join(self, value: HloInstruction, producer: FusionGroup, consumer: FusionGroup) -> bool:
-        """Whether two groups are of kinds that join along an array; costs are another question."""
+        """Whether two groups are of kinds that join along an array; costs are checked separately."""
         if producer.product or consumer.product or producer.updates:
             return False
         return not consumer.updates or len(self.grouping.readers(value)) == 1
@@ -165,7 +165,7 @@ class _Merging:
         if not self.multi_output and len(grouping.results(members)) > 1:
             return "they would have several results"
         if grouping.would_create_cycle(a, b):
-            return "what one needs is made of what the other gives"
+            return "the inputs of one depend on the results of the other"
         if _plain(members):
             return ""
         planned = grouping.plan(members)
@@ -177,7 +177,7 @@ class _Merging:
         return ""
 
     def _apart(self, *groups: FusionGroup) -> float | None:
-        """What groups take as they are, None if the models do not price one of them."""
+        """Seconds of groups as they are, None if the models do not price one of them."""
         total = 0.0
         for group in groups:
             price = self.prices.of(group.members, functools.partial(self.grouping.plan, group.members))
@@ -193,7 +193,7 @@ def _is_expensive(member: HloInstruction) -> bool:
 
 
 def _plain(members: list[HloInstruction]) -> bool:
-    """Whether members are elementwise work on arrays of one size that hangs together, without movement."""
+    """Whether members are connected elementwise work on arrays of one size, without movement."""
     inside, dims = set(members), members[0].shape.dims
     if not all(m.is_elementwise and m.shape.dims == dims and m.opcode in OPERATIONS for m in members):
         return False
@@ -203,7 +203,7 @@ def _plain(members: list[HloInstruction]) -> bool:
 
 
 def _hangs_together(members: list[HloInstruction]) -> bool:
-    """Whether a way leads from each member to each other one, over values of their size."""
+    """Whether there is a path from each member to each other one, over values of their size."""
     ways: dict[HloInstruction, list[HloInstruction]] = {}
     for member in members:
         for operand in member.operands:

@@ -11,10 +11,10 @@ from mpmd.compile.passes.fusion.grouping import Grouping, needed_of
 
 
 class Outlining:
-    """Groups of one computation that become fusions, all at once: no group sees what another became.
+    """Groups of one computation that become fusions, all at once, from the unchanged computation.
 
     Args:
-        computation: what they stand in.
+        computation: their computation.
     """
 
     def __init__(self, computation: HloComputation) -> None:
@@ -24,7 +24,7 @@ class Outlining:
     def arrays(
         self, members: Sequence[HloInstruction], results: Sequence[HloInstruction]
     ) -> list[HloInstruction]:
-        """What a fusion of members that gives results reads."""
+        """The operands of a fusion of members with given results."""
         needed = needed_of(members, results)
         inside = set(needed)
         return list(dict.fromkeys(o for i in needed for o in i.operands if o not in inside))
@@ -33,7 +33,7 @@ class Outlining:
         """Make a fusion.
 
         Args:
-            members: what it computes, operands before users.
+            members: its body, operands before users.
             results: those of them that are read outside.
             kind: of the fusion.
         """
@@ -57,7 +57,7 @@ class Outlining:
         self._made.append((self.computation.add(fusion), results))
 
     def finish(self) -> bool:
-        """Let the fusions take the place of what they compute; True if anything changed."""
+        """Replace the members by the fusions; True if anything changed."""
         for fusion, results in self._made:
             if len(results) == 1:
                 results[0].replace_all_uses_with(fusion)
@@ -82,7 +82,7 @@ def outline(grouping: Grouping) -> bool:
 
 
 def _remove_unused(computation: HloComputation) -> bool:
-    """Take out what nobody reads any more."""
+    """Remove unused instructions."""
     removed = False
     for instruction in reversed(computation.post_order()):
         dead = not instruction.users and instruction is not computation.root

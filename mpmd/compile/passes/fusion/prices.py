@@ -1,4 +1,4 @@
-"""What groups cost, by the cost models: whether joining two saves time, and how much."""
+"""Costs of groups, by the cost models: whether joining two saves time, and how much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 
 CLEARLY = 1.05
-"""What is slower by less than the model is wrong is worth it: fewer kernels, or fewer values in memory."""
+"""Tolerated slowdown, below the error of the model, in return for fewer kernels or fewer values in memory."""
 PROJECTED, SPEED_OF_LIGHT = "projected", "speed-of-light"
 
 
@@ -34,7 +34,7 @@ class Prices:
     def of(
         self, members: Sequence[HloInstruction], planned: Callable[[], PlannedKernel | str]
     ) -> float | None:
-        """Seconds of a group, None if it is no kernel that the models price.
+        """Seconds of a group, None if the models do not price it.
 
         Args:
             members: what the group is cached by.
@@ -70,7 +70,7 @@ class Prices:
         """Seconds that are saved if everything that can join a value's producer does.
 
         Args:
-            value: what is then not read, and not written either if nothing else reads it.
+            value: it is then not read, and not written either if nothing else reads it.
             joining: how many readers can join.
             others: how many cannot.
         """

@@ -1,4 +1,4 @@
-"""Attention backward: compute the forward's rows again, or keep what they gave."""
+"""Attention backward: recompute the forward's rows, or keep their results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def recompute_or_keep(search: Search, device: Device) -> None:
 
     Args:
         search: the groups, changed in place.
-        device: what prices the choice; a description and not a measurement, so that the choice is always the
-            same.
+        device: the device model: a fixed description, so that the choice is always the same.
     """
     for number, group in enumerate(search.groups):
         for index, earlier in enumerate(search.groups[:number]):
@@ -54,7 +53,7 @@ def _inputs(search: Search, group: AttentionCandidate, earlier: AttentionCandida
 def _seconds_again(
     group: AttentionCandidate, earlier: AttentionCandidate, share: float, device: Device
 ) -> float:
-    """What computing the shared members a second time takes."""
+    """Seconds to compute the shared members a second time."""
     seconds = 0.0
     vectors = 0.0
     for member in (group.members & earlier.members) - group.cone.repeated:
@@ -81,13 +80,13 @@ def _matmul(flops: float, dtype: str) -> KernelWorkload:
 
 
 def _seconds_kept(inputs: Sequence[HloInstruction], device: Device) -> float:
-    """What writing values and reading them again takes."""
+    """Seconds to write values and read them again."""
     size = 2.0 * sum(v.shape.byte_size for v in inputs)
     return size / device.bandwidth_for(size)
 
 
 def _stop_at(search: Search, number: int, inputs: Sequence[HloInstruction]) -> None:
-    """Build a group again that reads the inputs; mixtures of what it reads stay products."""
+    """Build a group again that reads the inputs; mixtures of them stay products."""
     group = search.groups[number]
     rebuilt: AttentionCandidate | None = None
     for dot in group.mixtures:

@@ -1,4 +1,4 @@
-"""Results that are cheaper to compute again than to keep: what backward passes read of a forward epilogue."""
+"""Results that are cheaper to compute again than to keep, such as forward epilogues in backward passes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.support import diagnostics
 
 _MAX_OPERATIONS = 24
-"""Operations of one repeated value: more would not be free beside the memory that they save."""
+"""Maximum of operations of one repeated value: more would cost more than the memory that they save."""
 _MIN_BYTES = 1024
-"""Bytes: smaller values stay in the cache anyway."""
+"""Bytes: smaller values stay in the cache."""
 
 
 def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
@@ -22,7 +22,7 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
 
     Args:
         grouping: the groups, changed in place.
-        prices: what says how long kernels take.
+        prices: the cost model.
     """
     for group in grouping.groups():
         for result in reversed(grouping.results(group.members)):
@@ -34,9 +34,10 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
 
 
 def _duplicate_expensive_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
-    """Hand out one value that is dear instead of several results that are cheaply made of it.
+    """Keep one expensive value instead of several results that are cheap functions of it.
 
-    (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
+    (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), neither a function of the other, are both functions of
+    tanh x.
     """
     results = grouping.results(group.members)
     if len(results) < 2:
@@ -46,7 +47,7 @@ def _duplicate_expensive_values(grouping: Grouping, prices: Prices, group: Fusio
         for result in grouping.results(group.members):
             others = [r for r in grouping.results(group.members) if r is not result]
             cone = _cone(grouping, group, [result], [*others, value])
-            factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read what is there
+            factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read arrays
             if cone is not None and value in cone and not factor:
                 made.append(result)
         if len(made) > 1 and value.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, made, value):
@@ -64,13 +65,13 @@ def _saves(
     made: Sequence[HloInstruction],
     value: HloInstruction | None = None,
 ) -> bool:
-    """Whether reading what results are made of costs less than writing and reading them.
+    """Whether reading the sources of results costs less than writing and reading them.
 
     Args:
         grouping: the groups.
-        group: the one that gives the results.
+        group: the group of the results.
         made: the results.
-        value: what the group gives instead, if anything.
+        value: the result that replaces them, if any.
     """
     cone = _cone(grouping, group, made, _kept(grouping, group, made, value))
     read = {result: _reading_groups(grouping, group, result) for result in made}
@@ -86,13 +87,13 @@ def _saves(
 def _kept(
     grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], value: HloInstruction | None
 ) -> list[HloInstruction]:
-    """What a group gives when it gives some results no more, but a value instead."""
+    """The results of a group when some are dropped and a value is added."""
     kept = [r for r in grouping.results(group.members) if r not in made]
     return kept if value is None else [*kept, value]
 
 
 def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstruction) -> list[FusionGroup]:
-    """The groups that read a result; none if something reads it that is no group."""
+    """The groups that read a result; none if it has a reader without a group."""
     if result is grouping.computation.root:
         return []
     found: dict[FusionGroup, None] = {}
@@ -108,7 +109,7 @@ def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstructi
 def _cone(
     grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> list[HloInstruction] | None:
-    """The arrays that results are made of by cheap elementwise work; None if they are made by more."""
+    """The arrays from which results follow by cheap elementwise work; None if they need more."""
     arrays: dict[HloInstruction, None] = {}
     seen, waiting, operations = set(made), list(made), 0
     while waiting:
@@ -162,7 +163,7 @@ def _try(
 def _members_between(
     grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> set[HloInstruction]:
-    """Results and the members of their group that they are made of, down to what is kept."""
+    """Results and the members of their group in their cones, down to kept values."""
     found, waiting = set(made), list(made)
     while waiting:
         for operand in waiting.pop().operands:

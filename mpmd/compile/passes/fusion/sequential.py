@@ -1,4 +1,4 @@
-"""Which computations a program walks through, instruction after instruction."""
+"""Computations that a program executes instruction by instruction."""
 
 from __future__ import annotations
 

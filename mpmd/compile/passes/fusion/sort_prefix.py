@@ -16,20 +16,20 @@ from mpmd.compile.passes.hlo_pass import HloPass
 
 @dataclasses.dataclass(frozen=True)
 class SortPrefix(HloPass):
-    """Makes one kernel of a sort and slices that take only its first elements.
+    """Forms one kernel of a sort and slices that take only its first elements.
 
     s = sort(x, iota), n=768; ROOT v = slice(s[0]), [0:8]  ->  ROOT f = fusion(x), kind=kCustom
 
-    A kernel that knows how many elements are wanted need not put the others in order, nor read positions from
-    memory.  Slices that take less than the longest become slices of what it gives.
+    A kernel with a known number of wanted elements need not sort the others, nor read positions from memory.
+    Slices shorter than the longest become slices of its result.
 
     Requires: no `call`.
-    Ensures: every fusion that it makes is one kernel.
+    Ensures: every new fusion is one kernel.
     Cost: linear.
-    Source: XLA's top-k rewriter, which knows sorts by a plain comparison.
+    Source: XLA's top-k rewriter, which matches sorts by a plain comparison.
 
     Attributes:
-        most: first elements per row; to keep many in order while the others pass takes longer than to sort.
+        most: first elements per row; beyond that sorting is faster.
     """
 
     name = "hlo-sort-prefix"
@@ -52,7 +52,7 @@ class SortPrefix(HloPass):
 
 
 def _elements(sort: HloInstruction) -> list[HloInstruction]:
-    """The arrays that a sort gives, as far as they are used; the sort itself if it gives one."""
+    """The results of a sort that are used; the sort itself if it has one."""
     return list(sort.users) if sort.shape.is_tuple else [sort]
 
 
@@ -73,7 +73,7 @@ def _taken(sort: HloInstruction) -> int:
 
 
 def _outline(outlining: Outlining, sort: HloInstruction, taken: int) -> None:
-    """Make a fusion of a sort, what its positions are made of, and the beginnings of all its results."""
+    """Form a fusion of a sort, the cone of its positions, and the prefixes of all its results."""
     computation, (along,), dims = outlining.computation, sort.dimensions, sort.operands[0].shape.dims
     first = first_elements((*dims[:along], taken, *dims[along + 1 :]))
     used = {e.tuple_index if e is not sort else 0: e for e in _elements(sort)}
@@ -105,5 +105,5 @@ def _follows_from_position(value: HloInstruction) -> bool:
 
 
 def _sources(value: HloInstruction) -> list[HloInstruction]:
-    """What a moved iota is made of, operands before users."""
+    """The cone of a moved iota, operands before users."""
     return [*(s for o in value.operands for s in _sources(o)), value]

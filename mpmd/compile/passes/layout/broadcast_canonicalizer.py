@@ -12,14 +12,14 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastCanonicalizer(ComputationPass):
-    """Lets broadcasts keep the order of dims.
+    """Canonicalises broadcasts to keep the order of dims.
 
     broadcast(x: [2,3]), dimensions={2,0}  ->  broadcast(transpose(x): [3,2]), dimensions={0,2}
 
     Requires: no schedule.
     Ensures: the dimensions of each broadcast ascend.
     Cost: linear.
-    Source: XLA's broadcast canonicaliser: emitters need think of one order only.
+    Source: XLA's broadcast canonicaliser: emitters then handle one order only.
     """
 
     name = "hlo-broadcast-canonicalizer"

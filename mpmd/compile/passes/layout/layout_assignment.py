@@ -17,25 +17,26 @@ from mpmd.compile.passes.layout.requirements import Requirements
 
 @dataclasses.dataclass(frozen=True)
 class LayoutAssignment(HloPass):
-    """Decides how each array lies in memory.
+    """Chooses the layout of each array.
 
     y = add(x: {0,1}, z: {1,0})  ->  y: {0,1} = add(x, copy(z): {0,1})
 
     Hard constraints come first: parameters and results of the program as the caller has them, states of
     loops, operands and results of library calls, collectives, sorts and indexed accesses row-major.  From
-    them layouts go to users, then to operands; the first one stays.  What nobody constrains is row-major.  A
-    use that needs another layout than its operand has gets a copy, one per operand and layout.
+    them layouts propagate to users, then to operands; the first one stays.  Unconstrained arrays are
+    row-major.  A use that needs another layout than its operand has gets a copy, one per operand and layout.
 
     Requires: no schedule, no fusions.
-    Ensures: every array has a layout; operands of elementwise work and of slices, pads and concatenations lie
-        as their result does; the interface of the program is as it was.
+    Ensures: every array has a layout; operands of elementwise work and of slices, pads and concatenations
+        have
+        that of their result; the entry layouts are unchanged.
     Cost: linear.
     Source: XLA's layout assignment, with the constraints of `requirements.py`.
 
     Attributes:
-        free_transposes: let a transpose lie as its operand does, so that it moves nothing; else it moves its
-            operand to row-major order, which elementwise work then reads in order.
-        free_products: let a product's result lie as a transpose after it wants it.
+        free_transposes: a transpose gets the layout in which it moves nothing; else its operand is copied to
+            row-major order, which elementwise work then reads in order.
+        free_products: a product's result gets the layout that a transpose after it prefers.
     """
 
     name = "hlo-layout-assignment"
@@ -85,7 +86,7 @@ def _apply(
 
 
 def _tuple_shape(instruction: HloInstruction, requirements: Requirements) -> Shape:
-    """The shape of what is no array: row-major inside, or as the caller passes it."""
+    """The shape of a value that is not an array: row-major inside, or as the caller passes it."""
     if instruction.opcode == "parameter":
         return requirements.of_parameter(instruction)
     return instruction.shape.with_default_layout()
@@ -108,7 +109,7 @@ def _rebuild_result(
     requirements: Requirements,
     copies: dict[tuple[HloInstruction, Layout], HloInstruction],
 ) -> bool:
-    """Take a result apart that is no tuple instruction, and put it together as the caller wants it."""
+    """Take apart a result that is not a tuple instruction, and rebuild it in the caller's layouts."""
     root, wanted = computation.root, requirements.of_root(())
     if root.shape is wanted or not root.shape.is_tuple:
         return False

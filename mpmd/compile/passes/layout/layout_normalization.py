@@ -23,8 +23,8 @@ class LayoutNormalization(ComputationPass):
     add(x: f32[10,20,30]{2,0,1}, y)  ->  bitcast(add(bitcast(x): f32[20,10,30]{2,1,0}, bitcast(y)))
 
     A copy that changes the layout becomes a transpose; one that need not move anything, and a transpose that
-    does not, a bitcast.  Products, indexed accesses, loops and calls keep their layouts: bitcasts stand at
-    the interface.
+    does not, a bitcast.  Products, indexed accesses, loops and calls keep their layouts: bitcasts separate
+    them.
 
     Requires: layouts are assigned, reshapes are bitcasts; no schedule.
     Ensures: elementwise work, data movement and reductions have row-major results and operands.
@@ -54,7 +54,7 @@ def _normal(site: RewriteSite, value: HloInstruction) -> HloInstruction:
 
 
 def _back(site: RewriteSite, value: HloInstruction) -> HloInstruction:
-    """A value by its dims in memory as what stood here."""
+    """The replacement of a value by its dims in memory."""
     return value if value.shape is site.shape else site.build.add("bitcast", value, shape=site.shape)
 
 
@@ -64,7 +64,7 @@ def _needs(site: RewriteSite) -> bool:
 
 
 def _place(site: RewriteSite) -> dict[int, int]:
-    """Logical dim of the result → its place in memory."""
+    """Logical dim of the result → its position in memory."""
     return {d: i for i, d in enumerate(order_of(site.shape))}
 
 
@@ -78,7 +78,7 @@ def _elementwise(site: RewriteSite) -> HloInstruction | None:
 
 
 def _reordered(change: Callable[[RewriteSite, dict[int, int]], dict[str, Any]]) -> Rule:
-    """A rule for movement whose operands lie as the result: attributes follow the dims."""
+    """A rule for movement whose operands have the result's layout: attributes follow the dims."""
 
     def rule(site: RewriteSite) -> HloInstruction | None:
         arrays = [o for o in site.operands if o.shape.rank == site.shape.rank]
@@ -164,7 +164,7 @@ def _broadcast(site: RewriteSite) -> HloInstruction | None:
 
 
 def _reduce(site: RewriteSite) -> HloInstruction | None:
-    """A reduction by dims in memory; its result is moved where it does not come out in order."""
+    """A reduction by dims in memory; its result is transposed if necessary."""
     if not _needs(site) or len(site.operands) != 2:
         return None
     x, init = site.operands

@@ -21,11 +21,11 @@ class LayoutRemoval(HloPass):
     p = f32[4,6]{0,1} parameter(0); negate(p)
         ->  q = f32[6,4]{1,0} parameter(0); negate(transpose(q))
 
-    Parameters and results of the program lie in memory as before: their dims are those of memory, and a
-    transpose stands between them and the program.  Inside nobody sees the order but bitcasts, which become
-    transposes around a reshape.  Later passes make these part of what reads or writes the arrays.
+    Parameters and results of the program keep their layout in memory: their dims are those of memory, and a
+    transpose separates them from the program.  Inside only bitcasts depend on the order; they become
+    transposes around a reshape.  Later passes fuse these into the readers and writers of the arrays.
 
-    Requires: no schedule; layouts of library calls are theirs.
+    Requires: no schedule; layouts of library calls are fixed.
     Ensures: every array but theirs is row-major or has no layout.
     Cost: linear.
     Source: the inverse of XLA's layout assignment.
@@ -63,7 +63,7 @@ class LayoutRemoval(HloPass):
 
 
 def _is_of_library(instruction: HloInstruction) -> bool:
-    """Whether a value lies as the library says that makes it."""
+    """Whether the layout of a value is fixed by the library call that computes it."""
     while instruction.opcode == "get-tuple-element":
         instruction = instruction.operands[0]
     return instruction.opcode == "custom-call"
@@ -84,7 +84,7 @@ def _row_major(shape: Shape) -> Shape:
 
 
 def _without_order(bitcast: HloInstruction, source: Shape, target: Shape) -> None:
-    """Let a bitcast from one shape to another say what it does to elements, wherever they lie."""
+    """Rewrite a bitcast from one shape to another as logical movement of elements."""
     (x,), computation = bitcast.operands, bitcast.parent
     if not (_is_strange(source) or _is_strange(target)):
         return
@@ -99,7 +99,7 @@ def _without_order(bitcast: HloInstruction, source: Shape, target: Shape) -> Non
 
 
 def _relay_parameter(build: HloBuilder, parameter: HloInstruction, shape: Shape) -> None:
-    """Let a parameter have the dims of its memory, and its users what they had."""
+    """Give a parameter the dims of its memory, and its users the old dims."""
     if not _is_strange(shape):
         return
     users, was_root = list(parameter.users), parameter.is_root

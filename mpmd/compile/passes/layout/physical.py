@@ -1,4 +1,4 @@
-"""How arrays lie in memory: layouts after data movement, reshapes that move nothing."""
+"""Layouts in memory: layouts after data movement, reshapes that move nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_bitcast(source: Shape, target: Shape) -> bool:
 
 
 def common_groups(a: Ints, b: Ints) -> list[tuple[Ints, Ints]]:
-    """The finest runs of dims of `a` and `b` that hold the same elements; dims of size 1 in none."""
+    """The finest runs of dims of `a` and `b` that hold the same elements; dims of size 1 are in none."""
     left = [d for d, n in enumerate(a) if n != 1]
     right = [d for d, n in enumerate(b) if n != 1]
     groups: list[tuple[Ints, Ints]] = []
@@ -65,7 +65,7 @@ def common_groups(a: Ints, b: Ints) -> list[tuple[Ints, Ints]]:
 
 
 def _group_order(shape: Shape, groups: Sequence[Ints]) -> Ints:
-    """Groups from the outermost in memory inwards, after a -1; () if the dims of one do not lie in order."""
+    """Groups from the outermost in memory inwards, after a -1; () if the dims of one are not in order."""
     number = {d: g for g, dims in enumerate(groups) for d in dims}
     order = [d for d in order_of(shape) if d in number]
     found, position = [-1], 0

@@ -1,4 +1,4 @@
-"""Choosing layouts: from what is fixed to users, then to operands."""
+"""Propagation of layouts: from fixed ones to users, then to operands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Propagation:
     """Layouts of the arrays of one computation.
 
     Args:
-        computation: whose layouts are chosen.
-        requirements: what is fixed.
+        computation: the computation.
+        requirements: the fixed layouts.
     """
 
     def __init__(self, computation: HloComputation, requirements: Requirements) -> None:
@@ -49,14 +49,14 @@ class Propagation:
 
     def _choose(self, instruction: HloInstruction, layout: Layout) -> None:
         self._chosen[instruction] = layout
-        # Row-major is what the others get anyway: it need not travel, but through transposes.
+        # Row-major is the default: it need not propagate, except through transposes.
         if not layout.is_row_major or any(u.opcode == "transpose" for u in instruction.users):
             self._down.append(instruction)
         if not layout.is_row_major or instruction.opcode == "transpose":
             self._up.append(instruction)
 
     def _settle(self) -> None:
-        """Carry layouts on, to users as long as there are any, then to operands."""
+        """Propagate layouts, to users as long as possible, then to operands."""
         while self._down or self._up:
             if self._down:
                 value = self._down.popleft()
@@ -78,7 +78,7 @@ class Propagation:
 
 
 def downwards(layout: Layout, value: HloInstruction, user: HloInstruction) -> Layout | None:
-    """The layout that suits a user of a value which lies so."""
+    """The layout that suits a user of a value with this layout."""
     opcode = user.opcode
     if opcode == "transpose":
         return transposed_layout(layout, user.dimensions)
@@ -96,7 +96,7 @@ def downwards(layout: Layout, value: HloInstruction, user: HloInstruction) -> La
 
 
 def upwards(layout: Layout, user: HloInstruction, number: int) -> Layout | None:
-    """The layout of an operand that suits a user which lies so."""
+    """The layout of an operand that suits a user with this layout."""
     opcode, value = user.opcode, user.operands[number]
     if opcode == "transpose":
         return transposed_layout(layout, inverse(user.dimensions))
@@ -115,7 +115,7 @@ def _reshaped(layout: Layout, value: HloInstruction, other: HloInstruction) -> L
     target = other.shape.with_layout(Layout.row_major(other.shape.rank))
     if is_bitcast(value.shape.with_layout(layout), target):
         return target.layout
-    # Dims that keep their size keep their place; those of size 1 lie innermost.
+    # Dims that keep their size keep their position; those of size 1 are innermost.
     theirs = [d for d, n in enumerate(other.shape.dims) if n != 1]
     mine = [d for d, n in enumerate(value.shape.dims) if n != 1]
     if [value.shape.dims[d] for d in mine] != [other.shape.dims[d] for d in theirs]:

@@ -1,4 +1,4 @@
-"""Which layouts are not free to choose."""
+"""Fixed layouts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEAF = frozenset(["iota", "constant"])
 
 
 class Requirements:
-    """What a computation's operations need.
+    """The layouts that a computation's operations need.
 
     Args:
-        computation: whose layouts are chosen.
+        computation: the computation.
         interface: shapes with layouts of the program's parameters and result.
-        free_transposes: transposes may lie as their operand does.
-        free_products: results of dots may lie in any order.
+        free_transposes: transposes may have the layout in which they move nothing.
+        free_products: results of dots may have any layout.
     """
 
     def __init__(

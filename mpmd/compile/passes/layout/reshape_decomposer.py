@@ -14,12 +14,12 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 @dataclasses.dataclass(frozen=True)
 class ReshapeDecomposer(ComputationPass):
-    """Makes of each reshape a bitcast, and of what moves data copies.
+    """Replaces each reshape by a bitcast, and by a copy where data moves.
 
     reshape(x: f32[4,6]{0,1}): f32[24]{0}  ->  bitcast(copy(x): f32[4,6]{1,0}): f32[24]{0}
 
     Requires: layouts are assigned; no schedule.
-    Ensures: no reshape is left; only those whose order in memory changes got copies.
+    Ensures: no reshape is left; only those whose order in memory changes have copies.
     Cost: linear.
     Source: XLA's reshape decomposer.
     """

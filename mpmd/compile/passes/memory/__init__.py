@@ -1,4 +1,4 @@
-"""Passes that prepare a program for the assignment of memory."""
+"""Passes that prepare a program for buffer assignment."""
 
 from __future__ import annotations
 

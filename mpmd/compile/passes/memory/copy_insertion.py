@@ -19,14 +19,14 @@ class CopyInsertion(HloPass):
 
     body: ROOT t = tuple(get-tuple-element(p), index=1 ...)  ->  tuple(copy(get-tuple-element(p)) ...)
 
-    A parameter, a constant, or a value that is a result twice, is copied; an element of a loop's state that
-    stays what it was is not.  A branch chosen by a truth value is chosen by a number instead.
+    A parameter, a constant, or a value that is a result twice, is copied; an unchanged element of a loop's
+    state is not.  A branch selected by a truth value is selected by a number instead.
 
     Requires: no `call`, loops and branches with bodies of their own (hlo-flatten-call-graph).
     Ensures: results can be given memory one by one, in any order.
     Cost: linear.
-    Source: the second half of XLA's copy insertion; the first half, copies around changes in place, is left
-        to the assignment of memory, which knows where none is needed.
+    Source: the second half of XLA's copy insertion; the first half, copies around updates in place, is left
+        to buffer assignment, which knows where none is needed.
     """
 
     name = "hlo-copy-insertion"
@@ -47,7 +47,7 @@ class CopyInsertion(HloPass):
 
 
 def _own_results(computation: HloComputation, *, keep: bool) -> bool:
-    """Copies results that have no memory of their own; `keep` spares the state that a loop hands on."""
+    """Copies results that have no memory of their own; `keep` exempts the state that a loop forwards."""
     builder = HloBuilder(computation)
     root = computation.root
     if root.opcode != "tuple":
@@ -80,7 +80,7 @@ def _own_results(computation: HloComputation, *, keep: bool) -> bool:
 
 
 def _base(value: HloInstruction) -> HloInstruction:
-    """What a value is once movements that cost nothing are looked through."""
+    """The source of a value through movements without cost."""
     while True:
         source = value.operands[0] if value.operands else value
         if value.opcode in ("bitcast", "reshape", "opt-barrier") and source.shape.is_array:
@@ -99,7 +99,7 @@ def _base(value: HloInstruction) -> HloInstruction:
 
 
 def _is_unchanged(loop: HloInstruction, number: int) -> bool:
-    """Whether an element of a loop's state is after the loop what it was before."""
+    """Whether an element of a loop's state is unchanged by the loop."""
     if loop.opcode != "while" or loop.operands[0].opcode != "tuple":
         return False
     body = loop.while_body

@@ -27,9 +27,10 @@ class AlgebraicSimplifier(ComputationPass):
     Source: the rules that fire in transformer steps, as XLA's algebraic simplifier has them.
 
     Attributes:
-        layout_sensitive: leave alone what has an operand or result that is not row-major; set after layout
-            assignment.
-        keep_zero_signs: leave `x + 0` alone, which makes 0 of -0.
+        layout_sensitive: leave operations alone that have an operand or result that is not row-major; set
+            after
+            layout assignment.
+        keep_zero_signs: leave `x + 0` alone, which turns -0 into 0.
         approximate: also rules that lose accuracy, or change results for infinite and negative arguments.
     """
 

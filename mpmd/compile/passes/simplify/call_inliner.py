@@ -11,14 +11,14 @@ from mpmd.compile.passes.hlo_pass import HloPass
 
 @dataclasses.dataclass(frozen=True)
 class CallInliner(HloPass):
-    """Puts the body of a called computation where the call stands.
+    """Replaces a call by the body of the called computation.
 
     ROOT r = call(x), to_apply=f  ->  the instructions of f on x
 
     Requires: no schedule.
     Ensures: no call is left but those marked `inlineable="false"`; their computations stay.
     Cost: linear in the program after inlining.
-    Source: inlining; callees come first, so that each body is copied as it will stay.
+    Source: inlining; callees come first, so that each body is copied in its final form.
     """
 
     name = "hlo-call-inliner"

@@ -12,7 +12,7 @@ from mpmd.compile.passes.hlo_pass import HloPass
 
 @dataclasses.dataclass(frozen=True)
 class ComputationDeduplicator(HloPass):
-    """Lets equal computations be one.
+    """Merges equal computations.
 
     reduce(x, 0), to_apply=sum; reduce(y, 0), to_apply=sum.1  ->  both to_apply=sum
 

@@ -17,11 +17,11 @@ from mpmd.compile.passes.values import splat
 
 @dataclasses.dataclass(frozen=True)
 class ConditionalSimplifier(ComputationPass):
-    """Inlines branches that are known to be taken, and returns from branches only what is used.
+    """Inlines branches that are known to be taken, and removes unused results of branches.
 
     conditional(true, x, y) -> the first branch on x;  (a, b, unused) = conditional(p, x, y) -> (a, b) = ...
 
-    Requires: no schedule; conditionals whose branches others call as well keep their unused results.
+    Requires: no schedule; conditionals whose branches have other callers keep their unused results.
     Ensures: no conditional has a constant selector, or one branch, or equal branches on equal operands.
     Cost: linear.
     Source: XLA's conditional simplifier.
@@ -46,7 +46,7 @@ class ConditionalSimplifier(ComputationPass):
 
 
 def _taken(instruction: HloInstruction) -> int | None:
-    """Which branch is taken, if that is known."""
+    """The branch that is taken, if that is known."""
     count = len(instruction.called)
     if count == 1:
         return 0
@@ -74,7 +74,7 @@ def _digest(computation: HloComputation, known: dict[HloComputation, bytes]) -> 
 
 
 def _drop_unused(instruction: HloInstruction) -> bool:
-    """Return only the elements that somebody reads."""
+    """Return only the elements that are read."""
     if instruction.is_root or not instruction.shape.is_tuple or not instruction.users:
         return False
     branches = instruction.called

@@ -40,21 +40,22 @@ _CHEAP = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.
 
 @dataclasses.dataclass(frozen=True)
 class ConstantFolding(ComputationPass):
-    """Computes at compile time what has constant operands.
+    """Evaluates operations with constant operands at compile time.
 
     add(constant(1), constant(2))  ->  constant(3)
 
-    Broadcasts and iotas stay symbolic: they are free, their values are not.
+    Broadcasts and iotas stay symbolic: they need no memory, their values do.
 
     Requires: no schedule.
     Ensures: no operation with constant operands is left whose result is small enough: no larger than the
         operands, or than `max_bytes`.
     Cost: that of the evaluator, which computes at most `max_elements` elements per operation.
-    Source: the evaluator says what the operation means; denormals are kept.
+    Source: the evaluator defines the result; denormals are kept.
 
     Attributes:
         max_bytes: largest result that is folded although it is larger than its operands, in bytes.
-        max_elements: most elements that the evaluator may touch for one operation that is not elementwise.
+        max_elements: maximum of elements that the evaluator may compute for one operation that is not
+            elementwise.
     """
 
     name = "hlo-constant-folding"
@@ -89,7 +90,7 @@ class ConstantFolding(ComputationPass):
 
 
 def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstruction:
-    """The constant that an instruction equals."""
+    """The constant value of an instruction."""
     body = instruction.parent.module.create_computation("folded")
     try:
         copies = [body.add(o.clone(())) for o in instruction.operands]

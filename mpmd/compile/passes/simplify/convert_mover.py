@@ -23,7 +23,7 @@ class ConvertMover(ComputationPass):
 
     Requires: no schedule.
     Ensures: no reshape, transpose, slice, reverse, dynamic-slice or concatenate moves a value that a
-        conversion used nowhere else has just widened, or, unless it drops elements, that one narrows
+        conversion without other users has just widened, or, unless it drops elements, that one narrows
         afterwards to numbers of the same kind.
     Cost: linear in instructions and moves.
     Source: XLA's convert mover.

@@ -26,8 +26,8 @@ class Cse(HloPass):
 
     Requires: no schedule: a shared value lives longer.
     Ensures: no two instructions of a computation have equal opcode, shape with layout, operands (in any
-        order if commutative), attributes, literal and called computations.  What opt-barriers keep apart
-        stays apart, so rematerialised values are not merged with those that they spare.
+        order if commutative), attributes, literal and called computations.  Values that opt-barriers separate
+            stay separate, so rematerialised values are not merged with the originals.
     Cost: linear.
     Source: value numbering; called computations are compared by their digests.
 

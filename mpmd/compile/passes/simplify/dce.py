@@ -11,14 +11,14 @@ from mpmd.compile.passes.rewriter import is_dead, remove_unused
 
 @dataclasses.dataclass(frozen=True)
 class Dce(HloPass):
-    """Removes instructions whose values nobody uses, and computations nobody calls.
+    """Removes unused instructions, and computations without callers.
 
     a = add(x, y); ROOT b = negate(x)  ->  ROOT b = negate(x)
 
     Requires: nothing.
     Ensures: every instruction is the root, a parameter, has a side effect, has users, or orders others.
     Cost: linear.
-    Source: dead-code elimination; elements of loop states that nobody reads are for the while simplifier.
+    Source: dead-code elimination; unused elements of loop states are for the while simplifier.
     """
 
     name = "hlo-dce"
@@ -28,7 +28,7 @@ class Dce(HloPass):
         return self.rewrite(module)
 
     def rewrite(self, module: HloModule) -> bool:
-        """Removes what is dead, callers before callees: a dead call makes its computation dead."""
+        """Removes dead instructions, callers before callees: a dead call makes its computation dead."""
         changed = module.remove_unreached()
         for computation in reversed(module.call_order()):
             for instruction in computation.instructions:

@@ -18,8 +18,8 @@ class FlattenCallGraph(HloPass):
     a = call(x), to_apply=f; b = call(y), to_apply=f  ->  b = call(y), to_apply=f.1
 
     Requires: no schedule.
-    Ensures: a computation that runs as part of the program has one caller, which no fusion, reduction or the
-        like shares: layouts and buffers can be chosen per call.
+    Ensures: a computation that runs as part of the program has one caller, and is not shared with a fusion,
+        reduction or the like: layouts and buffers can be chosen per call.
     Cost: linear in the program after copying.
     Source: XLA's pass of that name.
     """

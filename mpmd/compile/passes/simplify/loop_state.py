@@ -1,4 +1,4 @@
-"""The state of a loop as a list of elements: reading it, removing elements, adding elements."""
+"""The state of a loop as a list of elements: reads, removal, additions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def readers(computation: HloComputation, index: int) -> list[HloInstruction]:
 
 
 def passes_through(loop: HloInstruction, index: int) -> bool:
-    """True if the body returns an element of the state as it was."""
+    """True if the body returns an element of the state unchanged."""
     value = loop.while_body.root.operands[index]
     return (
         value.opcode == "get-tuple-element"
@@ -40,7 +40,7 @@ def passes_through(loop: HloInstruction, index: int) -> bool:
 
 
 def narrow(loop: HloInstruction, kept: Sequence[int]) -> HloInstruction:
-    """Remove all elements but some from the state; nothing reads the others any more but themselves.
+    """Remove all elements but some from the state; the others have no readers but themselves.
 
     Returns:
         The while with the smaller state.
@@ -63,10 +63,10 @@ def narrow(loop: HloInstruction, kept: Sequence[int]) -> HloInstruction:
 def widen(
     loop: HloInstruction, values: Sequence[HloInstruction]
 ) -> tuple[HloInstruction, list[HloInstruction]]:
-    """Add elements that stay what they are to the state.
+    """Add unchanged elements to the state.
 
     Returns:
-        The while with the larger state, and the new elements as its body sees them.
+        The while with the larger state, and the new elements in its body.
     """
     count = len(loop.shape.elements)
     place = {index: index for index in range(count)}
@@ -88,7 +88,7 @@ def widen(
 
 
 def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, int]) -> None:
-    """Read the elements that stay from a new parameter."""
+    """Read the remaining elements from a new parameter."""
     old = computation.parameters[0]
     build = HloBuilder(computation)
     made = HloInstruction("parameter", shape, (), {"parameter_number": 0}, name=old.given_name)
@@ -101,7 +101,7 @@ def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, i
 
 
 def _drop_old_state(computation: HloComputation) -> None:
-    for instruction in reversed(computation.post_order()):  # what read it may be read in vain
+    for instruction in reversed(computation.post_order()):  # its readers may be unused
         remove_unused(instruction)
     computation.remove(computation.parameters[0])
 

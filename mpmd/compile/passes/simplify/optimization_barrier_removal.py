@@ -10,11 +10,11 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 
 @dataclasses.dataclass(frozen=True)
 class OptimizationBarrierRemoval(ComputationPass):
-    """Removes optimisation barriers once nothing may be merged across them any more.
+    """Removes optimisation barriers after the last merge of instructions.
 
     opt-barrier(x) -> x
 
-    Requires: no schedule; no CSE comes after, or rematerialised values are computed once again.
+    Requires: no schedule; no CSE comes after, or rematerialised values are merged.
     Ensures: no opt-barrier is left.
     Cost: linear.
     Source: XLA's optimisation barrier expander.

@@ -19,7 +19,7 @@ class ReshapeMover(ComputationPass):
 
     add(reshape(x), reshape(y)) -> reshape(add(x, y)), and the same with equal transposes
 
-    Splats are broadcast to the other dims.  A transpose moves only if nobody else uses it.
+    Splats are broadcast to the other dims.  A transpose moves only if it has no other user.
 
     Requires: no schedule; no layouts that differ from row-major.
     Ensures: no elementwise operation has only reshapes from equal shapes and splats as operands, or only such
@@ -79,7 +79,7 @@ def move_transposes(site: RewriteSite) -> HloInstruction | None:
 
 
 def _is_free(operand: HloInstruction, site: RewriteSite) -> bool:
-    """True for scalars that stand for all elements, and for splats."""
+    """True for scalars that apply to all elements, and for splats."""
     if operand.shape.is_scalar and site.shape.rank:
         return True
     return operand.opcode not in ("reshape", "transpose") and splat(operand) is not None

@@ -13,7 +13,7 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 @dataclasses.dataclass(frozen=True)
 class SortSimplifier(ComputationPass):
-    """Sorts only what is used, and nothing along a dim of size 1.
+    """Sorts only used operands, and nothing along a dim of size 1.
 
     (keys, values) = sort(k, v), only keys used -> keys = sort(k)
 
@@ -63,6 +63,6 @@ def _sort_used(site: RewriteSite) -> HloInstruction | None:
         is_stable=bool(site.at.attributes.get("is_stable", False)),
     )
     results = [made] if len(kept) == 1 else [site.build.element(made, i) for i in range(len(kept))]
-    # Elements that nobody reads may be anything of their shape.
+    # Unused elements may be anything of their shape.
     elements = [results[kept.index(i)] if i in kept else site.operands[i] for i in range(count)]
     return site.build.tuple(elements)

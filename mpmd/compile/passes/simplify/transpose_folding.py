@@ -13,7 +13,7 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 @dataclasses.dataclass(frozen=True)
 class TransposeFolding(ComputationPass):
-    """Lets a matrix product read its operands before their transposes.
+    """Folds transposes of operands into a matrix product's dimension numbers.
 
     dot(transpose(x), y), lhs_contracting_dims={1} -> dot(x, y), lhs_contracting_dims={0}
 
@@ -23,7 +23,7 @@ class TransposeFolding(ComputationPass):
     Source: dimension numbers are a transpose already.
 
     Attributes:
-        leading_batches: fold only where batch dims stay in front, as matrix libraries want them.
+        leading_batches: fold only where batch dims stay first, as matrix libraries need them.
     """
 
     name = "hlo-transpose-folding"

@@ -1,4 +1,4 @@
-"""How often a counted loop runs."""
+"""Trip counts of loops."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Counter:
     """The counter of a loop.
 
     Attributes:
-        index: which element of the state it is.
+        index: the number of its element of the state.
         start: its first value.
-        step: what the body adds.
-        trips: how often the body runs.
+        step: the increment in the body.
+        trips: the number of iterations.
     """
 
     index: int
@@ -62,7 +62,7 @@ def _element(value: HloInstruction, state: HloInstruction) -> int | None:
 
 
 def _step(value: HloInstruction, state: HloInstruction, index: int) -> int | None:
-    """What is added to an element, if that is all that happens to it."""
+    """The increment of an element, if that is its only change."""
     if value.opcode not in ("add", "subtract"):
         return None
     a, b = value.operands

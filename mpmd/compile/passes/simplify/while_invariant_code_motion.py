@@ -21,18 +21,18 @@ _FREE = frozenset(["constant", "iota", "broadcast", "reshape", "bitcast", "get-t
 
 @dataclasses.dataclass(frozen=True)
 class WhileInvariantCodeMotion(ComputationPass):
-    """Computes before a loop what is the same in each of its runs.
+    """Moves loop-invariant computations before the loop.
 
     body: y = tanh(w); x = multiply(x, y), w passes through  ->  y before the loop, an element of its state
 
-    Work moves only if the result is no larger than what it is made of; constants, broadcasts and the like
-    move only where moved work needs them.
+    Work moves only if the result is no larger than its operands; constants, broadcasts and the like move only
+    where moved work needs them.
 
     Requires: no schedule.
     Ensures: no operation of a loop body that depends on unchanged elements alone is left but those that are
         free or would keep more bytes alive.
     Cost: linear per loop.
-    Source: loop-invariant code motion; nothing in HLO traps, so that a loop that never runs is no danger.
+    Source: loop-invariant code motion; HLO has no traps, so that a loop that never runs is safe.
     """
 
     name = "hlo-while-invariant-code-motion"
@@ -62,7 +62,7 @@ def _hoist(loop: HloInstruction) -> bool:
 
 
 def _invariant(loop: HloInstruction) -> dict[HloInstruction, None]:
-    """Instructions of the body that are the same in each run, in post-order."""
+    """Instructions of the body that are the same in each iteration, in post-order."""
     body = loop.while_body
     state = body.parameters[0]
     fixed: dict[HloInstruction, None] = {}
@@ -84,7 +84,7 @@ def _may_move(instruction: HloInstruction) -> bool:
 
 
 def _is_worth(instruction: HloInstruction) -> bool:
-    """True for work whose result is no larger than what it is made of."""
+    """True for work whose result is no larger than its operands."""
     if instruction.opcode in _FREE or not instruction.shape.is_array:
         return False
     read = max((o.shape.byte_size for o in instruction.operands), default=0)

@@ -16,21 +16,21 @@ _CHEAP = ELEMENTWISE | {Category.INPUT, Category.TUPLE, Category.SHAPE}
 
 @dataclasses.dataclass(frozen=True)
 class WhileLoopUnroller(ComputationPass):
-    """Writes short counted loops of elementwise work out, so that it becomes one kernel.
+    """Unrolls short counted loops of elementwise work, so that they become one kernel.
 
     while(i < 5) { x = f(x, i) }  ->  f(f(f(f(f(x, 0), 1), 2), 3), 4)
 
-    Such are the rounds of JAX's random numbers: each run of the loop would read and write all of the state.
+    An example are the rounds of JAX's random numbers: each iteration would read and write all of the state.
 
     Requires: no schedule.
-    Ensures: no loop is left that runs `most_trips` times or fewer and whose body, elementwise work and
-        movement of data, makes `most_instructions` or fewer when written out.
+    Ensures: no loop is left that has `most_trips` iterations or fewer and whose body, elementwise work and
+        movement of data, has `most_instructions` or fewer when unrolled.
     Cost: linear in the program after unrolling.
     Source: XLA's while-loop unroller.
 
     Attributes:
-        most_trips: runs of a loop up to which it is written out.
-        most_instructions: instructions of all runs together up to which it is written out.
+        most_trips: maximum of iterations of an unrolled loop.
+        most_instructions: maximum of instructions of all iterations together.
     """
 
     name = "hlo-while-loop-unroller"

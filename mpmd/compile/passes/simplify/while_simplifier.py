@@ -23,15 +23,15 @@ from mpmd.compile.passes.values import splat
 
 @dataclasses.dataclass(frozen=True)
 class WhileSimplifier(ComputationPass):
-    """Makes the state of loops smaller, and removes loops that run once or never.
+    """Reduces the state of loops, and removes loops that run once or never.
 
     while((i, x, c, dead)) with a constant c  ->  while((i, x)), c inside the body, known_trip_count
 
-    Constants and broadcasts of constants move into the loop; elements that the body returns as they were are
-    read from before the loop; those that nothing reads go; equal ones become one; a counted loop gets its
-    `known_trip_count`; one that runs never becomes its initial state, one that runs once its body.
+    Constants and broadcasts of constants move into the loop; unchanged elements are read from before the
+    loop; unused elements are removed; equal ones become one; a counted loop gets its `known_trip_count`; one
+    that runs never becomes its initial state, one that runs once its body.
 
-    Requires: no schedule; loops whose computations others call as well are left alone: flatten calls first.
+    Requires: no schedule; loops whose computations have other callers are left alone: flatten calls first.
     Ensures: each element of a plain state is read, and differs from the others.
     Cost: linear per loop.
     Source: XLA's while simplifier and constant sinking.
@@ -92,12 +92,12 @@ def may_change_state(loop: HloInstruction) -> bool:
 
 
 def _is_used(computation: HloComputation, reader: HloInstruction) -> bool:
-    """True if somebody but the root of the body reads the value."""
+    """True if the value has a user other than the root of the body."""
     return any(user is not computation.root for user in reader.users)
 
 
 def _redirect(computation: HloComputation, reader: HloInstruction, value: HloInstruction) -> None:
-    """Let all but the root read another value."""
+    """Replace a value in all users but the root."""
     for user in list(reader.users):
         if user is not computation.root:
             reader.replace_use(user, value)
@@ -109,7 +109,7 @@ def _copied_constant(computation: HloComputation, value: HloInstruction) -> HloI
 
 
 def _read_from_before(loop: HloInstruction) -> bool:
-    """After the loop, an element that the body returns as it was is what it was before the loop."""
+    """After the loop, read an unchanged element from its initial value."""
     changed = False
     for reader in list(loop.users):
         if passes_through(loop, reader.tuple_index) and (reader.users or reader.is_root):
@@ -119,7 +119,7 @@ def _read_from_before(loop: HloInstruction) -> bool:
 
 
 def _join_equal(loop: HloInstruction) -> bool:
-    """Let the loop read one of two elements that begin equal and pass through."""
+    """Read one of two elements that have equal initial values and are unchanged."""
     first: dict[HloInstruction, int] = {}
     changed = False
     for index, value in enumerate(loop.operands[0].operands):
@@ -172,7 +172,7 @@ def _elements_read(body: HloComputation) -> dict[HloInstruction, frozenset[int]]
 
 
 def _count(loop: HloInstruction) -> bool:
-    """Unroll a loop that runs once or never; write down how often another one runs."""
+    """Unroll a loop that runs once or never; record the trip count of others."""
     counter = counter_of(loop)
     if counter is None:
         return False

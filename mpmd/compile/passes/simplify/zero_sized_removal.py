@@ -18,7 +18,7 @@ _OUTSIDE = frozenset({Category.COLLECTIVE, Category.ASYNC, Category.EXTERNAL})
 
 @dataclasses.dataclass(frozen=True)
 class ZeroSizedRemoval(ComputationPass):
-    """Lets no operation compute an array without elements.
+    """Replaces arrays without elements by constants.
 
     negate(x: f32[0,3]) -> constant(f32[0,3])
 

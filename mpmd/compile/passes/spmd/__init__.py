@@ -1,4 +1,4 @@
-"""Programs of several devices that are written as one."""
+"""Partitioning of programs for several devices."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ _LOCATION = re.compile(r" loc\((?:#loc\d*|\"[^\"]*\"|unknown)\)|^#loc.*\n", re.M
 
 @dataclasses.dataclass(frozen=True)
 class SpmdPartitioner(HloPass):
-    """Makes of a program with whole arrays and shardings that of one device.
+    """Partitions a program with whole arrays and shardings into that of one device.
 
     p = f32[8,4] parameter(0), sharding={devices=[2,1]<=[2]}
         ->  p = f32[4,4] parameter(0), and an all-reduce where a contraction was sharded
 
-    Shardings stand at parameters, at the root, and in custom calls to `Sharding`; Shardy's propagation finds
+    Shardings are at parameters, at the root, and in custom calls to `Sharding`; Shardy's propagation finds
     the others.  Parameters and results without one are whole on every device.
 
     Requires: no schedule; the mesh of all shardings is one.
@@ -59,7 +59,7 @@ class SpmdPartitioner(HloPass):
             return False
         whole = module.clone()
         CallInliner().run(whole)
-        TopkDecomposer().run(whole)  # Shardy knows sorts
+        TopkDecomposer().run(whole)  # Shardy supports sorts
         _drop_marks(whole)
         made = _partitioned(whole)
         made.input_output_alias, made.buffer_donor = module.input_output_alias, module.buffer_donor
@@ -69,7 +69,7 @@ class SpmdPartitioner(HloPass):
 
 
 def _drop_marks(module: HloModule) -> None:
-    """Marks whose shardings stand at the root, too, disappear; so do descriptions of the source.
+    """Markers whose shardings are also at the root are removed; so is the metadata of the source.
 
     Raises:
         CompileError: the program has shapes of single devices inside.
@@ -115,10 +115,10 @@ def _partitioned(module: HloModule) -> HloModule:
 
 
 def _check_even(what: str, shape: Shape, tiling: Tiling) -> None:
-    """What a device takes or gives is an equal part of an array.
+    """The equal part of an array that a device takes or returns.
 
     Raises:
-        CompileError: it is not.
+        CompileError: the array does not divide.
     """
     if not shape.is_array:
         raise CompileError(f"the partitioner takes arrays, but {what} is {shape}")

@@ -15,7 +15,7 @@ from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.fragments.dead_ops import is_dead
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
-"""Gives the value to use instead of an op's result, which may be that of a new op; None: does not apply."""
+"""Returns the replacement of an op's result, which may be that of a new op; None: does not apply."""
 
 Table = Mapping[str, tuple[Rewrite, ...]]
 """Op name -> what may apply to it."""
@@ -61,17 +61,17 @@ _WITH_CONSTANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class SimplifyStablehlo(FunctionPass):
-    """Folds indices, slices and shapes that are known, wherever ops stand.
+    """Folds known indices, slices and shapes.
 
         i = add 1 1; b = dynamic_update_slice b0 x at 0; b1 = dynamic_update_slice b y at 1
         s = dynamic_slice b1 at (sub i 1)
         -->  s = y
 
-    What unrolled loops leave behind goes: arithmetic on scalar integers, slices at constant indices, buffers
-    written piece by piece and read piece by piece.  Floating point is only changed where that is exact, but
-    for `x + 0`, which is `x` as in XLA: a zero keeps its sign.  Nothing is folded that makes the text larger:
-    an iota stays.  `sdy.sharding` on an op keeps it.  With `fold_constants` ops of constants alone are
-    computed too.
+    The leftovers of unrolled loops are removed: arithmetic on scalar integers, slices at constant indices,
+    buffers written piece by piece and read piece by piece.  Floating point is only changed where that is
+    exact, except for `x + 0`, which is `x` as in XLA: a zero keeps its sign.  Folds that make the text larger
+    are left out: an iota stays.  `sdy.sharding` on an op keeps it.  With `fold_constants` ops of constants
+    alone are computed too.
 
     Requires: nothing.  Ensures: same values; pure unused ops are gone.  Cost: linear in ops and rewrites.
     Source: the effect of StableHLO's target-independent optimization on such programs.
@@ -117,14 +117,14 @@ def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
 
 
 def _simplify(where: ir.Func | ir.Fragment, table: Table) -> None:
-    """Removes what is unused and rewrites, until nothing applies; leaves out fragments in a function."""
+    """Erases unused ops and rewrites, until nothing applies; leaves out fragments in a function."""
     _remove_dead_ops(where)
     while _round(where, table):
         _remove_dead_ops(where)
 
 
 def _ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
-    """The ops of a body, however deep, but for terminators and what is in fragments; outer before inner."""
+    """The ops of a body, at any depth, but for terminators and contents of fragments; outer before inner."""
     found = []
     for op in ir.ops(where):
         found.append(op)
@@ -136,7 +136,7 @@ def _ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
 
 
 def _round(where: ir.Func | ir.Fragment, table: Table) -> bool:
-    """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
+    """Rewrites until nothing applies, except after erasing unused ops; whether anything did."""
     facts = Facts()
     todo = collections.deque(op for op in _ops(where) if op.operation.name in table)
     changed, waiting = False, set[ir.Op]()
@@ -157,7 +157,7 @@ def _round(where: ir.Func | ir.Fragment, table: Table) -> bool:
 
 
 def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
-    """Applies the first rewrite that fits; the ops to look at again."""
+    """Applies the first rewrite that fits; the ops to visit again."""
     if "sdy.sharding" in op.attributes:
         return []
     for rewrite in table[op.operation.name]:
@@ -172,7 +172,7 @@ def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
 
 
 def _remove_dead_ops(where: ir.Func | ir.Fragment) -> None:
-    """Erases pure ops that nothing uses, last first, however deep."""
+    """Erases pure unused ops, last first, at any depth."""
     for op in reversed(_ops(where)):
         if len(op.results) and is_dead(op):
             ir.erase(op)

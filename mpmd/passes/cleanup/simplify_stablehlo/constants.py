@@ -51,7 +51,7 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _is_defined(op: ir.Op, facts: Facts) -> bool:
-    """Whether there is a result: not of integers divided by zero, nor as integers of what does not fit."""
+    """Whether there is a result: none for integers divided by zero, or for conversions out of range."""
     kind, name = op.results[0].type, op.operation.name
     if integer_kind(kind) is None or name not in (
         "stablehlo.divide",
@@ -77,7 +77,7 @@ def _options(op: ir.Op) -> str:
 def _computed(
     name: str, options: str, values: tuple[str, ...], types: tuple[str, ...], kind: str
 ) -> ir.Attribute:
-    """What an op makes of constants: of values and types as text, with its attributes between commas."""
+    """The result of an op on constants: values and types as text, with its attributes between commas."""
     lines = [f"%{i} = stablehlo.constant {value}" for i, value in enumerate(values)]
     given = ", ".join(f"%{i}" for i in range(len(values)))
     lines.append(f'%r = "{name}"({given}) {{{options}}} : ({", ".join(types)}) -> {kind}')

@@ -1,4 +1,4 @@
-"""What simplification asks of a program: constants, shapes, where the pieces of a concatenate begin."""
+"""Queries of the simplifier: constants, shapes, where the pieces of a concatenate begin."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _INTEGER = re.compile(r"(u?)i(\d+)")
 
 
 class Facts:
-    """Facts about ops and values, each found once.  No op may be erased while it is used."""
+    """Facts about ops and values, each computed once.  No op may be erased while it is used."""
 
     def __init__(self) -> None:
         self._splats: dict[ir.Value, str | None] = {}
         self._offsets: dict[ir.Op, list[int]] = {}
 
     def splat(self, value: ir.Value) -> str | None:
-        """The one element of a constant, or of a constant scalar broadcast, as text; None if it is none."""
+        """The one element of a constant, or of a constant scalar broadcast, as text; None otherwise."""
         if value not in self._splats:
             self._splats[value] = self._splat(value)
         return self._splats[value]
@@ -51,7 +51,7 @@ class Facts:
         return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text, 0)
 
     def number(self, value: ir.Value) -> float | None:
-        """The number, written in decimals, that all elements of a constant are; None if there is none."""
+        """The decimal number of a splat constant; None if there is none."""
         try:
             return float(self.splat(value) or "")
         except ValueError:
@@ -78,7 +78,7 @@ class Facts:
 
 @memoised
 def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
-    """Whether integers of a tensor type are signed, and their bits; None if its elements are no integers."""
+    """Whether integers of a tensor type are signed, and their bits; None for other elements."""
     found = _INTEGER.fullmatch(str(kind.element_type))
     if found is None:
         return None
@@ -112,7 +112,7 @@ def constant(number: int, like: ir.Op) -> ir.Value:
 
 
 def is_constant(value: ir.Value) -> bool:
-    """Whether it is written down in the program."""
+    """Whether it is in the program."""
     op = ir.producer(value)
     return op is not None and op.operation.name == "stablehlo.constant"
 

@@ -1,4 +1,4 @@
-"""Ops that change nothing, and pairs that are one op."""
+"""Ops without an effect, and pairs that are one op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpmd.passes.cleanup.simplify_stablehlo.facts import (
 
 
 def same_type(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """A convert, reshape or the like to the type that a value has -> the value."""
+    """A convert, reshape or the like to the value's own type -> the value."""
     value = op.operands[0]
     return value if value.type == op.results[0].type else None
 
@@ -129,7 +129,7 @@ def _is_one(text: str | None) -> bool:
 
 
 def _number(text: str) -> tuple[float, float] | None:
-    """A decimal number and its sign; None for what is written otherwise, such as in hexadecimal."""
+    """A decimal number and its sign; None for other notations, such as hexadecimal."""
     try:
         value = float(text)
     except ValueError:

@@ -11,7 +11,7 @@ from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, num
 
 @dataclasses.dataclass(frozen=True)
 class _Range:
-    """What a slice takes: per dim where it starts, where it ends (exclusive) and its step."""
+    """The range of a slice: per dim its start, its end (exclusive) and its step."""
 
     starts: list[int]
     limits: list[int]
@@ -35,7 +35,7 @@ class _Range:
 def static_slice(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`dynamic_slice` at constant indices -> `slice`; of all of a value -> the value.
 
-    Indices are clamped, as its meaning says.
+    Indices are clamped, as the op's semantics require.
     """
     if op.operands[0].type == op.results[0].type:
         return op.operands[0]
@@ -67,7 +67,7 @@ def _slice(value: ir.Value, taken: _Range, op: ir.Op) -> ir.Value:
 
 
 def simpler_slice(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """A slice of what is made of pieces -> a slice of the piece; all of a value -> the value."""
+    """A slice of a value with pieces -> a slice of the piece; all of a value -> the value."""
     value = op.operands[0]
     if value.type == op.results[0].type:
         return value
@@ -86,7 +86,7 @@ def simpler_slice(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def _look_through(source: ir.Op, taken: _Range, facts: Facts) -> tuple[ir.Value, _Range] | None:
-    """The value that a range of an op's result is really taken from, and the range there."""
+    """The source value of a range of an op's result, and the range there."""
     name = source.operation.name
     if name == "stablehlo.slice":
         inner = _Range.of(source)
@@ -110,7 +110,7 @@ def _look_through(source: ir.Op, taken: _Range, facts: Facts) -> tuple[ir.Value,
 
 
 def _unpadded(source: ir.Op, taken: _Range) -> tuple[ir.Value, _Range] | None:
-    """The operand of a pad that holds a whole range; only where nothing is put between its elements."""
+    """The operand of a pad that contains a whole range; only without interior padding."""
     if any(numbers(source.attributes["interior_padding"])):
         return None
     low, sizes = numbers(source.attributes["edge_padding_low"]), source.operands[0].type.shape
@@ -124,7 +124,7 @@ def _unpadded(source: ir.Op, taken: _Range) -> tuple[ir.Value, _Range] | None:
 def _is_zero_padding(value: ir.Value, taken: _Range, facts: Facts) -> bool:
     """Whether a range of a value is nothing but zeros that pads put around other elements.
 
-    The gradient of `concatenate` is slices of such a sum: one pad for each slice that was taken of it.
+    The gradient of `concatenate` consists of slices of such a sum: one pad for each slice.
     """
     source = ir.producer(value)
     if source is None:
@@ -233,7 +233,7 @@ def _continues(op: ir.Op, operand: int) -> bool:
 
 
 def _fits(start: int, size: int, pieces: dict[int, ir.Value], dim: int) -> bool | None:
-    """Whether an earlier piece is seen beside later ones: all of it; not at all (False); in part (None)."""
+    """How much of an earlier piece later ones leave: all; nothing (False); a part (None)."""
     if start in pieces and pieces[start].type.shape[dim] == size:
         return False
     for other, value in pieces.items():

@@ -1,7 +1,7 @@
-"""Mesh inference: every op and value that no name covers gets a mesh from what it is used with.
+"""Mesh inference: every op and value without a name gets a mesh from its uses and operands.
 
 `pipeline.infer_mesh_pipeline` has their order; between the first and the last no pass may remove dead code,
-as the analysis lives in attributes and in assigns that nothing uses.
+as the analysis lives in attributes and in unused assigns.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _MADE_BY = "infer_mesh_wrap_meshless_ops"
 
 
 class _Growing:
-    """A fragment that takes in ops: what each of its arguments will stand for."""
+    """A fragment that takes in ops: the values of its future arguments."""
 
     def __init__(self, fragment: ir.Fragment) -> None:
         self._value_of: dict[ir.Value, ir.Value] = {}
@@ -22,7 +22,7 @@ class _Growing:
             self.add(arg, value)
 
     def add(self, arg: ir.Value, value: ir.Value) -> None:
-        """From now on the fragment reads `value` as its last argument."""
+        """Adds `value` as the last argument of the fragment."""
         self._value_of[arg] = value
         self._args_of.setdefault(value, []).append(arg)
 
@@ -31,7 +31,7 @@ class _Growing:
         return value in self._args_of
 
     def forget(self, value: ir.Value) -> list[ir.Value]:
-        """It does not read `value` any more; the arguments that stood for it."""
+        """Removes `value` from the operands; the arguments that held it."""
         args = self._args_of.pop(value, [])
         for arg in args:
             del self._value_of[arg]
@@ -40,7 +40,7 @@ class _Growing:
     def rebuild(self, fragment: ir.Fragment, renamed: dict[ir.Value, ir.Value]) -> None:
         """Gives the fragment the operands that it reads; its users keep their order.
 
-        The old one is left behind without a body, for values of it may stand in the tables of others.
+        The old one is left without a body, as other tables may contain values of it.
         """
         values = [self._value_of.get(arg) for arg in fragment.args]
         ir.erase_args(fragment.body, [i for i, value in enumerate(values) if value is None])
@@ -55,8 +55,8 @@ class _Growing:
 class Absorber:
     """Places the ops of one block, last first, each in one of three ways.
 
-    Fragments are rebuilt once, at the end: until then what they will read stands in a side table, and what is
-    not needed any more is only noted.
+    Fragments are rebuilt once, at the end: until then their future operands are in a side table, and
+    unneeded ops are only recorded.
     """
 
     def __init__(self, max_clones: int) -> None:
@@ -81,7 +81,7 @@ class Absorber:
             self._wrap(op, assigns)
 
     def finish(self) -> None:
-        """Rebuilds the fragments that took in ops, and erases what that leaves behind."""
+        """Rebuilds the fragments that took in ops, and erases unneeded ops."""
         for fragment, growing in self._growing.items():
             growing.rebuild(fragment, self._renamed)
         for op in [*self._growing, *self._dead]:
@@ -94,7 +94,7 @@ class Absorber:
         return is_cheap and ir.is_pure(op)
 
     def retire(self, op: ir.Op) -> None:
-        """Notes that an op is not needed any more; what uses it is not either."""
+        """Records that an op is not needed any more; nor are its users."""
         self._dead[op] = None
 
     def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
@@ -102,7 +102,7 @@ class Absorber:
         return [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
 
     def _consumers(self, op: ir.Op) -> tuple[list[ir.Assign], dict[ir.Fragment, list[ir.Assign]], bool]:
-        """The assigns of the op's results, which fragments read which of them, and whether others do too."""
+        """The assigns of the op's results, which fragments read them, and whether there are other readers."""
         assigns: list[ir.Assign] = []
         found: dict[ir.Fragment, list[ir.Assign]] = {}
         elsewhere = False
@@ -122,7 +122,7 @@ class Absorber:
         return assigns, found, elsewhere
 
     def _readers(self, a: ir.Assign) -> list[ir.Op]:
-        """What reads the result of an assign; of one made for a fragment that grows, that fragment."""
+        """The reader of an assign's result; of one created for a fragment that grows, that fragment."""
         reader = self._reader.get(a)
         return ir.users(a) if reader is None else [reader]
 
@@ -133,7 +133,7 @@ class Absorber:
         return [f for f, growing in self._growing.items() if growing.reads(value)]
 
     def _absorb(self, fragment: ir.Fragment, op: ir.Op, assigns: list[ir.Assign], move: bool) -> None:
-        """Puts an op, or a copy, at the begin of a fragment, which then reads what the op reads.
+        """Moves or copies an op to the begin of a fragment, which then reads its operands.
 
         `assigns` are those of the op's results that the fragment reads.
         """
@@ -161,7 +161,7 @@ class Absorber:
         return all(g is not None and not g.reads(a.result) for g in growing)
 
     def _wrap(self, op: ir.Op, assigns: list[ir.Assign]) -> None:
-        """One fragment per mesh that the op's assigns name, in mesh order."""
+        """One fragment per mesh of the op's assigns, in mesh order."""
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
         meshes = mesh_order([*(a.result.type.mesh for a in assigns), *direct])

@@ -18,7 +18,7 @@ _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshAssignMeshFuncLeaves(ModulePass):
-    """Gives a mesh to what nothing uses: there are no uses to learn one from.
+    """Gives a mesh to unused values: there are no uses to infer one from.
 
         main(a, b): s = add a a {src_set=m2}; t = mul a a; return s
         -->
@@ -179,7 +179,7 @@ class _Leaves:
         needs.write()
 
     def assign_unused_results(self, calls: list[ir.Call]) -> None:
-        """Results of a callee that no call uses get a use set."""
+        """Unused results of a callee get a use set."""
         f, needs = self._f, Table(USE_SET)
         for i, value in enumerate(f.returned):
             if not calls or any(not ir.is_unused(call.results[i]) for call in calls):

@@ -17,7 +17,7 @@ from mpmd.support import diagnostics
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
-    """Puts an argument and the result that is its next value on one mesh, before either is decided alone.
+    """Assigns an argument and the result that is its next value to one mesh, before either is decided alone.
 
         main(a {use_set=m1, m2}): s = add a a {src_set=m2}; return s
         -->  constraints=0:0

@@ -18,7 +18,7 @@ class InferMeshConvertReduceOps(FunctionPass):
         s = add a b {reduce=add}; t = add s c {reduce=add}; r = reduce<none> t
         -->  t = reduce<add> a, b, c; r = reduce<none> t
 
-    Only those that the user tagged with a reduce, seen through ops with one operand; or, with the option, all
+    Only those that the user tagged with a reduce, through ops with one operand; or, with the option, all
     that are marked.  Reductions of one kind that feed each other become one.
 
     Requires: source sets.  Ensures: no marked op left that may be converted.  Cost: linear.
@@ -33,7 +33,7 @@ class InferMeshConvertReduceOps(FunctionPass):
     infer_cross_mesh_reductions: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Finds what the user tagged, then converts in program order."""
+        """Finds the user's tags, then converts in program order."""
         if f.is_external:
             return
         tagged = _tagged(f)
@@ -45,7 +45,7 @@ class InferMeshConvertReduceOps(FunctionPass):
 
 
 def _tagged(f: ir.Func) -> set[ir.Op]:
-    """The reductions whose result the user handed to a reduce, and those that feed them."""
+    """The reductions whose result the user passed to a reduce, and those that feed them."""
     found: set[ir.Op] = set()
     for tag in ir.walk(f, ir.Reduce):
         op = ir.producer(tag.operands[0]) if tag.kind == "none" else None
@@ -76,7 +76,7 @@ def _same_kind_above(op: ir.Op, kind: str) -> set[ir.Op]:
 
 def _convert(op: ir.Op) -> None:
     if op.operation.name == "stablehlo.concatenate":
-        return  # goes with the reduce that reads it
+        return  # removed with the reduce that reads it
     if op.operation.name == "stablehlo.reduce":
         _convert_concat_reduce(op)
         return
@@ -107,7 +107,7 @@ def _convert_concat_reduce(op: ir.Op) -> None:
         )
         source = ir.producer(value)
         for name, attribute in source.attributes.items() if source is not None else ():
-            if "." in name:  # what is noted on an op, not what makes it the op it is
+            if "." in name:  # attributes of the analysis, not of the op
                 ir.put(piece, name, attribute)
         pieces.append(piece.results[0])
     _replace_by_reduce(op, pieces)

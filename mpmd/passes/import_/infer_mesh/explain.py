@@ -16,7 +16,7 @@ _MAX_OP_TEXT = 200
 
 TRANSFER = (
     "Add an explicit transfer: name the value with named_tensor and assign the name to the other mesh. "
-    "Or set infer_transfers=True to have transfers made where they are needed."
+    "Or set infer_transfers=True to insert transfers where they are needed."
 )
 REDUCTION = (
     "If it is a reduction across meshes, set infer_cross_mesh_reductions=True or mark it with mpmd.reduce; "
@@ -25,7 +25,7 @@ REDUCTION = (
 
 
 class Explainer:
-    """Follows values through a module to where their meshes come from."""
+    """Traces values through a module to the origins of their meshes."""
 
     def __init__(self, functions: Sequence[ir.Func], symbols: dict[str, ir.Func]) -> None:
         self._symbols = symbols
@@ -36,7 +36,7 @@ class Explainer:
         return self._calls.get(f.symbol, [])
 
     def origins(self, values: Iterable[ir.Value]) -> list[str]:
-        """One line per argument of the program, or assigned value, behind some values; last first."""
+        """One line per argument of the program, or assigned value, that values depend on; last first."""
         return self._lines(values, self._above)
 
     def uses(self, values: Iterable[ir.Value]) -> list[str]:
@@ -63,7 +63,7 @@ class Explainer:
         return shown
 
     def _above(self, value: ir.Value) -> tuple[list[str], list[ir.Value]]:
-        """What there is to say about a value, and the values to look at instead."""
+        """The line about a value, and the values to visit instead."""
         op = ir.producer(value)
         if op is None:
             owner = value.owner.owner.opview
@@ -146,7 +146,7 @@ def _assign_line(op: ir.Assign) -> str:
 
 
 def _named(reason: str, beside: ir.Op | None) -> str:
-    """`named_computation "f"` or `named_tensor "t"`: what a user's name in an assign or unassign names."""
+    """`named_computation "f"` or `named_tensor "t"`: the user's name in an assign or unassign."""
     if isinstance(beside, ir.Fragment) and any(o.name == reason for o in beside.origins):
         return f'named_computation "{reason}"'
     if isinstance(beside, ir.Transfer):
@@ -160,7 +160,7 @@ def braces(meshes: Iterable[str]) -> str:
 
 
 def page(first: str, blocks: Iterable[tuple[str, Iterable[str]]], location: ir.Location, advice: str) -> str:
-    """An error page: what is wrong; blocks of a heading and lines; the user's stack; what to do."""
+    """An error page: the problem; blocks of a heading and lines; the user's stack; the advice."""
     lines = [first]
     for heading, inner in blocks:
         lines.append(f"  {heading}")
@@ -176,7 +176,7 @@ def page(first: str, blocks: Iterable[tuple[str, Iterable[str]]], location: ir.L
 
 
 def op_line(op: ir.Op) -> str:
-    """An op as text, without what inference noted on it, shortened."""
+    """An op as text, without the attributes of inference, shortened."""
     text = ir.op_text(op).partition("\n")[0]
     text = re.sub(r"(?:, )?mpmd\.(?:use_set|src_set|reduce) = #mpmd\.\w+<[^>]*>", "", text)
     text = re.sub(r"\s*\{,?\s*\}(?= :|$)", "", text).replace("{, ", "{")

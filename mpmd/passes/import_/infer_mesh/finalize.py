@@ -19,14 +19,14 @@ _LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshFinalize(ModulePass):
-    """Turns what is left of assigns and unassigns into transfers, and checks that every value has a mesh.
+    """Turns remaining assigns and unassigns into transfers, and checks that every value has a mesh.
 
         main(a): p = assign a to m1; q = assign a to m2; ..
         -->  main(a@m1): q = transfer a to m2; ..
 
-    Arguments of the program, and what the user broadcasts, are transferred to where they are needed, from
-    mesh to mesh; other values only with `infer-transfers`.  On its own mesh a value is transferred only to
-    the memory that the user gave a tensor: there it has another type.  A reduce is done on each mesh, then
+    Arguments of the program, and values that the user broadcasts, are transferred to where they are needed,
+    from mesh to mesh; other values only with `infer-transfers`.  On its own mesh a value is transferred only
+    to the memory that the user gave a tensor: there it has another type.  A reduce is done on each mesh, then
     once more on each mesh that needs it.
 
     Requires: no meshless ops.  Ensures: no assign, unassign, broadcast or reduce; no sets.  Cost: linear.
@@ -53,7 +53,7 @@ class InferMeshFinalize(ModulePass):
             _check_and_clear(f)
 
     def _rewrite_block(self, body: ir.Func | ir.For, is_entry: bool) -> bool:
-        """One round over a block, last op first; whether it changed.  What is replaced is left unused."""
+        """One round over a block, last op first; whether it changed.  Replaced ops are left unused."""
         changed = False
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.For):
@@ -67,7 +67,7 @@ class InferMeshFinalize(ModulePass):
         return changed
 
     def _rewrite_assign(self, op: ir.Assign, is_entry: bool) -> bool:
-        """Uses a transfer, or the value itself, instead of an assign of an unassign; whether that may be."""
+        """Replaces an assign of an unassign by a transfer, or by the value; whether that is allowed."""
         source = ir.producer(op.tensor)
         if not isinstance(source, ir.Unassign):
             return False
@@ -93,12 +93,12 @@ class InferMeshFinalize(ModulePass):
 
 
 def _is_in_function(op: ir.Op) -> bool:
-    """Transfers cannot stand in loops."""
+    """Transfers cannot be in loops."""
     return isinstance(op.operation.parent.opview, ir.Func)
 
 
 def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
-    """A transfer of `value` to `kind` in a block around `op`, and what of that block holds `op`."""
+    """A transfer of `value` to `kind` in a block around `op`, and the op of that block that contains `op`."""
     for user in ir.users(value):
         if isinstance(user, ir.Transfer) and user.result.type == kind:
             around: ir.Op | None = op
@@ -158,7 +158,7 @@ def _rewrite_broadcast(op: ir.Broadcast) -> bool:
 
 
 def _rewrite_reduce(op: ir.Reduce) -> bool:
-    """Reduces on each mesh, then, on each mesh that needs it, what the others have sent there."""
+    """Reduces on each mesh, then, on each mesh that needs it, the results of the others."""
     users: dict[str, list[ir.Assign]] = {}
     for user in assigning.used_assigns(op.result):
         users.setdefault(user.result.type.mesh, []).append(user)
@@ -202,7 +202,7 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
 
 
 def _check_and_clear(f: ir.Func) -> None:
-    """Reports all that has no mesh; removes all that inference has noted."""
+    """Reports all values without a mesh; removes the attributes of inference."""
     for which in ("arg_attrs", "res_attrs"):
         sets.clear_entries(f, which, sets.USE_SET, sets.SRC_SET, COPIES)
     sides = (("input", f.args), ("output", f.returned))
@@ -228,7 +228,7 @@ def _check_and_clear(f: ir.Func) -> None:
             elif flow.is_meshless(op):
                 diagnostics.error(
                     f"no more meshless ops are expected at this point.\n  There is a {op.operation.name}.\n"
-                    "  Named computations inside of lax.scan, cond or while cannot be mapped: name what is "
+                    f"Named computations inside of lax.scan, cond or while cannot be mapped: name the code "
                     "around them.",
                     op.location,
                 )

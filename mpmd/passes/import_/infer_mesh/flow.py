@@ -1,4 +1,4 @@
-"""How meshes flow through a program in which calls stand for what they call."""
+"""The flow of meshes through a program, with calls as their callees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OP_OF_REDUCTION = {kind: name for name, kind in _REDUCTIONS.items()}
 
 
 def is_meshless(op: ir.Op) -> bool:
-    """Whether it is an op of a function's or loop's own block that needs a mesh: of no dialect of ours."""
+    """Whether it is an op of a function's or loop's own block that needs a mesh: not of our dialect."""
     name = op.operation.name
     return not name.startswith("mpmd.") and name not in ("func.return", "func.func")
 
@@ -47,7 +47,7 @@ def calls_of(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
 
 
 def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
-    """What has the use sets of the uses of a value, newest use first."""
+    """The keys of the use sets of the uses of a value, newest use first."""
     keys: list[Key] = []
     op = ir.producer(value)
     block = value.owner if op is None else op.operation.block
@@ -75,7 +75,7 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
 
 
 def _around(user: ir.Op, block: object) -> ir.Op:
-    """The op of `block` in whose regions `user` stands."""
+    """The op of `block` that contains `user` in its regions."""
     op = user.operation
     while op.block != block:
         op = op.parent
@@ -83,9 +83,9 @@ def _around(user: ir.Op, block: object) -> ir.Op:
 
 
 def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
-    """What has the source set of a value; None if it can be anywhere.
+    """The key of the source set of a value; None if it can be anywhere.
 
-    Goes through calls and loops to what their bodies return.
+    Goes through calls and loops to the values that their bodies return.
     """
     op = ir.producer(value)
     while isinstance(op, (ir.Call, ir.For)):
@@ -98,7 +98,7 @@ def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
 
 
 def reduction_of(op: ir.Op | None) -> str | None:
-    """The kind of reduction that a binary op does; None if it is none."""
+    """The reduction of a binary op; None if it is none."""
     return None if op is None else _REDUCTIONS.get(op.operation.name)
 
 
@@ -108,7 +108,7 @@ def reduction_op(kind: str) -> str:
 
 
 def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
-    """The reduce that undoes a concatenate along a dim of size 1, and its kind; None if `op` is none such."""
+    """The reduce that undoes a concatenate along a dim of size 1, and its kind; None for other ops."""
     if op.operation.name != "stablehlo.concatenate" or len({v.type for v in op.operands}) != 1:
         return None
     users = ir.users(op.results[0])
@@ -123,7 +123,7 @@ def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
 
 
 def _kind_of_body(block: ir.Block) -> str | None:
-    """The kind of reduction that a block of two arguments does."""
+    """The reduction of a block of two arguments."""
     op = ir.producer(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands[0])
     kind = reduction_of(op)
     arguments = list(block.arguments)

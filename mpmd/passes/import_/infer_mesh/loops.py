@@ -1,4 +1,4 @@
-"""Loops in mesh inference: a value that goes round must be on one mesh."""
+"""Loops in mesh inference: a loop-carried value must be on one mesh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.support import diagnostics
 
 
 class LoopAssignment:
-    """A loop whose arguments, results and returned values are given meshes.
+    """Assigns meshes to the arguments, results and returned values of a loop.
 
     A value that is needed on several meshes is an error.  An index that the body does not read stays plain.
     """
@@ -37,7 +37,7 @@ class LoopAssignment:
         return min(parent.topology)
 
     def assign_returned(self) -> None:
-        """Assigns what the body returns."""
+        """Assigns the values that the body returns."""
         returned = self._op.returned
         for i, value in enumerate(returned):
             if not assigning.is_mesh_tensor(value.type):
@@ -45,7 +45,7 @@ class LoopAssignment:
         self._op.returned = returned
 
     def assign_all(self) -> None:
-        """Puts the arguments, and then the operands and results, on their meshes."""
+        """Assigns the arguments, and then the operands and results, to their meshes."""
         op, where = self._op, ir.at_start(self._op.body)
         for i, arg in enumerate(op.args):
             if assigning.is_mesh_tensor(arg.type):
@@ -81,7 +81,7 @@ class LoopAssignment:
 
 
 def _needed(value: ir.Value, symbols: dict[str, ir.Func]) -> MeshSet:
-    """The use set of what a loop's body returns."""
+    """The use set of the values that a loop's body returns."""
     op = ir.producer(value)
     if isinstance(op, ir.Call):
         return sets.result_use_set(symbols[op.callee_name], ir.result_index(value))

@@ -14,7 +14,7 @@ from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Cell, 
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshPopulateSrcSet(ModulePass):
-    """Notes for every value on which meshes it can be without a transfer that the user did not write.
+    """Records for every value on which meshes it can be without a transfer that the user did not write.
 
         u = unassign a@m1; s = add u b  -->  u = unassign a {src_set=m1}; s = add u b {src_set=m1}
 
@@ -22,8 +22,9 @@ class InferMeshPopulateSrcSet(ModulePass):
     needed.  An op that adds up (or otherwise reduces) values that can nowhere be together becomes a
     *cross-mesh reduction*: it is marked, and can be where any of its operands can.
 
-    Requires: use sets.  Ensures: `mpmd.src_set` on what is bound to some meshes; without it a value can be
-    anywhere.  Cost: linear, times the number of calls that narrow what their callee is given.
+    Requires: use sets.  Ensures: `mpmd.src_set` on values that are bound to some meshes; without it a value
+        can be
+        anywhere.  Cost: linear, times the number of calls that narrow the sets of their callee.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
 
@@ -131,7 +132,7 @@ class _SrcSets:
             self._mark_reduction(step, found, operands)
 
     def _mark_reduction(self, step: _SourceStep, found: MeshSet, operands: list[MeshSet | None]) -> None:
-        """Marks a reduction whose operands can nowhere be together, or that takes up one that is marked."""
+        """Marks a reduction whose operands cannot be on one mesh, or that reduces a marked one."""
         op = step.op
         pair = flow.concat_reduce(op)
         kind = flow.reduction_of(op) if pair is None else pair[1]

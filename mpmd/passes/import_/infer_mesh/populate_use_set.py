@@ -15,12 +15,12 @@ _MAX_ROUNDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshPopulateUseSet(ModulePass):
-    """Notes for every value on which meshes it is needed, and who needs it there.
+    """Records for every value on which meshes it is needed, and by which uses.
 
         s = mul a b; p = assign s to m1 by f
         -->  s = mul a b {use_set=m1["f"]}; p = assign s to m1 by f {use_set=m1["f"]}
 
-    Backward from the assigns.  A call counts as what it calls; a callee is gone through again when a call
+    Backward from the assigns.  A call counts as its callee; a callee is visited again when a call
     adds a mesh to one of its results.
 
     Requires: names are mapped.  Ensures: `mpmd.use_set` on ops, arguments, results of callees and arguments
@@ -41,7 +41,7 @@ class InferMeshPopulateUseSet(ModulePass):
 
 @dataclasses.dataclass(frozen=True)
 class _UseStep:
-    """One op of a function, last first: what it adds to which set.
+    """One op of a function, last first: which sets it extends.
 
     `gives` has sets and those that are united into each.
     """
@@ -64,7 +64,7 @@ class _UseSets:
         self._in_chain: dict[ir.Call, bool] = {}
 
     def visit(self, f: ir.Func) -> None:
-        """Goes backward over a function, then notes the sets of its arguments."""
+        """Goes backward over a function, then records the sets of its arguments."""
         if f.symbol not in self._steps:
             self._steps[f.symbol] = [*self._steps_of(f), self._step_of_args(f)]
         for step in self._steps[f.symbol]:
@@ -100,7 +100,7 @@ class _UseSets:
         return steps
 
     def _loop_steps(self, op: ir.For) -> list[_UseStep]:
-        """What a loop's results are needed for is needed of what its body returns."""
+        """The uses of a loop's results count for the values that its body returns."""
         gives = []
         for result, value in zip(op.results, op.returned):
             source = ir.producer(value)

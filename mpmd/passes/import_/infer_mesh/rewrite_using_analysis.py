@@ -26,14 +26,14 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
 
     An op whose only user is a fragment is inlined there; one that few fragments use (`max-clones`), or that
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
-    callees that are needed on several meshes are doubled, which `mpmd.copies` notes.
+    callees that are needed on several meshes are duplicated, which `mpmd.copies` records.
 
     Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
     assigns and unassigns.  Cost: linear, but for clones.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
 
     Attributes:
-        max_clones: to how many fragments an op that no name covers may be copied.
+        max_clones: maximum number of fragments to which an op without a name may be copied.
     """
 
     name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"
@@ -81,7 +81,7 @@ class _Bodies:
         self._signatures: dict[str, _Signature] = {}
 
     def rewrite(self, body: ir.Func | ir.For) -> None:
-        """Places the ops of a block."""
+        """Assigns the ops of a block to fragments."""
         absorber = Absorber(self._max_clones)
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Call):
@@ -102,7 +102,7 @@ class _Bodies:
 
 
 def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
-    """Assigns what a callee returns to each mesh that needs it; all but the first are new, last results."""
+    """Assigns the results of a callee to each mesh that needs them; all but the first are new results."""
     returned = f.returned
     copies: dict[int, range] = {}
     for i, value in enumerate(list(returned)):
@@ -148,7 +148,7 @@ def _assign_args(f: ir.Func) -> None:
 
 
 def _note_copies(f: ir.Func, which: str, count: int, copies: dict[int, range]) -> None:
-    """Notes, at each argument or result that was doubled, where the others are."""
+    """Records, at each duplicated argument or result, the positions of the others."""
     dicts = ir.attribute_dicts(f, which, 0)
     if not dicts and not copies:
         return
@@ -160,7 +160,7 @@ def _note_copies(f: ir.Func, which: str, count: int, copies: dict[int, range]) -
 
 
 class _Signature:
-    """What a rewritten callee takes and returns."""
+    """The signature of a rewritten callee."""
 
     def __init__(self, f: ir.Func) -> None:
         self.kinds = [arg.type for arg in f.args]
@@ -169,11 +169,11 @@ class _Signature:
         self._result_copies = _copies(f, "res_attrs", len(self.returned))
 
     def args(self, index: int) -> list[int]:
-        """The arguments that an operand of the callee, as it was, is given to."""
+        """The arguments for an operand of the original callee."""
         return [index, *self._arg_copies[index]]
 
     def results(self, index: int) -> list[int]:
-        """The results that hold what was one result of the callee."""
+        """The results for one result of the original callee."""
         return [index, *self._result_copies[index]]
 
 
@@ -185,7 +185,7 @@ def _copies(f: ir.Func, which: str, count: int) -> list[list[int]]:
 
 
 def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> None:
-    """Calls with operands on the meshes that the callee's arguments have; results likewise."""
+    """Calls with operands on the meshes of the callee's arguments; results likewise."""
     where = ir.before(op)
     operands: list[ir.Value | None] = [None] * len(signature.kinds)
     for i, value in enumerate(op.operands):

@@ -1,7 +1,7 @@
 """Sets of meshes with the reasons why each mesh is in, kept in attributes while meshes are inferred.
 
-A *use set* says on which meshes a value is needed; one that is not there is empty.  A *source set* says on
-which meshes a value can be without a new transfer; one that is not there means: on any.
+A *use set* has the meshes on which a value is needed; a missing one is empty.  A *source set* has the meshes
+on which a value can be without a new transfer; a missing one means: on any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANY_OTHER = "*"
 _ROWS = {"arg": "arg_attrs", "result": "res_attrs"}
 
 Key = Any
-"""What has a set: an op, or `(function or loop, "arg" or "result", position)`."""
+"""The owner of a set: an op, or `(function or loop, "arg" or "result", position)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 @functools.lru_cache(maxsize=1 << 14)
 def _parsed(attribute: ir.Attribute) -> MeshSet:
-    """What a `#mpmd.meshes_with_origins<...>` stands for."""
+    """The set in a `#mpmd.meshes_with_origins<...>`."""
     meshes: dict[str, list[str]] = {}
     any_other: list[str] = []
     for found in _ENTRY.finditer(str(attribute).partition("<")[2]):
@@ -190,7 +190,7 @@ def arg_src_set(f: ir.Func, index: int) -> MeshSet | None:
 
 
 def src_set_of(key: Key | None) -> MeshSet | None:
-    """Where what has this key can be."""
+    """The source set of the owner with this key."""
     if not isinstance(key, tuple):
         return None if key is None else src_set(key)
     owner, side, index = key
@@ -221,7 +221,7 @@ class Cell:
 
     Attributes:
         found: the set; None if it is not there.
-        is_changed: whether it is another one than its attribute says.
+        is_changed: whether it differs from its attribute.
     """
 
     __slots__ = ("found", "is_changed")
@@ -236,7 +236,7 @@ class Cell:
         return self.found or _EMPTY
 
     def put(self, value: MeshSet) -> bool:
-        """Sets it; whether that is another one."""
+        """Sets it; whether it changed."""
         if self.found is value or self.found == value:
             return False
         self.found = value
@@ -245,7 +245,7 @@ class Cell:
 
 
 class Table:
-    """The sets of one kind in a module, written back all at once.  No op may be made or erased meanwhile."""
+    """The sets of one kind in a module, written back at once; meanwhile no op is created or erased."""
 
     def __init__(self, attribute: str) -> None:
         self._attribute = attribute
@@ -253,7 +253,7 @@ class Table:
         self._entries: dict[tuple[ir.Op, str], list[dict[str, ir.Attribute]]] = {}
 
     def cell(self, key: Key) -> Cell:
-        """What holds the set of an op, argument or result."""
+        """The owner of the set of an op, argument or result."""
         cell = self._cells.get(key)
         if cell is None:
             cell = self._cells[key] = Cell(read(self._read(key)))

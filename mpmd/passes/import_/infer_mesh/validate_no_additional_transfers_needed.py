@@ -20,7 +20,7 @@ class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
         s = add u u {src_set=m2, use_set=m1}
         -->  error: .. it is used in {m1} but it can only be placed on {m2}
 
-    Only the last op of a chain is reported.  In a chain of calls of one function, what one passes to the next
+    Only the last op of a chain is reported.  In a chain of calls of one function, a value passed to the next
     must be needed on the same meshes.
 
     Requires: use and source sets, leaves assigned.  Ensures: nothing changes.  Cost: linear.
@@ -34,7 +34,7 @@ class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at callees, then at entry functions, last op first."""
+        """Checks callees, then entry functions, last op first."""
         functions = flow.mpmd_functions(module)
         check = _TransferCheck(functions, ir.symbol_table(module), Limited(self.error_limit))
         for f in sorted(functions, key=lambda f: f.is_public):
@@ -51,7 +51,7 @@ class _TransferCheck:
         self._args: dict[ir.Func, list[tuple[MeshSet | None, MeshSet]]] = {}
 
     def function(self, f: ir.Func) -> None:
-        """Looks at the ops, last first, then at the arguments."""
+        """Checks the ops, last first, then the arguments."""
         for body in [*ir.ops(f, ir.For), f]:
             for op in reversed(ir.ops(body)):
                 if flow.is_meshless(op) or isinstance(op, ir.Assign):
@@ -115,7 +115,7 @@ class _TransferCheck:
         return self._args[f]
 
     def _chain(self, call: ir.Call) -> None:
-        """Results that a call passes to the next call of the same function must be needed where they go."""
+        """Results that a call passes to the next call of the same function must be needed on its meshes."""
         callee = self._symbols[call.callee_name]
         for k, result in enumerate(call.results):
             for use in result.uses:

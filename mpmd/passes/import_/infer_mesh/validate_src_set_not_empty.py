@@ -15,7 +15,7 @@ from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
 
 @dataclasses.dataclass(frozen=True)
 class InferMeshValidateSrcSetNotEmpty(ModulePass):
-    """Reports ops whose operands can nowhere be together, and reductions that may not cross meshes.
+    """Reports ops whose operands cannot be on one mesh, and reductions that may not cross meshes.
 
         s = sub u v {src_set={}}
         -->  error: Mesh assignment is not possible for op as its operands are ..
@@ -33,7 +33,7 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
-        """Looks at ops, then at arguments of callees."""
+        """Checks ops, then arguments of callees."""
         functions = flow.mpmd_functions(module)
         check = _SourceCheck(functions, ir.symbol_table(module), Limited(self.error_limit))
         for f in functions:
@@ -52,7 +52,7 @@ class _SourceCheck:
         self._explain = Explainer(functions, symbols)
 
     def op(self, op: ir.Op) -> None:
-        """Reports an op that can be nowhere, or a reduction that may not cross meshes."""
+        """Reports an op without a possible mesh, or a reduction that may not cross meshes."""
         possible = sets.src_set(op)
         is_reduction = REDUCE in op.attributes
         if possible is None or (possible and not is_reduction) or self._errors.reached:
@@ -74,7 +74,7 @@ class _SourceCheck:
         self._errors.report(explain.page(first, blocks, op.location, advice), op.location)
 
     def argument(self, f: ir.Func, index: int) -> None:
-        """Reports an argument of a callee whose calls give it values that can nowhere be together."""
+        """Reports an argument of a callee whose calls pass values that cannot be on one mesh."""
         possible = sets.arg_src_set(f, index)
         if possible is None or possible or self._errors.reached:
             return

@@ -162,9 +162,7 @@ def test_an_instruction_made_but_never_added_is_found():
     module = parse_module(entry(A, "ROOT n = f32[2,3]{1,0} negate(a)"))
     root = module.entry.root
     made = HloInstruction("abs", root.shape, [root])
-    assert "its user abs.-1 stands in another computation, was removed, or was never added" in problems_of(
-        module
-    )
+    assert "its user abs.-1 is in another computation, was removed, or was never added" in problems_of(module)
     module.entry.add(made)
     verify(module)
 
@@ -196,7 +194,7 @@ def test_layouts_are_required_only_after_layout_assignment():
         ("buffer_donor={ (7, {}) }", "buffer donor (7, {}) names no parameter; there are 1"),
         (
             "entry_computation_layout={(f32[9]{0})->f32[2]{0}}",
-            "the layouts at its border do not fit the parameters",
+            "its entry layouts do not fit the parameters",
         ),
     ],
 )
@@ -286,6 +284,6 @@ def test_builder_refuses(builder, make, problem):
 def test_builder_refuses_operands_of_other_computations(builder):
     other = HloBuilder.create(builder.computation.module, "other")
     stranger = other.parameter(array("f32"))
-    with pytest.raises(HloError, match=r"operand parameter.0 of negate does not stand in main"):
+    with pytest.raises(HloError, match=r"operand parameter.0 of negate is not in main"):
         builder.add("negate", stranger)
     assert not stranger.users

@@ -135,7 +135,7 @@ Y = Store(1, DENSE, 0)
             [Store(1, dim(1), 2)],
             "combines a sum over the outer dims with %0, which is inside of it",
         ),
-        ([X], [Store(1, DENSE, 0, "mean")], "combines by 'mean', which is no reduction"),
+        ([X], [Store(1, DENSE, 0, "mean")], "combines by 'mean', which is not a reduction"),
         ([X], [Store(1, DENSE, 0, "", 0)], "guard %0 is f32, not pred"),
     ],
 )

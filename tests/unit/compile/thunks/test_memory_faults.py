@@ -76,7 +76,7 @@ def test_a_read_in_the_wrong_place_is_seen():
         dataclasses.replace(kernel, operands=moved),
         *thing.thunks[position + 1 :],
     ]
-    with pytest.raises(CompileError, match="where none of its operands lies"):
+    with pytest.raises(CompileError, match="where none of its operands is"):
         check(thing, wrong)
 
 

@@ -29,12 +29,12 @@ def test_as_the_option_of_a_pass() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("m1:0F0,0F0", "task 0F0 stands twice: on mesh 'm1' and on 'm1'"),
-        ("m1:0F0;m2:0F0", "task 0F0 stands twice: on mesh 'm1' and on 'm2'"),
+        ("m1:0F0,0F0", "task 0F0 occurs twice: on mesh 'm1' and on 'm1'"),
+        ("m1:0F0;m2:0F0", "task 0F0 occurs twice: on mesh 'm1' and on 'm2'"),
         ("m1:0F0;m1:1F0", "mesh 'm1' has two orders"),
-        ("0F0", "'0F0' is no order of a mesh"),
-        ("m1:F0", "'F0' is no task"),
-        ("m1:0X0", "'0X0' is no task: expected stage, one of the phases F B I W, microbatch"),
+        ("0F0", "'0F0' is not an order of a mesh"),
+        ("m1:F0", "'F0' is not a task"),
+        ("m1:0X0", "'0X0' is not a task: expected stage, one of the phases F B I W, microbatch"),
     ],
 )
 def test_bad_tables(text: str, problem: str) -> None:

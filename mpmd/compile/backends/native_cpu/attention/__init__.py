@@ -1,1 +1,1 @@
-"""Attention kernels: products, rows and products over one block of queries at a time."""
+"""Attention kernels: products, an operation on rows, and products over one block of queries at a time."""

@@ -1,4 +1,4 @@
-"""A plan as the epilogue of a matrix product: what is done with sums while they are in L1."""
+"""A plan as the epilogue of a matrix product: operations on sums while they are in L1."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PlanEpilogue:
     """The epilogue that a plan of kind `loop` over `batch..., m, n` describes.
 
     Attributes:
-        plan: what to do; not normalised.
-        sums: number of the operand that stands for the product's sums.  It is read as a dense array of the
-            accumulators' dtype, and is no argument of the kernel.
+        plan: the plan; not normalised.
+        sums: number of the operand for the product's sums.  It is read as a dense array of the
+            accumulators' dtype, and is not an argument of the kernel.
     """
 
     plan: KernelPlan
@@ -62,7 +62,7 @@ class PlanEpilogue:
 
     @cached_property
     def _written(self) -> KernelPlan:
-        """What code is written for."""
+        """The scope of emission."""
         return without_cancellation(self.plan)
 
     def vectors_at_once(self, target: CpuTarget) -> int:
@@ -70,7 +70,7 @@ class PlanEpilogue:
         return vectors_at_once(self._written, target, stored_nodes(self._written.stores))
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
-        """Write the plan's code for some vectors of sums."""
+        """Emit the plan's code for some vectors of sums."""
         plan = self._written
         scopes: list[Scope] = []
         rows: list[int] = []  # how many vectors of each

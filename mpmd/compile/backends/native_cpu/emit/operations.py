@@ -48,7 +48,7 @@ def emit_operation(
     """An elementwise operation on register values.
 
     Args:
-        f: where the code goes.
+        f: the function under construction.
         op: its HLO name.
         args: operands as register values, all of the same lanes.
         arg_dtypes: their dtypes.
@@ -63,7 +63,7 @@ def emit_operation(
 
 
 def emit_combine(f: FunctionBuilder, op: str, a: Value, b: Value, dtype: str) -> Value:
-    """One step of a reduction, in the type that sums are kept in."""
+    """One step of a reduction, in the accumulator's type."""
     return EMITTERS[op](f, (a, b), dtype)
 
 
@@ -282,7 +282,7 @@ def _to_narrow(f: FunctionBuilder, a: Value, source: str, dtype: str) -> Value:
 
 
 def _bounded(f: FunctionBuilder, a: Value, dtype: str) -> Value:
-    """Floats as integers: towards zero, what does not fit to the nearest bound of `dtype`, NaN to zero.
+    """Floats as integers: towards zero, out of range to the nearest bound of `dtype`, NaN to zero.
 
     Bounds are taken of the floats, as LLVM's saturating conversion of vectors works lane by lane.
     """

@@ -1,4 +1,4 @@
-"""What kernels made from plans have in common."""
+"""Common part of kernels of plans."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mpmd.compile.kernels.plan import KernelPlan
 
 @dataclass(frozen=True)
 class PlanKernel:
-    """A kernel that computes a plan: one pointer per operand, and nothing kept in a workspace.
+    """A kernel that computes a plan: one pointer per operand, and no workspace.
 
     Attributes:
         name: its symbol.
-        plan: what it computes.
+        plan: its computation.
         target: the CPU.
     """
 

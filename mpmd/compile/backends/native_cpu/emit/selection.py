@@ -1,8 +1,8 @@
 """The first elements of sorted rows, without sorting the rest.
 
-A row's best elements so far stand in order in a few vectors.  What comes next is compared with the last of
-them, many elements at once, and only the few that come before it are inserted: each lane takes what it had,
-the new element, or what its neighbour had.  Later elements never pass equal ones, so the order is stable.
+A row's best elements so far are in order in a few vectors.  The next elements are compared with the last of
+them, many at once, and only the few that come before it are inserted: each lane takes its old element,
+the new element, or that of its neighbour.  Later elements never pass equal ones, so the order is stable.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 
 _BITS = 64
-"""Elements that are compared at once, at most: one bit of a word for each."""
+"""Maximum of elements that are compared at once: one bit of a word for each."""
 _FEW = 8
-"""Best elements up to which a row's first blocks are compared again after each one that is inserted: most of
-those that come before the last of the best do no more.  Where more are kept, inserting them for nothing is
+"""Best elements up to which a row's first blocks are compared again after each insertion: most of
+those that come before the last of the best are then rejected.  Where more are kept, superfluous insertions
+are
 cheaper."""
 _FIRST_BLOCKS = 2
-_MOST_UNROLLED = 4
-"""Vectors of best elements up to which the code that inserts is written out."""
+_MAX_UNROLLED = 4
+"""Vectors of best elements up to which the insertion is unrolled."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _Row:
     Args:
         kernel: the kernel.
         f: its function.
-        scope: where the row lies.
+        scope: the scope of the row.
     """
 
     def __init__(self, kernel: SelectionKernel, f: FunctionBuilder, scope: Scope) -> None:
@@ -99,10 +100,10 @@ class _Row:
         """Insert what comes before the last of the best, in blocks of which the last overlaps the one before.
 
         Args:
-            first: the first element of the row that is looked at.
+            first: the first element of the row to compare.
             end: the element after the last one.
             at_once: elements in a block.
-            again: whether a block is compared again after each element that is inserted.
+            again: whether a block is compared again after each insertion.
         """
         if first == end:
             return
@@ -141,11 +142,11 @@ class _Row:
         return bits
 
     def _insert(self, at: Position, count: Position | None = None) -> None:
-        """Put an element in its place among the best, of which there are so many; all if none is given."""
+        """Insert an element into the best elements, whose number is given; all if none is given."""
         f, zeros = self.f, constant(0, vector("i1", self.lanes))
         new = [element(self.scope, self.sorting, array, at) for array in self.sorting.arrays]
         nothing = [constant(0, vector(t, self.lanes)) for t in self.types]
-        if self.vectors <= _MOST_UNROLLED:
+        if self.vectors <= _MAX_UNROLLED:
             state = [zeros, *nothing]
             for number in range(self.vectors):
                 state = self._insert_vector(new, number * self.lanes, count, state)

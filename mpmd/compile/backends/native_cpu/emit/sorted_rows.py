@@ -1,4 +1,4 @@
-"""What sorting rows and selecting from them have in common: loops over rows, elements, results."""
+"""Common part of sorting rows and selecting from them: loops over rows, elements, results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SortingKernel(PlanKernel, ABC):
     """A kernel over a plan that sorts, not normalised.  A unit is a row.
 
     Attributes:
-        sorting: what is sorted, and how much of it is kept.
+        sorting: the sorted arrays, and how much of them is kept.
     """
 
     sorting: Sorting
@@ -51,7 +51,7 @@ class SortingKernel(PlanKernel, ABC):
 
 
 def element(row: Scope, sorting: Sorting, array: SortedArray, at: Position) -> Value:
-    """An array's element of a row, as it lies in memory."""
+    """An array's element of a row, in its type in memory."""
     scope = row.inside({sorting.along: at})
     node = row.plan.nodes[array.element]
     if isinstance(node, Load):
@@ -60,7 +60,7 @@ def element(row: Scope, sorting: Sorting, array: SortedArray, at: Position) -> V
 
 
 def write(row: Scope, sorting: Sorting, number: Value, values: Sequence[Value]) -> None:
-    """Write the element of each array, as it lies in memory, before which so many others come."""
+    """Write the element of each array, in its type in memory, to the position given by a count."""
     scope = row.inside()
     scope.define(sorting.count, row.f.cast("trunc", number, "i32"))
     for array, value in zip(sorting.arrays, values, strict=True):

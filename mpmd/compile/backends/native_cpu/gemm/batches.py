@@ -1,4 +1,4 @@
-"""Products of one kernel, one after the other: units to batch indices, and where each factor begins."""
+"""Products of one kernel, one after the other: units to batch indices, and offsets of the factors."""
 
 from __future__ import annotations
 

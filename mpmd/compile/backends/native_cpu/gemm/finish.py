@@ -1,4 +1,4 @@
-"""What happens to a finished tile of sums: conversion, masking at the edge, epilogue, store.
+"""Finishing of a tile of sums: conversion, masking at the edge, epilogue, store.
 
 A function per kernel, called with a tile that the micro-kernel has just left in L1.  It loops over the tile's
 rows, so the epilogue's code is written once per register of a row and not once per register of the tile.
@@ -25,7 +25,7 @@ class StoreSums:
         self.gemm = gemm
 
     def vectors_at_once(self, target: CpuTarget) -> int:
-        """Stores wait for nothing."""
+        """Stores do not depend on anything."""
         return 1
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
@@ -64,9 +64,9 @@ class FinishTile:
 
     Args:
         kernel: its symbol.
-        gemm: what it computes.
+        gemm: the product.
         width: columns of its tiles, whole vectors.
-        epilogue: what becomes of the sums; None stores them.
+        epilogue: consumes the sums; None stores them.
     """
 
     def __init__(self, kernel: str, gemm: Gemm, width: int, epilogue: Epilogue | None) -> None:

@@ -35,8 +35,8 @@ class Pack:
     """The recipe of a packing function.
 
     Attributes:
-        dtype: what the matrix holds.
-        step: what a micro-kernel multiplies per step (`MicroKernel.step`).
+        dtype: of the matrix.
+        step: the operands of a micro-kernel's step (`MicroKernel.step`).
         width: lanes of the strip.
         adjacent: which neighbours are adjacent in memory: `lanes`, `steps`, or `none`.
     """
@@ -100,7 +100,7 @@ class _Strip:
         self.groups = -(-pack.width // self.lanes)  # registers that hold the strip's width
         self.args = f.arguments
 
-    # -- what is common ----------------------------------------------------------------------------------
+    # -- shared ------------------------------------------------------------------------------------------
     def _below(self, count: Index, lanes: int) -> Value:
         """The lanes whose number is below a count that may be negative or large."""
         f = self.f
@@ -205,7 +205,7 @@ class _Strip:
     def _lanes_of_step(
         self, step: Value, strip: Value, mask: Value, both: Value | None, ahead: int = 0
     ) -> Value:
-        """A register of one step of one strip; `both` tells whether the second row of a pair exists."""
+        """A register of one step of one strip; `both` says whether the second row of a pair exists."""
         f, args, pack = self.f, self.args, self.pack
         rows = []
         type_ = vector(MEMORY[pack.dtype], self.lanes)
@@ -224,12 +224,12 @@ class _Strip:
         order = [lane // 2 + (self.lanes if lane % 2 else 0) for lane in range(2 * self.lanes)]
         return f.cast("bitcast", f.shuffle(rows[0], rows[1], order), vector("float", self.lanes))
 
-    # -- steps adjacent: squares are transposed ----------------------------------------------------------
+    # -- steps adjacent: in-register transposes ----------------------------------------------------------
     def transpose(self, whole: Value) -> None:
-        """A square of `lanes` lanes by `lanes` packed steps at a time.
+        """A transpose tile of `lanes` lanes by `lanes` packed steps at a time.
 
-        Squares that exist as a whole come first, all others after them, by code that asks for each lane and
-        step: squares are long, so each of the two is written once.
+        Whole tiles come first, all others after them, by code that masks each lane and step: the code of a
+        tile is long, so each of the two is emitted once.
         """
         f, args = self.f, self.args
         per_step = 2 if self.pack.pairs else 1
@@ -237,63 +237,63 @@ class _Strip:
         full = f.floor_to(f.idiv(args["depth"], per_step), self.lanes)
         full = f.select(whole, f.index(full), constant(0, "i64"))
         with f.loop(0, full, self.lanes) as square:
-            self._squares(square.i, None)
+            self._tiles(square.i, None)
         with f.loop(full, steps, self.lanes) as square:
             left = f.isub(args["depth"], f.imul(square.i, per_step))
             mask = self._below(left, self.lanes * per_step)
-            self._squares(square.i, (mask, f.isub(steps, square.i)))
+            self._tiles(square.i, (mask, f.isub(steps, square.i)))
 
-    def _squares(self, step: Value, border: tuple[Value, Index] | None) -> None:
-        """The squares of some steps; at a border only the masked elements and so many steps exist."""
-        if self.pack.width % self.lanes:  # what runs over one step is overwritten by the next: all at once
-            self._transpose_groups(step, range(self.groups), border)
+    def _tiles(self, step: Value, edge: tuple[Value, Index] | None) -> None:
+        """The tiles of some steps; at an edge only the masked elements and so many steps exist."""
+        if self.pack.width % self.lanes:  # elements beyond one step are overwritten by the next: all at once
+            self._transpose_groups(step, range(self.groups), edge)
         else:
             with self.f.loop(0, self.groups) as group:
-                self._transpose_groups(step, [group.i], border)
+                self._transpose_groups(step, [group.i], edge)
 
     def _transpose_groups(
-        self, step: Value, groups: Sequence[Index], border: tuple[Value, Index] | None
+        self, step: Value, groups: Sequence[Index], edge: tuple[Value, Index] | None
     ) -> None:
         f, squares = self.f, []
         for group in groups:
             start = f.imul(group, self.lanes)
             columns = self.lanes if isinstance(start, Value) else min(self.lanes, self.pack.width - start)
-            rows = [self._lane_run(step, f.iadd(start, c), border) for c in range(columns)]
+            rows = [self._lane_run(step, f.iadd(start, c), edge) for c in range(columns)]
             rows += [rows[-1]] * (self.lanes - columns)  # land past the width
             squares.append(transpose(f, rows))
         for k, values in enumerate(zip(*squares)):
-            if border is None:
+            if edge is None:
                 self._put_step(values, groups, f.iadd(step, k))
                 continue
-            with f.when(f.compare("sgt", f.index(border[1]), constant(k, "i64"))):
+            with f.when(f.compare("sgt", f.index(edge[1]), constant(k, "i64"))):
                 self._put_step(values, groups, f.iadd(step, k))
 
     def _put_step(self, values: Sequence[Value], groups: Sequence[Index], step: Index) -> None:
-        """The registers of one step, in order, so that what runs over is overwritten by the next step."""
+        """The registers of one step, in order: elements beyond it are overwritten by the next step."""
         for group, value in zip(groups, values, strict=True):
             self._put(value, step, group)
 
-    def _lane_run(self, step: Value, lane: Index, border: tuple[Value, Index] | None) -> Value:
+    def _lane_run(self, step: Value, lane: Index, edge: tuple[Value, Index] | None) -> Value:
         """`lanes` packed steps of one lane, zero past the depth; lanes past the edge repeat the last one."""
         f, args, pack = self.f, self.args, self.pack
-        number = lane if border is None else f.imin(lane, f.isub(args["valid"], 1))
+        number = lane if edge is None else f.imin(lane, f.isub(args["valid"], 1))
         run = f.offset(args["source"], f.imul(number, args["lane_stride"]))
         per_step = 2 if pack.pairs else 1
         type_ = vector(MEMORY[pack.dtype], self.lanes * per_step)
         at = f.imul(step, per_step)
-        value = f.load(run, type_, at) if border is None else f.masked_load(run, type_, border[0], at)
+        value = f.load(run, type_, at) if edge is None else f.masked_load(run, type_, edge[0], at)
         if pack.pairs:
             value = f.cast("bitcast", value, vector("float", self.lanes))
         else:
             value = self._widen(value)
-        if border is None:
+        if edge is None:
             return value
         exists = f.compare("slt", f.index(lane), args["valid"])
         return f.select(exists, value, constant(0, value.type))
 
     # -- nothing adjacent --------------------------------------------------------------------------------
     def copy_one_by_one(self) -> None:
-        """Element by element; for operands that a copy should have prepared."""
+        """Element by element; for operands that should have been copied before."""
         f, args, pack = self.f, self.args, self.pack
         per_step = 2 if pack.pairs else 1
         steps = f.idiv(f.iadd(args["depth"], per_step - 1), per_step)

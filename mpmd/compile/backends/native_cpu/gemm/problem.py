@@ -1,4 +1,4 @@
-"""What a matrix product computes: sizes, element types and strides, and what happens to the result.
+"""Description of a matrix product: sizes, element types and strides, and the consumer of the result.
 
     C[..., m, n] = epilogue(sum over k of A[..., m, k] · B[..., k, n])
 
@@ -86,7 +86,7 @@ class Gemm:
 
     @property
     def accumulator(self) -> str:
-        """The dtype that sums are kept in."""
+        """The dtype of the sums."""
         return "f64" if self.a.dtype == "f64" else "f32"
 
 
@@ -125,7 +125,7 @@ def row_major(
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the result a vector of sums belongs.
+    """The position of a vector of sums in the result.
 
     Attributes:
         batch: one index per batch dim.
@@ -141,7 +141,7 @@ class Position:
 
 
 class Epilogue(Protocol):
-    """What is done with finished sums instead of storing them as they are.
+    """A consumer of finished sums, instead of storing them.
 
     Attributes:
         pointers: names of the pointer arguments that it reads or writes, C's among them if it is stored.
@@ -155,4 +155,4 @@ class Epilogue(Protocol):
         """How many vectors of sums are best given to `emit` together."""
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
-        """Write code that consumes some vectors of sums; `f.arguments` has the pointers."""
+        """Emit code that consumes some vectors of sums; `f.arguments` has the pointers."""

@@ -1,4 +1,4 @@
-"""Which products are thin, and how each is computed; see `thin.py`."""
+"""Which products are thin, and the algorithm of each; see `thin.py`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
 _FEW = 8  # rows or columns
-_LONG = 32  # sums that are worth adding up lanes
+_LONG = 32  # sums for which adding up lanes is worthwhile
 _SUMS_AT_ONCE = 8  # that keep a core busy
-_STREAM = 512  # elements of a row that is worth reading alone
+_STREAM = 512  # elements of a row for which reading it alone is worthwhile
 _BLOCK = 16  # rows of the long factor whose sums are finished together
-_MOST_VECTORS = 8
-_COPY_BYTES = 1 << 18  # of the few: more would not stay near
+_MAX_VECTORS = 8
+_COPY_BYTES = 1 << 18  # of the few: more would not stay in the cache
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ThinForm:
-    """How a thin product is computed.
+    """The algorithm of a thin product.
 
     Attributes:
         kind: `dots` or `columns`.
@@ -63,7 +63,7 @@ class ThinForm:
 
 
 def thin_form(gemm: Gemm, target: CpuTarget) -> ThinForm | None:
-    """How a product is computed as a thin one; None where tiles are better."""
+    """The thin form of a product; None where tiles are better."""
     if not 0 < min(gemm.m, gemm.n) <= _FEW or gemm.k < _LONG:
         return None
     a = Side("a", gemm.a.dtype, gemm.m, gemm.a.row_stride, gemm.a.column_stride)
@@ -80,7 +80,7 @@ def thin_form(gemm: Gemm, target: CpuTarget) -> ThinForm | None:
         chains = max(1, _SUMS_AT_ONCE // (few.items * group))
         return ThinForm("dots", long, few, swapped, group, _BLOCK, copied, pairs, chains)
     if long.item == 1 and not swapped and few.items > 1 and long.items >= lanes:
-        most = min(_MOST_VECTORS, (target.vector_registers - 1) // (few.items + 1), long.items // lanes)
+        most = min(_MAX_VECTORS, (target.vector_registers - 1) // (few.items + 1), long.items // lanes)
         units = -(-long.items // (most * lanes))
         vectors = -(-long.items // (units * lanes))
         vectors = min(vectors, long.items // lanes)

@@ -1,4 +1,4 @@
-"""Arithmetic on positions and sizes: what is known while a function is written costs nothing when it runs."""
+"""Arithmetic on positions and sizes: constants are folded at emission."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 
 Index = Value | int
-"""An `i64`, or a Python integer that stands for a constant one."""
+"""An `i64`, or a Python integer as a constant one."""
 
 
 class IndexArithmetic(Arithmetic):

@@ -14,7 +14,7 @@ class Module:
     """Text of one LLVM module.
 
     Attributes:
-        target: the CPU that its functions are written for.
+        target: the CPU of its functions.
     """
 
     def __init__(self, target: CpuTarget) -> None:
@@ -41,7 +41,7 @@ class Module:
         return self._functions[name]
 
     def replace_function(self, name: str, text: str) -> None:
-        """Take another text for a function that is there."""
+        """Replace the text of a function."""
         assert name in self._functions, name
         self._functions[name] = text
 
@@ -63,7 +63,7 @@ class Module:
             raise AssertionError(f"global @{name} is defined twice with different contents")
 
     def streaming_hint(self) -> str:
-        """The metadata that marks a store which goes past the caches."""
+        """The metadata of a non-temporal store."""
         self._streams = True
         return "!0"
 

@@ -40,7 +40,7 @@ def bits_of(type_: str) -> int:
 
 @lru_cache(maxsize=1024)
 def suffix(type_: str) -> str:
-    """How an intrinsic's name spells a type: `v16f32`, `f32`, `v8i64`."""
+    """The spelling of a type in an intrinsic's name: `v16f32`, `f32`, `v8i64`."""
     element, lanes = element_of(type_), lanes_of(type_)
     short = "bf16" if element == "bfloat" else f"f{FLOAT_BITS[element]}" if element in FLOAT_BITS else element
     return short if lanes == 1 else f"v{lanes}{short}"

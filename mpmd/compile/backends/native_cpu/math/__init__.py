@@ -9,8 +9,8 @@ Bounds, in units in the last place of the exact result, over all finite floats, 
     sqrt 0.5 · exp 1.1 · expm1 1.5 · log 1.0 · log1p 1.5 · logistic 3 · rsqrt 1.5 · sin 1.6 · cos 1.6
     tanh 6 · erf 6 · pow 0.7
 
-NaN gives NaN; infinities, zeros of both signs and results that are denormal are what C99's Annex F says,
-unless the calling thread flushes denormals to zero.
+NaN gives NaN; infinities, zeros of both signs and denormal results follow C99's Annex F, unless the calling
+thread flushes denormals to zero.
 
 `functions.py` is the table by name.
 """

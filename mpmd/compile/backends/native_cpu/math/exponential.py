@@ -65,13 +65,13 @@ def exp(b: FunctionBuilder, x: Value) -> Value:
 def _exp_by_table(b: FunctionBuilder, x: Value) -> Value:
     """e^x with x = t·log(2) + r, t a multiple of 1/16.
 
-    Seven instructions multiply and as many do not, which on Zen 4 are the business of different units.
+    Multiplications and other operations are balanced: seven of each.
     """
     shift = like(x, 1.5 * 2.0**23 / _STEPS)
     moved = b.fma(x, like(x, _LOG2_E), shift)
     t = b.sub(moved, shift)
     r = b.fma(t, like(x, -_LN2_LOW), b.fma(t, like(x, -_LN2_HIGH), x))
-    # far from zero r is of any size, and NaN at infinity; whatever it is taken for, 2^t decides
+    # far from zero r is of any size, and NaN at infinity; in all cases 2^t decides
     r = nearer_to_zero(b, r, 1.0)
     rest = b.mul(r, polynomial(b, r, (1.0, *_EXP_NEAR)))
     power = pick_lanes(b, vector_constant(_POWERS, "float"), b.as_bits(moved))  # of the fraction of t

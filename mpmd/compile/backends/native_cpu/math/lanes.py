@@ -1,4 +1,4 @@
-"""What the elementary functions share: polynomials, powers of two, rounding, calls of libm lane by lane."""
+"""Shared parts of the elementary functions: polynomials, powers of two, rounding, calls of libm."""
 
 from __future__ import annotations
 

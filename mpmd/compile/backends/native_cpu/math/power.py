@@ -44,7 +44,7 @@ def pow(b: FunctionBuilder, x: Value, y: Value) -> Value:
     size, raised = _lifted(b, b.fabs(x))
     y_is_zero = b.compare("eq", b.as_bits(b.fabs(y)), constant(0, b.as_bits(y).type))
     y = _at_least_normal(b, y)
-    # what the logarithm of a normal number lacks: added in double precision, chosen in single
+    # the missing part of the logarithm of a normal number: added in double precision, chosen in single
     raised = b.select(b.compare("oeq", size, zero), like(x, -math.inf), raised)
     raised = b.select(b.compare("oeq", size, infinity), size, raised)
     raised = b.select(b.compare("uno", x, x), x, raised)
@@ -78,7 +78,7 @@ def _is_odd(b: FunctionBuilder, y: Value) -> Value:
 
 
 def _lifted(b: FunctionBuilder, size: Value) -> tuple[Value, Value]:
-    """(f, n) with size = f · 2^n and f no denormal, for a size of at least zero.
+    """(f, n) with size = f · 2^n and f normal, for a size of at least zero.
 
     By integers alone: for a thread that flushes denormals they are zero wherever they are floats.
     """
@@ -105,7 +105,7 @@ def _log2(b: FunctionBuilder, x: Value) -> Value:
 
 
 def _exp2(b: FunctionBuilder, x: Value) -> Value:
-    """2^x of doubles, limited to powers that a float tells from zero and infinity."""
+    """2^x of doubles, limited to powers that a float distinguishes from zero and infinity."""
     x = clamp_keeping_nan(b, x, -200.0, 200.0)
     n_float, n = nearest_integer(b, x)
     return b.mul(polynomial(b, b.sub(x, n_float), _EXP2), power_of_two(b, n, "double"))

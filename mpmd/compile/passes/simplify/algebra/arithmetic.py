@@ -153,13 +153,13 @@ def negate_difference(site: RewriteSite) -> HloInstruction | None:
 
 
 def same_again(site: RewriteSite) -> HloInstruction | None:
-    """f(f(x)) → f(x), for f that gives what it is given the second time."""
+    """f(f(x)) → f(x), for idempotent f."""
     (inner,) = site.operands
     return inner if inner.opcode == site.at.opcode and inner.shape is site.shape else None
 
 
 def absolute_of_negation(site: RewriteSite) -> HloInstruction | None:
-    """|-x| → |x|, of floats and of integers whose smallest one stays what it is."""
+    """|-x| → |x|, of floats and of integers whose smallest value is unchanged."""
     (inner,) = site.operands
     if inner.opcode != "negate" or site.shape.info.kind == "complex":
         return None

@@ -42,10 +42,10 @@ def broadcast_of_reshape(site: RewriteSite) -> HloInstruction | None:
 
 
 def places_of_dims(small: Ints, large: Ints) -> Ints | None:
-    """Which dims of `large` the dims of `small` are, if the others of `large` have size 1."""
+    """The dims of `large` that correspond to those of `small`, if the others of `large` have size 1."""
     places: list[int] = []
     for d, size in enumerate(large):
-        # A dim of size 1 is taken only where the small shape has one as well.
+        # A dim of size 1 is matched only where the small shape has one as well.
         if len(places) < len(small) and small[len(places)] == size:
             places.append(d)
         elif size != 1:
@@ -102,7 +102,7 @@ def transpose_of_broadcast(site: RewriteSite) -> HloInstruction | None:
 def sink(site: RewriteSite) -> HloInstruction | None:
     """op(broadcast(x), broadcast(y), splat) → broadcast(op(x, y, splat)), with equal broadcast dims.
 
-    Scalars that stand for all elements (of select and clamp) stay as they are.
+    Scalars that apply to all elements (of select and clamp) stay.
     """
     pattern = None
     for operand in site.operands:
@@ -128,7 +128,7 @@ def sink(site: RewriteSite) -> HloInstruction | None:
 
 
 def _source(site: RewriteSite, operand: HloInstruction, dims: Ints) -> HloInstruction:
-    """What stands for an operand before the broadcast."""
+    """The replacement of an operand before the broadcast."""
     if operand.shape.is_scalar:
         return operand
     (x,) = operand.operands

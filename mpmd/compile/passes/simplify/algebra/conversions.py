@@ -21,7 +21,7 @@ _FLOATS = {
 }
 
 _FINITE = {
-    # the same of floats without infinities: nothing but their own numbers becomes one of them without loss
+    # the same of floats without infinities: only their own numbers convert to one of them without loss
     "f4e2m1fn": (1, 0, 2),
     "f8e4m3b11fnuz": (3, -10, 4),
     "f8e4m3fn": (3, -6, 8),

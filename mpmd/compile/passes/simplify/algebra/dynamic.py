@@ -1,6 +1,6 @@
 """Rules of dynamic-slice and dynamic-update-slice.
 
-All are exact: both move a start so that the part lies inside, and so do the rules.
+All are exact: both clamp a start so that the part is inside, and so do the rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mpmd.compile.passes.values import integer, is_trivial
 
 
 def _fixed(starts: Sequence[HloInstruction], dims: Ints, sizes: Ints) -> list[int] | None:
-    """The starts, moved inside; None unless all are known."""
+    """The clamped starts; None unless all are known."""
     out = []
     for start, n, size in zip(starts, dims, sizes):
         known = 0 if n == size else integer(start)

@@ -129,7 +129,7 @@ def compare_constant_to_the_right(site: RewriteSite) -> HloInstruction | None:
 
 
 def compare_bounded(site: RewriteSite) -> HloInstruction | None:
-    """Iota < c → true or false where c lies outside the range; likewise of unsigned numbers and 0."""
+    """Iota < c → true or false where c is outside the range; likewise of unsigned numbers and 0."""
     x, bound = site.operands
     limit = integer(bound) if x.shape.info.is_integral else None
     if limit is None:

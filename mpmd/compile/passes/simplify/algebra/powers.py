@@ -1,7 +1,7 @@
 """Rules of powers, roots and exponentials.
 
-Those of `RULES` differ from what they replace in the last bit at most.  Those of `APPROXIMATE` may lose
-accuracy, or change results for infinite and negative arguments; the option `approximate` adds them.
+The results of `RULES` differ in the last bit at most.  Those of `APPROXIMATE` may lose accuracy, or change
+results for infinite and negative arguments; the option `approximate` adds them.
 """
 
 from __future__ import annotations

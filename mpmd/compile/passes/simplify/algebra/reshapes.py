@@ -84,7 +84,7 @@ def bitcast_nothing(site: RewriteSite) -> HloInstruction | None:
 
 
 def known_size(site: RewriteSite) -> HloInstruction | None:
-    """The size of a dim that is no run-time size → a constant."""
+    """The size of a static dim → a constant."""
     (x,), (dim,) = site.operands, site.at.dimensions
     if x.shape.dynamic and x.shape.dynamic[dim]:
         return None

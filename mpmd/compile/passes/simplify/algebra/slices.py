@@ -126,7 +126,7 @@ def pad_of_nothing(site: RewriteSite) -> HloInstruction | None:
 
 
 def pad_twice(site: RewriteSite) -> HloInstruction | None:
-    """pad(pad(x)) → pad(x), by the same value, without holes, nothing cut off."""
+    """pad(pad(x)) → pad(x), by the same value, without holes, nothing truncated."""
     inner, filler = site.operands
     if inner.opcode != "pad" or not _same_scalar(inner.operands[1], filler):
         return None
@@ -171,7 +171,7 @@ def concatenate_one(site: RewriteSite) -> HloInstruction | None:
 
 
 def concatenate_nested(site: RewriteSite) -> HloInstruction | None:
-    """concatenate(x, concatenate(y, z)) → concatenate(x, y, z), where nobody else uses the inner one."""
+    """concatenate(x, concatenate(y, z)) → concatenate(x, y, z), where the inner one has no other user."""
     dims = site.at.dimensions
     nested = [p.opcode == "concatenate" and p.dimensions == dims and len(p.users) == 1 for p in site.operands]
     if not any(nested):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, is_small, seconds, threads_for
+from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, is_small, seconds, threads_for
 from mpmd.compile.backends.native_cpu.program import Alone, Run, While
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from tests.support.native_fragments import compiled, fragment_of, run
@@ -35,10 +35,10 @@ def test_small_programs_run_on_one_thread():
 
 def test_handing_over_is_for_long_programs_and_sooner_where_others_could_work():
     middle = costs(flops=2e7)
-    assert is_handed_over(middle, meshes=4) and not is_handed_over(middle, meshes=1)
+    assert is_dispatched(middle, meshes=4) and not is_dispatched(middle, meshes=1)
     for meshes in (0, 1, 4):
-        assert is_handed_over(costs(flops=1e9), meshes)
-        assert not is_handed_over(costs(moved=1e5), meshes)
+        assert is_dispatched(costs(flops=1e9), meshes)
+        assert not is_dispatched(costs(moved=1e5), meshes)
 
 
 # -- steps that are worth one thread
