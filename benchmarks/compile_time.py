@@ -14,10 +14,14 @@ step `--repeats` times; the best time of each phase stands in the table, and `fi
     linearize  the instruction streams, verified
     partition  all of it after tracing
 
-All are wall seconds; `cpu` is partition in CPU seconds.  `peak` is the most memory that the process held,
-in MiB, `growth` what of it came with tracing and partitioning.  The last line is one JSON object:
-`partition_s_8`, `partition_s_64` ..., the slope of log(partition) over log(microbatches) by least squares as
-`exponent`, the same of the growth of memory as `memory_exponent`, and all rows.
+All are wall seconds; `cpu` is partition in CPU seconds.  `parse` is MLIR's parser on the text of the module
+before import.  `peer` is what jaxlib's C++ MPMD passes take for that module, all phases, in CPU seconds, and
+`peer import` its import; both are 0 where jaxlib does not have them.  They run after each repeat, in the same
+process.  `peak` is the most memory that the process held, in MiB, `growth` what of it came with tracing and
+partitioning.  The last line is one JSON object: `partition_s_8`, `partition_s_64` ..., the ratio of `cpu` to
+`peer` as `over_peer_8` ..., or to `parse` as `over_parse_8` ... where there is no peer, the slope of
+log(partition) over log(microbatches) by least squares as `exponent`, the same of the growth of memory as
+`memory_exponent`, and all rows.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import collections
 import gc
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -41,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import script  # noqa: E402 - the root must be importable first
 
 PHASES = ("trace", "names", "import", "order", "optimize", "sharding", "export", "linearize")
-COLUMNS = (*PHASES, "partition", "cpu", "first")
+COLUMNS = (*PHASES, "partition", "cpu", "first", "parse", "peer")
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
@@ -59,13 +64,30 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def partition_once(sizes: Any, schedule: str) -> tuple[dict[str, float], Any]:
-    """Seconds per phase, and the step partitioned."""
+class _Before:
+    """Keeps the text of the module before import; an observer of lowering."""
+
+    text = ""
+
+    def begins(self, module: Any) -> None:
+        """The module before import."""
+        from mpmd import ir
+
+        self.text = ir.to_text(module)
+
+    def phase_begins(self, phase: str, steps: Any) -> None:
+        """Nothing to do."""
+
+    def pass_ended(self, pass_: Any, module: Any, changed: bool, seconds: float) -> None:
+        """Nothing to do."""
+
+
+def make_step(sizes: Any, schedule: str) -> tuple[Any, tuple[Any, ...]]:
+    """The step under `mpmd.jit`, and its arguments without arrays."""
     import jax
 
     import mpmd
     from benchmarks import reference_gpt as gpt
-    from mpmd.api.lowering import partition
 
     def abstract(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
@@ -76,19 +98,65 @@ def partition_once(sizes: Any, schedule: str) -> tuple[dict[str, float], Any]:
     topology = mpmd.make_topology({f"m{s}": 1 for s in range(sizes.stages)})
     assignment = {f"stage{s}": f"m{s}" for s in range(sizes.stages)}
     config = mpmd.make_config(topology, assignment, schedule=schedule)
-    step = mpmd.jit(step, config, donate_argnums=(0, 1))
+    return mpmd.jit(step, config, donate_argnums=(0, 1)), arguments
+
+
+def partition_once(sizes: Any, schedule: str) -> tuple[dict[str, float], Any]:
+    """Seconds per phase, and the step partitioned."""
+    step, arguments = make_step(sizes, schedule)
     gc.collect()
     start = time.perf_counter()
     traced = step.trace(*arguments)
     jax_lowered = traced.jax_traced.lower(lowering_platforms=("cpu",))
     seconds = {"trace": time.perf_counter() - start}
     start, cpu = time.perf_counter(), time.process_time()
-    made = partition(
-        jax_lowered, config, traced.arguments, traced.argument_paths, traced.out_tree, traced.names
-    )
+    made = traced.partition(jax_lowered)
     seconds["partition"], seconds["cpu"] = time.perf_counter() - start, time.process_time() - cpu
     seconds |= {"names": made.seconds["trace"], **{name: made.seconds[name] for name in PHASES[2:]}}
     return seconds, made
+
+
+def text_before_import(sizes: Any, schedule: str) -> str:
+    """The module that the import pipeline starts with."""
+    step, arguments = make_step(sizes, schedule)
+    before = _Before()
+    step.trace(*arguments).lower(before)
+    return before.text
+
+
+def peer_once(text: str, sizes: Any) -> dict[str, float]:
+    """CPU seconds that MLIR takes to parse the module, and jaxlib's MPMD passes for it; 0 without them."""
+    from mpmd import ir
+
+    start = time.process_time()
+    ir.parse(text)
+    seconds = {"parse": time.process_time() - start, "peer import": 0.0, "peer": 0.0}
+    try:
+        import jaxlib._jax
+
+        sys.modules.setdefault("jax.jaxlib._jax", jaxlib._jax)  # where the extension looks for it
+        import jaxlib._sdy_mpmd as peer
+    except ImportError:
+        return seconds
+    for name, phase in (("peer import", "IMPORT"), ("peer", "ALL")):
+        module = ir.parse(text)
+        main = ir.symbol_table(module)["main"]
+        donors = ("jax.buffer_donor", "tf.aliasing_output")
+        donated = [i for i in range(len(main.args)) if any(main.arg_attribute(i, name) for name in donors)]
+        wanted = ("infer_transfers", "infer_cross_mesh_reductions")
+        start = time.process_time()
+        with ir.context():
+            peer.apply_mpmd_partitioning(
+                module, "main", [(f"m{s}", [("x", 1)]) for s in range(sizes.stages)],
+                {f"stage{s}": f"m{s}" for s in range(sizes.stages)},
+                [None] * len(main.args), [None] * len(main.returned), donated,
+                partitioning_options={f"mpmd_{option}": True for option in wanted}
+                | {"mpmd_pipeline_schedule": "1F1B"},
+                fragment_merge_rules=[], fragment_schedule_rules=[],
+                phases=getattr(peer.PartitioningPhase, phase),
+            )  # fmt: skip
+        seconds[name] = time.process_time() - start
+    return seconds
 
 
 def measure(args: argparse.Namespace, microbatches: int) -> dict[str, Any]:
@@ -100,16 +168,17 @@ def measure(args: argparse.Namespace, microbatches: int) -> dict[str, Any]:
     jax.config.update("jax_num_cpu_devices", args.stages)
     sizes = gpt.Sizes(layers=args.layers, stages=args.stages, microbatches=microbatches)
     before = peak_mib()
-    runs = []
+    runs: list[dict[str, float]] = []
     for _ in range(args.repeats):
         jax.clear_caches()
         seconds, partitioned = partition_once(sizes, args.schedule)
-        runs.append(seconds)
-        if len(runs) == 1:
+        if not runs:
             peak = peak_mib()
+            text = text_before_import(sizes, args.schedule)
             slowest = _by_pass(partitioned.pass_seconds).most_common(args.passes)
         instructions = partitioned.program.num_instructions
         del partitioned
+        runs.append(seconds | peer_once(text, sizes))
     row: dict[str, Any] = {"microbatches": microbatches, "instructions": instructions}
     row |= {name: min(run[name] for run in runs) for name in runs[0]}
     row |= {"first": runs[0]["partition"], "peak_mib": peak, "growth_mib": peak - before}
@@ -127,15 +196,23 @@ def _by_pass(pass_seconds: list[tuple[str, float]]) -> collections.Counter[str]:
 def in_a_process_of_its_own(microbatches: int) -> dict[str, Any]:
     """The row that this script measures when it is asked for one."""
     command = [sys.executable, __file__, *sys.argv[1:], "--one", str(microbatches)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # the peer logs every fragment
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=quiet)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
+
+
+def over(row: dict[str, Any]) -> tuple[str, float]:
+    """What the row is compared with, and how many times as long partitioning takes."""
+    against = "peer" if row["peer"] else "parse"
+    return f"over_{against}", row["cpu"] / row[against]
 
 
 def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the last line says."""
     counts = [row["microbatches"] for row in rows]
     figures: dict[str, Any] = {f"partition_s_{row['microbatches']}": row["partition"] for row in rows}
+    figures |= {f"{against}_{row['microbatches']}": ratio for row in rows for against, ratio in [over(row)]}
     figures["exponent"] = slope(counts, [row["partition"] for row in rows])
     figures["cpu_exponent"] = slope(counts, [row["cpu"] for row in rows])
     figures["trace_exponent"] = slope(counts, [row["trace"] for row in rows])

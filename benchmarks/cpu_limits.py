@@ -9,12 +9,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.direct import DirectSequence, aligned_empty
+from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import Device, cpu_device

@@ -6,7 +6,7 @@ example.
     python benchmarks/fragment_memory.py [--only=block] [--groups=gpt2,small,models,example] [--dtypes=f32]
 
 One line per distinct fragment: bytes of temporaries (ours, of them scratch of kernels, and XLA's), the ratio,
-and how far the packing is above the most that is alive at once.  `private` are the bytes per thread in which
+and how far the packing is above the maximum live at once.  `private` are the bytes per thread in which
 products pack their factors; XLA's products allocate theirs outside of what it reports, too.  The last line is
 one JSON object.
 """

@@ -74,7 +74,8 @@ class PipelineOptions:
             makes the floats a little wrong, such as `dot|exponential`: to find numerically fragile programs.
         kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that take the place of
             those that the native backend generates; `dump_to` shows these.
-        backend: the compile backend: `native`, `xla`, or `auto`: native code on CPUs, XLA's elsewhere.
+        backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
+            `reference`: the program of `native`, run by NumPy, to tell errors of generated code from others.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: what that folder may hold.
@@ -161,7 +162,7 @@ PIPELINE_SCHEDULES = (
 )  # fmt: skip
 _CHOICES = {
     "attention_stitching": ("auto", "off"),
-    "backend": ("auto", "native", "xla"),
+    "backend": ("auto", "native", "reference", "xla"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}

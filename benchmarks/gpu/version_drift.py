@@ -24,11 +24,10 @@ from benchmarks.gpu.kernels import scale_add
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = (
-    "tests/unit/gpu",
+    "tests/benchmarks/gpu",
     "tests/unit/compile",
     "tests/unit/runtime",
     "tests/unit/api",
-    "tests/unit/native_cpu",
 )
 TESTED = {"jax": "0.10.2, 0.11.2", "llvmlite": "0.50.0", "triton": "3.6.0"}
 

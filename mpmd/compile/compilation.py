@@ -22,7 +22,7 @@ from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 
 
-class Clock:
+class PhaseClock:
     """Seconds per phase: each call adds those since the last one.
 
     Args:
@@ -51,7 +51,7 @@ class Prepared:
         module: the optimised, scheduled HLO.
         assignment: its memory.
         thunks: its work.
-        program: the target's steps, a `Program`.
+        program: the target's steps, a `ThunkProgram`.
         seconds: per phase.
         notices: what the passes had to say.
     """
@@ -68,7 +68,7 @@ class Prepared:
 
     def compiled(self) -> Compilation:
         """With code; writes the dump."""
-        clock = Clock(self.seconds)
+        clock = PhaseClock(self.seconds)
         code = self.target.compile(self.program, self.fragment, self.options)
         clock("code")
         made = Compilation(**vars(self), code=code)

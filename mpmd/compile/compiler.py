@@ -10,7 +10,7 @@ from typing import Any
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.target_backend import TargetBackend, TracedTargetBackend
-from mpmd.compile.backends.targets import NATIVE
+from mpmd.compile.backends.targets import NAMED, NATIVE
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
@@ -103,7 +103,7 @@ class AutoBackend:
         return XlaBackend() if native is None else FallbackBackend(native(self.options))
 
 
-BACKENDS = ("auto", "native", "xla")
+BACKENDS = ("auto", *NAMED, "xla")
 
 
 def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
@@ -118,7 +118,7 @@ def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
         )
     if name == "xla":
         return XlaBackend()
-    return AutoBackend(options) if name == "auto" else FallbackBackend(NATIVE["cpu"](options))
+    return AutoBackend(options) if name == "auto" else FallbackBackend(NAMED[name](options))
 
 
 def compile_fragments(

@@ -15,10 +15,10 @@ from mpmd.compile.artefact import Artefact, KeptArtefacts
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.buffers.fitting import fit
-from mpmd.compile.compilation import Clock, Prepared
+from mpmd.compile.compilation import PhaseClock, Prepared
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured
@@ -32,7 +32,7 @@ from mpmd.support.pipeline import Timing, run_pipeline
 
 
 @garbage_kept()
-@remembering()
+@caching_plans()
 def prepare_fragment(
     fragment: FragmentModule,
     target: Target,
@@ -57,7 +57,7 @@ def prepare_fragment(
         MiscompiledError: its memory is wrong; every program is checked.
     """
     seconds: dict[str, float] = {}
-    clock, devices = Clock(seconds), device_count(axes)
+    clock, devices = PhaseClock(seconds), device_count(axes)
     module = module or lowered(fragment, axes)
     module.is_scheduled = False  # an order was given: one of those that may be
     clock("lowering")

@@ -107,8 +107,8 @@ def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None
     found: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):
-            tell = functools.partial(after, f"{number:03d}.{pass_.label}")
-            inner = tuple(Watched(p, tell) for p in pass_.passes)
+            report = functools.partial(after, f"{number:03d}.{pass_.label}")
+            inner = tuple(Watched(p, report) for p in pass_.passes)
             pass_ = dataclasses.replace(pass_, passes=inner)
         found.append(pass_)
     return found

@@ -19,7 +19,7 @@ from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 
 
-class Program(Protocol):
+class ThunkProgram(Protocol):
     """The steps of a fragment with addresses, before there is code of them."""
 
     @property
@@ -48,8 +48,8 @@ class CodeGeneration(Protocol):
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """Bytes that the kernels of a plan need while they run, beside operands and results."""
 
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> Any:
-        """The `Program` of a sequence of thunks.
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
+        """A sequence of thunks, with their memory.
 
         Args:
             name: symbol of its entry.

@@ -11,9 +11,9 @@ import pytest
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule, parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError, MpmdError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import fragment_of_module
 from tests.support.random_hlo import FAMILIES, random_case
 

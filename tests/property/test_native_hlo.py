@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
-from tests.support.native_hlo import run_module
+from tests.support.hlo_meaning import evaluate
+from tests.support.native_hlo import quick_code, run_module
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
@@ -48,6 +48,21 @@ def test_native_code_computes_what_the_evaluator_does(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_code_computes_what_the_evaluator_does_on_many(family):
     sweep(random_case(family, seed) for seed in range(1000, 1000 + SLOW))
+
+
+# -- all dimensions of one size: no shape tells a transposed read from a right one
+
+
+def test_programs_of_squares_are_exact():
+    with quick_code():
+        sweep(random_case("squares", seed) for seed in range(10, 60))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_programs_of_squares_are_exact():
+    with quick_code():
+        sweep(random_case("squares", seed) for seed in range(2000, 6000))
 
 
 # -- whole programs: fusions of many instructions, loops with state, arrays beyond vectors

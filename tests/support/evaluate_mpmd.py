@@ -51,10 +51,20 @@ def flattened(module: mlir.Module) -> mlir.Module:
     for op in ir.walk(main):
         if op.operation.name in _SAME:  # in the branch of a conditional, or in a loop
             ir.replace(op, list(op.operands))
-        else:
-            ir.put(op, "sdy.sharding", None)
+            continue
+        ir.put(op, "sdy.sharding", None)
+        if op.operation.name == "stablehlo.scatter":
+            _copy_inputs(op)
     flat.operation.verify()
     return flat
+
+
+def _copy_inputs(scatter: Any) -> None:
+    """Gives a scatter copies of what it updates: the interpreter updates the operands themselves."""
+    for i in range(len(scatter.results)):
+        value = scatter.operands[i]
+        copy = ir.create("stablehlo.reshape", [value], [value.type], ir.before(scatter)).result
+        ir.set_operand(scatter, i, copy)
 
 
 def _plain(kind: Any) -> Any:

@@ -53,7 +53,7 @@ def quick_code() -> Iterator[None]:
     """
     with (
         mock.patch.object(engine, "_EFFORT", 0),
-        mock.patch.object(packing, "_MOST_TRIES", 20),
-        mock.patch.object(exchange, "_MOST_TRIES", 10),
+        mock.patch.object(packing, "_MAX_TRIES", 20),
+        mock.patch.object(exchange, "_MAX_TRIES", 10),
     ):
         yield

@@ -30,6 +30,17 @@ class TargetBackend(Backend, Protocol):
         """Why it compiles none of a mesh's fragments, or not this one in any case; or ""."""
 
 
+def unfit_for_targets(name: str, fragment: FragmentModule, mesh: Mesh) -> str:
+    """Why the backend of no target compiles a fragment, or ""; `name` is that of the one in question."""
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        return f"{name} fragments run on the devices of one process"
+    if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
+        return f"{name} fragments do not name memories"
+    if fragment.callbacks:
+        return f"{name} fragments do not call back to Python"
+    return "" if fragment.results else "a fragment without results"
+
+
 class LoadedProgram(Protocol):
     """A program in memory, with the memory and threads that it runs in."""
 

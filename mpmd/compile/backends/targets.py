@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.stamp import register_stamp
+from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
 from mpmd.compile.options import CompileOptions
 
@@ -16,6 +17,12 @@ NATIVE: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
     "cpu": lambda options: NativeCpuBackend(options=options),
 }
 """Platform of a mesh, as JAX names it → the target that generates code for it."""
+
+NAMED: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
+    "native": NATIVE["cpu"],
+    "reference": lambda options: ReferenceBackend(options),
+}
+"""What a user may ask for by name → the target."""
 
 
 def execution_stamp() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 _SAME = [
     "abs",
@@ -52,24 +52,24 @@ _SAME = [
 ]
 
 
-def same(site: Site) -> HloInstruction:
+def same(site: LoweringSite) -> HloInstruction:
     """HLO has the operation under the same name."""
     opcode = site.name.partition(".")[2].replace("_", "-")
     return site.build.add(opcode, *site.operands)
 
 
-def convert(site: Site) -> HloInstruction:
+def convert(site: LoweringSite) -> HloInstruction:
     """Other elements."""
     return site.build.add("convert", site.operands[0], shape=site.shape)
 
 
-def bitcast_convert(site: Site) -> HloInstruction:
+def bitcast_convert(site: LoweringSite) -> HloInstruction:
     """The same bits read as other elements."""
     return site.build.add("bitcast-convert", site.operands[0], shape=site.shape)
 
 
-def compare(site: Site) -> HloInstruction:
-    """Only the total order of floats needs to be said; the rest follows from the element type."""
+def compare(site: LoweringSite) -> HloInstruction:
+    """HLO marks only the total order of floats; other comparisons follow from the element type."""
     total = site.attribute("compare_type") == "TOTALORDER"
     return site.build.add(
         "compare",
@@ -79,7 +79,7 @@ def compare(site: Site) -> HloInstruction:
     )
 
 
-def reduce_precision(site: Site) -> HloInstruction:
+def reduce_precision(site: LoweringSite) -> HloInstruction:
     """Rounding to fewer bits."""
     return site.build.add(
         "reduce-precision",
@@ -89,7 +89,7 @@ def reduce_precision(site: Site) -> HloInstruction:
     )
 
 
-def mapped(site: Site) -> HloInstruction:
+def mapped(site: LoweringSite) -> HloInstruction:
     """A computation on scalars, for each element."""
     return site.build.add(
         "map", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)

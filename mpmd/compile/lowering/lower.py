@@ -30,7 +30,7 @@ from mpmd.compile.lowering import (
 )
 from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
 from mpmd.compile.lowering.reader import named_axes, read_program
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
 from mpmd.compile.lowering.spmd.rules import spread_rule
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
@@ -48,17 +48,17 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **special_functions.RULES,
 }
-"""How each operation becomes HLO."""
+"""The lowering rule of each operation."""
 
 
 def lower(source: Any) -> HloModule:
     """A StableHLO module, or its text, as HLO.
 
-    The function `main` becomes the entry; its arguments' attributes say what may be aliased or donated.
+    The function `main` becomes the entry; its arguments' attributes give aliasing and donation.
 
     Raises:
-        CompileError: an operation or type has no HLO; names the operation and where it comes from.
-        IRError: the text is no MLIR module.
+        CompileError: an operation or type has no HLO; names the operation and its source.
+        IRError: the text is not an MLIR module.
     """
     return lower_program(read_program(source))
 
@@ -71,16 +71,16 @@ def lower_for_mesh(
     Args:
         text: MLIR of the module.
         axes: the mesh's axes and their sizes, the outermost first.
-        arguments: for each argument of `main` the axes that cut its dims.
+        arguments: for each argument of `main` the axes that shard its dims.
         results: the same for its results.
 
     Raises:
         CompileError: an operation or type has no HLO, or Shardy cannot partition the module.
-        IRError: the text is no MLIR module.
+        IRError: the text is not an MLIR module.
     """
     program = read_program(with_collectives(text, axes, arguments, results))
-    cuts = [tuple(named_axes(names, axes) for names in spec) for spec in results]
-    return lower_program(localise(program, math.prod(axes.values()), cuts))
+    shardings = [tuple(named_axes(names, axes) for names in spec) for spec in results]
+    return lower_program(localise(program, math.prod(axes.values()), shardings))
 
 
 def lower_program(program: StablehloProgram) -> HloModule:
@@ -106,12 +106,12 @@ def _identifier(name: str) -> str:
 
 
 class Lowering:
-    """The work on one program.
+    """Lowering of one program.
 
     Attributes:
-        program: what is lowered.
-        module: what is made.
-        partial: values of which every device has a partial result, and with what these are joined.
+        program: the source.
+        module: the module under construction.
+        partial: values of which every device has a partial result, and the reduction that joins them.
     """
 
     def __init__(self, program: StablehloProgram, module: HloModule) -> None:
@@ -156,7 +156,7 @@ class Lowering:
             found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
         return found
 
-    def closed_region(self, site: Site, block: Block) -> HloComputation:
+    def closed_region(self, site: LoweringSite, block: Block) -> HloComputation:
         """A region that reads nothing from outside but constants; equal regions share a computation."""
         key = _structure(block)
         found = self._closed.get(key) if key is not None else None
@@ -172,11 +172,11 @@ class Lowering:
             self._closed[key] = builder.computation
         return builder.computation
 
-    def _copied_constant(self, site: Site, builder: HloBuilder, outside: ValueId) -> HloInstruction:
+    def _copied_constant(self, site: LoweringSite, builder: HloBuilder, outside: ValueId) -> HloInstruction:
         value = self._constants.get(outside)
         if value is None:
             name = site.values[outside].name
-            raise site.error(f"its region reads {name} from outside, which is no constant")
+            raise site.error(f"its region reads {name} from outside, which is not a constant")
         return builder.constant(value.literal)
 
     def state_region(
@@ -207,9 +207,9 @@ class Lowering:
             rule = RULES.get(operation.name)
             if operation.spread is not None:
                 rule = spread_rule(operation, rule)
-            site = Site(self, builder, operation, [values[v] for v in operation.operands], values)
+            site = LoweringSite(self, builder, operation, [values[v] for v in operation.operands], values)
             if rule is None:
-                raise site.error("no rule lowers this operation")
+                raise site.error("there is no rule for this operation")
             builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""
             try:
                 made = rule(site)
@@ -225,7 +225,7 @@ class Lowering:
                     self._constants[number] = value
 
     def _mark(self, operation: Operation, results: Sequence[HloInstruction]) -> None:
-        """Hand on the frontend attributes that JAX or the user gave an operation."""
+        """Copies the frontend attributes that JAX or the user gave an operation."""
         given = operation.attributes.get("mhlo.frontend_attributes")
         if given:
             text = ",".join(f"{key}={quote(str(value))}" for key, value in given.items())

@@ -1,4 +1,4 @@
-"""Reading StableHLO: with `spmd/shardy.py` all of the compiler that touches MLIR's bindings.
+"""Reading StableHLO: with `spmd/shardy.py` the only module of the compiler that uses MLIR's bindings.
 
 Everything after it works on the records of `program.py`.
 """
@@ -54,11 +54,11 @@ def read_program(source: mlir.Module | str) -> StablehloProgram:
 
     Raises:
         CompileError: it has no function `main`, or a type that HLO lacks.
-        IRError: the text is no MLIR module.
+        IRError: the text is not an MLIR module.
     """
     module = ir.parse(source) if isinstance(source, str) else source
     with module.context:
-        return _Reader().program(module)
+        return _ModuleReader().program(module)
 
 
 def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
@@ -101,8 +101,8 @@ def _type_text(shape: Shape) -> str:
     return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"
 
 
-class _Reader:
-    """One reading: numbers values, remembers types."""
+class _ModuleReader:
+    """Reads one module: numbers values, records types."""
 
     def __init__(self) -> None:
         self.ids: dict[mlir.Value, ValueId] = {}
@@ -143,8 +143,10 @@ class _Reader:
         body = self.block(blocks[0])
         if self.meshes:
             given = [{a.name: a.attr for a in mlir.DictAttr(d)} for d in listed]
-            cuts = [d.get(_SHARDING) for d in given]
-            body.shardings = tuple(None if cut is None else self.sharding(cut) for cut in cuts)
+            shardings = [d.get(_SHARDING) for d in given]
+            body.shardings = tuple(
+                None if sharding is None else self.sharding(sharding) for sharding in shardings
+            )
         return Function(name, body, notes)
 
     def block(self, block: mlir.Block) -> Block:
@@ -176,7 +178,7 @@ class _Reader:
             attributes["dot_dimension_numbers"] = DotDims((len(op.operands[0].type.shape) - 1,), (0,))
         if name == "sdy.manual_computation":
             given = ir.sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
-            attributes["in_cuts"] = tuple(map(self.sharding, given))
+            attributes["in_shardings"] = tuple(map(self.sharding, given))
             axes = next(iter(self.meshes.values()), {})
             attributes["axes"] = sharding_axes(str(op.attributes["manual_axes"]), axes)
         return Operation(
@@ -191,7 +193,7 @@ class _Reader:
         )
 
     def shardings(self, op: mlir.Operation) -> tuple[Sharding, ...]:
-        """How an operation's results are cut; empty if it does not say."""
+        """Shardings of an operation's results; empty if there are none."""
         given = op.attributes
         if "out_sharding" in given:
             return (self.sharding(given["out_sharding"]),)
@@ -201,13 +203,13 @@ class _Reader:
         return tuple(map(self.sharding, ir.sdy.TensorShardingPerValueAttr(given[name]).shardings))
 
     def sharding(self, attribute: mlir.Attribute) -> Sharding:
-        """How a value is cut."""
+        """The sharding of a value."""
         axes = self._axes_of(attribute)
         dims = ir.sdy.TensorShardingAttr(attribute).dimension_shardings
         return tuple(sharding_axes(str(dim), axes) for dim in dims)
 
     def _groups(self, mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
-        """The groups of devices along axes of a mesh, which is how JAX 0.11 names them.
+        """The groups of devices along axes of a mesh: JAX 0.11 names groups this way.
 
         Raises:
             CompileError: there is no such mesh, or the axes are parts of axes.
@@ -308,7 +310,7 @@ def _attributes(op: mlir.Operation) -> dict[str, Any]:
 
 
 def _attribute(attribute: mlir.Attribute) -> Any:
-    """An attribute as a Python value; what has no reading is kept as its text."""
+    """An attribute as a Python value; unknown attributes are kept as text."""
     if isinstance(attribute, (mlir.BoolAttr, mlir.IntegerAttr, mlir.StringAttr, mlir.FlatSymbolRefAttr)):
         return attribute.value
     if isinstance(attribute, (mlir.DenseI64ArrayAttr, mlir.DenseI32ArrayAttr, mlir.DenseBoolArrayAttr)):
@@ -392,13 +394,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _constant(op: mlir.Operation) -> Any:
-    """A constant's array.  The bindings give arrays of some element types only, the text has them all."""
+    """A constant's array.  The bindings read arrays of some element types only, the text has them all."""
     shape = shape_of(str(op.results[0].type))
     if shape.dtype in _BUFFERED and shape.size > 64:
         return np.array(mlir.DenseElementsAttr(op.attributes["value"])).reshape(shape.dims)
     if shape.info.kind != "complex":
         return parse_dense(str(op.attributes["value"]), shape)
-    text = op.get_asm(use_local_scope=True)  # the bindings do not even hand over a complex attribute
+    text = op.get_asm(use_local_scope=True)  # the bindings have no complex attributes
     return parse_dense(text[text.index("dense<") :], shape)
 
 
@@ -411,5 +413,5 @@ def _count(attributes: Any, name: str) -> int:
 
 
 def _source(location: mlir.Location) -> str:
-    """The names on the way to an operation, e.g. `jit(step)/mul`."""
+    """The location of an operation, e.g. `jit(step)/mul`."""
     return location.name_str if isinstance(location, mlir.NameLoc) else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.lowering.reader import expand_chlo
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 _SPECIAL = [
     "acos",
@@ -32,18 +32,18 @@ _SPECIAL = [
 ]
 
 
-def same(site: Site) -> HloInstruction:
+def same(site: LoweringSite) -> HloInstruction:
     """HLO has the operation under the same name."""
     return site.build.add(site.name.partition(".")[2], *site.operands)
 
 
-def square(site: Site) -> HloInstruction:
+def square(site: LoweringSite) -> HloInstruction:
     """`x * x`."""
     (value,) = site.operands
     return site.build.add("multiply", value, value)
 
 
-def conjugate(site: Site) -> HloInstruction:
+def conjugate(site: LoweringSite) -> HloInstruction:
     """The complex conjugate; a real number is its own."""
     (value,) = site.operands
     if value.shape.info.kind != "complex":
@@ -52,12 +52,12 @@ def conjugate(site: Site) -> HloInstruction:
     return build.add("complex", build.add("real", value), build.add("negate", build.add("imag", value)))
 
 
-def top_k(site: Site) -> Sequence[HloInstruction]:
+def top_k(site: LoweringSite) -> Sequence[HloInstruction]:
     """The k largest values of the last dim and their positions."""
     return site.parts(site.build.add("topk", site.operands[0], k=site.required("k"), largest=True))
 
 
-def special(site: Site) -> Sequence[HloInstruction]:
+def special(site: LoweringSite) -> Sequence[HloInstruction]:
     """A special function: a call of its decomposition."""
     program = expand_chlo(site.operation, tuple(o.shape for o in site.operands))
     name = site.name.replace(".", "_")

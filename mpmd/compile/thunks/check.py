@@ -59,7 +59,7 @@ def check_thunks(
         CompileError: a read finds other bytes than it should, a parameter that is not donated is written,
             or a result is not in its place; all of them are named.
     """
-    check = _Check(module, where, allocations)
+    check = _ThunkCheck(module, where, allocations)
     check.begin()
     check.follow(module.entry, thunks)
     check.end(results)
@@ -178,7 +178,7 @@ class _Memory:
         return made
 
 
-class _Check:
+class _ThunkCheck:
     """One run."""
 
     def __init__(self, module: HloModule, where: Where, allocations: Sequence[Allocation]) -> None:

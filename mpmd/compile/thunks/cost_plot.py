@@ -8,7 +8,7 @@ from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, FragmentCos
 
 _WIDTH, _MARGIN, _ROW, _LABELS, _FIGURES = 960, 20, 18, 360, 150
 _COLOURS = {COMPUTE: "#4e79a7", MEMORY: "#f28e2b"}
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 
 
 def cost_plot(costs: FragmentCosts) -> str:
@@ -72,7 +72,7 @@ def _rows(costs: FragmentCosts) -> list[tuple[str, float, float, str]]:
     """(label, projected seconds, those at the speed of light, limit) of each bar, longest first."""
     rows = [(k.label, k.seconds, k.times * k.light.seconds, k.limit) for k in costs.kernels]
     rows.sort(key=lambda row: -row[1])
-    shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
+    shown, rest = rows[:_MAX_ROWS], rows[_MAX_ROWS:]
     for limit in (COMPUTE, MEMORY):
         small = [row for row in rest if row[3] == limit]
         if small:

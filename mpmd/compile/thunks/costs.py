@@ -16,7 +16,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import HOST, Device
 from mpmd.compile.kernels.cost.models import Estimate, combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import attention_workloads, product_workloads
-from mpmd.compile.kernels.cost.workload import Workload, plan_workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -143,7 +143,7 @@ def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
         module: says how often loops run; where it does not say, they run once.
     """
     trips = trip_counts(module)
-    found: dict[str, tuple[SimpleThunk, list[Workload], int, list[str]]] = {}
+    found: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
     for thunk, times in _runs(thunks, trips, 1):
         kind, text = _identity(thunk)
         known = found.get(text)
@@ -160,7 +160,7 @@ def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
     return FragmentCosts(HOST, kernels)
 
 
-def _priced(label: str, work: Sequence[Workload], times: int) -> KernelCost:
+def _priced(label: str, work: Sequence[KernelWorkload], times: int) -> KernelCost:
     return KernelCost(
         label,
         times,
@@ -214,7 +214,7 @@ def _identity(thunk: SimpleThunk) -> tuple[str, str]:
     return thunk.line().split()[0], f"{thunk.line().split()[0]} {thunk.name}"
 
 
-def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
+def thunk_workloads(thunk: SimpleThunk) -> list[KernelWorkload]:
     """The work of one run of a kernel, its parts one after the other; empty if there is none."""
     if isinstance(thunk, KernelThunk):
         return [plan_workload(thunk.plan)]
@@ -224,7 +224,7 @@ def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
         return attention_workloads(thunk.plan)
     if isinstance(thunk, CopyThunk):
         size = float(thunk.source.size)
-        return [Workload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
+        return [KernelWorkload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
     if isinstance(thunk, CollectiveThunk):
         return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
     assert isinstance(thunk, DeviceThunk)

@@ -6,7 +6,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planning.trace import NoPlan
-from mpmd.compile.thunks.emission import SILENT, Refuses, tells_device
+from mpmd.compile.thunks.emission import SILENT, Refuses, is_device_number
 
 
 def refusals(computation: HloComputation, refuses: Refuses) -> dict[HloInstruction, str]:
@@ -25,14 +25,12 @@ def refusals(computation: HloComputation, refuses: Refuses) -> dict[HloInstructi
 def _reason(instruction: HloInstruction, refuses: Refuses) -> str:
     """Why an instruction has no code; "" if it has."""
     planned: PlannedKernel | None = None
-    if instruction.opcode in SILENT or tells_device(instruction):
+    if instruction.opcode in SILENT or is_device_number(instruction):
         return ""
     if instruction.opcode in ("while", "conditional"):
         for computation in instruction.called:
             for inner, reason in refusals(computation, refuses).items():
                 return f"it holds {inner.name}: {reason}"
-    elif instruction.opcode == "custom-call":
-        return f"native code does not call {instruction.custom_call_target}"
     else:
         try:
             planned = plan_instruction("kernel", instruction)

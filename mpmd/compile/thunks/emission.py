@@ -42,7 +42,7 @@ WITHOUT_KERNEL = SILENT | {"while", "conditional"}
 """Opcodes that are no kernel."""
 
 
-def tells_device(instruction: HloInstruction) -> bool:
+def is_device_number(instruction: HloInstruction) -> bool:
     """Whether an instruction gives the number of the device that runs the program."""
     module = instruction.parent.module
     others = {"partition-id": module.replica_count, "replica-id": module.num_partitions}
@@ -88,7 +88,7 @@ class KernelPlans:
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+                if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
                     continue
                 operands = tuple(instruction.operands)
                 if self._read.get(instruction) != operands:
@@ -103,7 +103,7 @@ class KernelPlans:
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
-        if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+        if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
             return False
         planned = self.of(instruction)
         if isinstance(planned, UpdatePlan | PlannedAttention):
@@ -162,7 +162,7 @@ class Emitter:
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
-            elif tells_device(instruction):
+            elif is_device_number(instruction):
                 thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
             else:
                 thunks += self._kernel(instruction)

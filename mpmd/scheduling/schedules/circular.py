@@ -1,4 +1,4 @@
-"""Circular: microbatches go round the meshes in groups; all forwards, then all backwards."""
+"""Circular: microbatches visit the meshes in rounds, in groups; all forwards, then all backwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mpmd.scheduling.task import Phase, Task
 
 @dataclass(frozen=True)
 class Circular(PipelineSchedule):
-    """A group of as many microbatches as meshes goes round all stages before the next group starts.
+    """A group of as many microbatches as meshes passes all stages before the next group starts.
 
     Idle per mesh ``(p-1)(F+B)/v`` if the microbatches divide into whole groups.  Between rounds it holds the
     boundary activations of one group, where looped breadth first holds those of all microbatches.
 
     Attributes:
-        degree: how often a microbatch goes round, if the program must have exactly that; None: as it comes.
+        degree: the number of rounds that the program must have; None: any.
         group: microbatches per group; None: as many as meshes.
         reversed_backward: backwards run in exactly the opposite order of forwards.
 
@@ -37,7 +37,7 @@ class Circular(PipelineSchedule):
             raise ScheduleError(f"schedule 'circular': group must be at least 1, got {self.group}")
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round and round."""
+        """Round-robin."""
         return looped(num_stages, num_meshes)
 
     def remarks(self, shape: PipelineShape) -> list[str]:
@@ -48,7 +48,7 @@ class Circular(PipelineSchedule):
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.
 
         Raises:
-            ScheduleError: the placement does not come to each mesh `degree` times.
+            ScheduleError: the placement does not visit each mesh `degree` times.
         """
         way = visits(shape.placement)
         meshes = len({visit.mesh for visit in way})

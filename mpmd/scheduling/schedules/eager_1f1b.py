@@ -13,7 +13,7 @@ from mpmd.scheduling.task import Task
 
 @dataclass(frozen=True)
 class EagerOneFOneB(PipelineSchedule):
-    """1F1B with twice the warm-up: a transfer may take as long as a task and nobody waits for it.
+    """1F1B with twice the warm-up: a transfer may take as long as a task without a wait.
 
     Idle as 1F1B when transfers are instant; position ``r`` of ``p`` holds ``min(m, 2(p-r)-1)`` microbatches.
 
@@ -23,7 +23,7 @@ class EagerOneFOneB(PipelineSchedule):
     name = "eager_1f1b"
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``2(p-1-r)`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        """``2(p-1-r)`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
         for position, visit in enumerate(way):

@@ -15,7 +15,7 @@ from mpmd.scheduling.zigzag import best_order, zigzag
 
 @dataclass(frozen=True)
 class Interleaved1F1B(PipelineSchedule):
-    """1F1B over ``v`` stages per mesh, placed round and round.
+    """1F1B over ``v`` stages per mesh, placed round-robin.
 
     Idle per mesh ``(p-1)(F+B)/v``; position ``r`` of ``p`` holds ``(v-1)p + 2(p-1-r) + 1`` stages'
     activations of a microbatch.  Where microbatches or stages do not divide evenly, the order comes from
@@ -41,7 +41,7 @@ class Interleaved1F1B(PipelineSchedule):
             )
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round and round."""
+        """Round-robin."""
         return looped(num_stages, num_meshes)
 
     def remarks(self, shape: PipelineShape) -> list[str]:
@@ -49,12 +49,12 @@ class Interleaved1F1B(PipelineSchedule):
         return nothing_to_loop(shape.placement, self.name, "1f1b")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``(v-1)p + 2(p-1-r)`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        """``(v-1)p + 2(p-1-r)`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         workload = unit_workload(shape, splits=False)
-        meshes = len({lane.mesh for lane in workload.lanes})
+        meshes = len({chain.mesh for chain in workload.chains})
         size = self.group or meshes
 
-        def warm_up(place: int, lanes: int) -> int:
-            return (lanes - 1) * size + 2 * (meshes - 1 - place) + self.extra_warm_up
+        def warm_up(place: int, chains: int) -> int:
+            return (chains - 1) * size + 2 * (meshes - 1 - place) + self.extra_warm_up
 
         return expand(workload, best_order(workload, [zigzag(workload, warm_up, size)]).orders)

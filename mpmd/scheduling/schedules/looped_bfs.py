@@ -11,7 +11,7 @@ from mpmd.scheduling.schedules.gpipe import GPipe
 
 @dataclass(frozen=True)
 class LoopedBFS(GPipe):
-    """GPipe on a pipeline that goes round the meshes several times.
+    """GPipe on a pipeline that visits the meshes in several rounds.
 
     Idle per mesh ``(p-1)(F+B)/v`` for ``v`` stages per mesh; holds the activations of every microbatch.
 
@@ -21,7 +21,7 @@ class LoopedBFS(GPipe):
     name = "looped_bfs"
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round and round."""
+        """Round-robin."""
         return looped(num_stages, num_meshes)
 
     def remarks(self, shape: PipelineShape) -> list[str]:

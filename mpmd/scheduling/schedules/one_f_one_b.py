@@ -1,4 +1,4 @@
-"""1F1B: as soon as a microbatch is through, its backward; then one forward, one backward."""
+"""1F1B: a microbatch's backward as early as possible; then one forward, one backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OneFOneB(PipelineSchedule):
     name = "1f1b"
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        """``p-1-r`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
         for position, visit in enumerate(way):
@@ -31,7 +31,7 @@ class OneFOneB(PipelineSchedule):
 
 
 def alternate(visit: Visit, warm_up: int, num_microbatches: int) -> list[Task]:
-    """``warm_up`` forwards, then forward and backward in turn, then the backwards that are left."""
+    """``warm_up`` forwards, then forward and backward in turn, then the remaining backwards."""
     order: list[Task] = []
     for turn in range(-warm_up, num_microbatches):
         forward = turn + warm_up

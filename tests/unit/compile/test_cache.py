@@ -341,12 +341,22 @@ def test_the_folder_of_jax_is_used_where_it_has_one(tmp_path):
 
 OTHER_PROCESS = """
 import sys
-from tests.unit.compile import test_cache as t
-import jax, numpy as np
-mesh = t.Mesh(np.array(jax.devices()[:1]), ("d",))
 from pathlib import Path
-made = t.backend(Path(sys.argv[1])).compile(t.fragment_of(t.function, t.X, t.W), mesh)
-np.testing.assert_allclose(made(t.X, t.W)[0], t.function(t.X, t.W), rtol=1e-6)
+import jax, numpy as np
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.cache import DiskCache
+from mpmd.compile.options import CompileOptions
+from tests.support.native_fragments import fragment_of
+
+def function(x, w):
+    return jax.nn.softmax(x @ w)
+
+x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+w = np.linspace(0, 1, 128, dtype=np.float32).reshape(8, 16)
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+backend = NativeCpuBackend(options=CompileOptions(cache=DiskCache(Path(sys.argv[1]))))
+made = backend.compile(fragment_of(function, x, w), mesh)
+np.testing.assert_allclose(made(x, w)[0], function(x, w), rtol=1e-6)
 print(made.kept)
 """
 

@@ -19,8 +19,14 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
-
-from .pipelines import GraphBuilder, compiled, devices, one_f_one_b, random_inputs, sequential
+from tests.support.pipeline_graphs import (
+    GraphBuilder,
+    compiled,
+    devices,
+    one_f_one_b,
+    random_inputs,
+    sequential,
+)
 
 
 def recorders(program, executables, place):

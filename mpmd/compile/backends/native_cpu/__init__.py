@@ -19,5 +19,5 @@
 | `ffi_frame.py`, `custom_call.py` | the frame of an XLA FFI call; the custom call of all programs |
 | `handler.py`, `ffi.py`, `jax_function.py` | a program's handler, its registration, the function of JAX |
 | `timing.py`, `stamp.py` | when programs run, and when XLA's fragments do |
-| `instance.py`, `direct.py` | programs and single kernels run without XLA |
+| `memory.py` | memory of programs, at cache lines and in huge pages |
 """

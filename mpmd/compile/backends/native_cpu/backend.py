@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_fo
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.backends.target_backend import unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -118,30 +119,25 @@ class NativeCpuBackend:
         if unfit:
             raise CompileError(unfit)
         made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
-        return self._load(made, fragment, mesh, kept)
+        return self.load(made, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
         """Why native code runs on none of a mesh's fragments, or not on this one in any case; or ""."""
         if mesh.devices.flat[0].platform != "cpu":
             return "native code for CPUs does not run on other devices"
-        if len({device.process_index for device in mesh.devices.flat}) > 1:
-            return "native fragments run on the devices of one process"
-        if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
-            return "native fragments do not name memories"
-        if fragment.callbacks:
-            return "native fragments do not call back to Python"
-        return "" if fragment.results else "a fragment without results"
+        return unfit_for_targets("native", fragment, mesh)
 
     def relocate(
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.made, fragment, mesh, executable.kept)
 
-    def _load(
+    def load(
         self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
+        """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
         large = mesh.size == 1 and self.is_large(made)

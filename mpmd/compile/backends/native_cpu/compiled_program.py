@@ -1,7 +1,7 @@
 """A program as machine code, ready to be kept on disk and to be loaded.
 
 program ── compile_program ──▶ CompiledProgram: object file + names of shared functions   (what a cache keeps)
-        ── load            ──▶ code in memory: of a custom call (`ffi.py`), or run directly (`instance.py`)
+        ── load            ──▶ code in memory: of a custom call (`ffi.py`)
 """
 
 from __future__ import annotations

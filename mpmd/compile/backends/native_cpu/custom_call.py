@@ -22,12 +22,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
 from mpmd.compile.backends.native_cpu.ffi_frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, jit_compiler
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.errors import CompileError
 

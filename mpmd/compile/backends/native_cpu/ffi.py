@@ -27,7 +27,6 @@ from mpmd.compile.backends.native_cpu.custom_call import (
     is_called,
     remove_program,
 )
-from mpmd.compile.backends.native_cpu.direct import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.ffi_frame import API_MAJOR, API_MINOR
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
@@ -37,6 +36,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     PATIENCE,
     PATIENCE_NAPS,
 )
+from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
 from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool

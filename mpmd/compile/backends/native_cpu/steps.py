@@ -32,7 +32,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import OWN, Piece
+from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -267,7 +267,9 @@ class _Lowering:
         moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
         return Exchange(number, plan.groups, arrays, first, plan.members, plan.ranks, moves)
 
-    def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
+    def _moves(
+        self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
+    ) -> list[Move]:
         """The kernel of a piece; none for an empty array."""
         if not piece.plan.size:
             return []
@@ -329,8 +331,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)

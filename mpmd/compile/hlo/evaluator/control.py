@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.collectives import GroupRule, Rows
-from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, Rule, Value
+from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, GroupRule, Rows, Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 
-def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
     return engine.run(instruction.to_apply, rows, devices)
 
 
-def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
     states = [row[0] for row in rows]
     running = list(range(len(rows)))
     while True:
@@ -39,7 +38,9 @@ def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: 
             states[k] = state
 
 
-def _conditional(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _conditional(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     """A boolean chooses the first branch if true; a number outside the branches chooses the last."""
     count = len(instruction.called)
     chosen = []
@@ -59,7 +60,9 @@ def _conditional(instruction: HloInstruction, rows: Rows, devices: list[int], en
     return out
 
 
-def _async_start(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Engine) -> list[Value]:
+def _async_start(
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+) -> list[Value]:
     results = engine.run(instruction.to_apply, rows, devices)
     rest = instruction.shape.elements[2:]
     contexts = tuple(np.zeros(s.dims, s.numpy_dtype) if s.is_array else TOKEN_VALUE for s in rest)
@@ -75,32 +78,32 @@ CONTROL_RULES: dict[str, GroupRule] = {
 }
 
 
-def _tuple(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _tuple(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return tuple(operands)
 
 
-def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0][instruction.tuple_index]
 
 
-def _first(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _first(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0]
 
 
-def _token(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _token(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return TOKEN_VALUE
 
 
-def _copy_start(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _copy_start(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     contexts = tuple(np.zeros(s.dims, s.numpy_dtype) for s in instruction.shape.elements[2:])
     return (operands[0], operands[0], *contexts)
 
 
-def _copy_done(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _copy_done(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0][0]
 
 
-def _async_done(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _async_done(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0][1]
 
 
@@ -117,7 +120,7 @@ _OUTSIDE = {
 """Opcodes that a program alone does not give a meaning, with the reason."""
 
 
-def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     raise HloError(
         f"{instruction.opcode} {instruction.name} cannot be evaluated: {_OUTSIDE[instruction.opcode]}"
     )

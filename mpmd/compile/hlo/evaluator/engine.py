@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,19 +11,16 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import (
     control,
     conversion,
-    custom_calls,
     elementwise,
     indexed,
     movement,
     products,
-    random,
     reductions,
     sorting,
 )
-from mpmd.compile.hlo.evaluator.collectives import GROUP_RULES, GroupRule, Rows
 from mpmd.compile.hlo.evaluator.control import CONTROL_RULES
 from mpmd.compile.hlo.evaluator.reducers import is_pointwise
-from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, check_value
+from mpmd.compile.hlo.evaluator.values import Array, GroupRule, Rows, Rule, Value, check_value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
@@ -35,39 +32,31 @@ RULES: dict[str, Rule] = {
     **indexed.RULES,
     **reductions.RULES,
     **sorting.RULES,
-    **random.RULES,
-    **custom_calls.RULES,
     **control.RULES,
 }
 """What each opcode means on one device."""
 
-JOINT_RULES: dict[str, GroupRule] = {**GROUP_RULES, **CONTROL_RULES}
-"""What the other opcodes mean, on all devices together."""
 
-
-class Engine:
+class Evaluator:
     """One evaluation of a program on one or several devices.
 
     Attributes:
         replicas: number of replicas.
         partitions: number of partitions; devices are numbered replica by replica.
         device: the device whose value is being computed.
-        random_state: the program's counter for rng-get-and-update-state.
+        rules: what each opcode means on one device.
+        joint_rules: what the other opcodes mean, on all devices together.
     """
+
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    joint_rules: ClassVar[Mapping[str, GroupRule]] = CONTROL_RULES
 
     def __init__(self, replicas: int = 1, partitions: int = 1) -> None:
         self.replicas = replicas
         self.partitions = partitions
         self.device = 0
-        self.random_state = 1
-        self._ticks = 0
         self._plans: dict[HloComputation, list[tuple[HloInstruction, list[HloInstruction]]]] = {}
         self._pointwise: dict[HloComputation, bool] = {}
-
-    def tick(self) -> int:
-        """How often this was asked before: separates the runs of one instruction."""
-        self._ticks += 1
-        return self._ticks - 1
 
     def run(
         self, computation: HloComputation, arguments: Rows, devices: list[int], checked: bool = True
@@ -100,10 +89,12 @@ class Engine:
         opcode = instruction.opcode
         if opcode == "parameter":
             return [row[instruction.parameter_number] for row in arguments]
-        joint = JOINT_RULES.get(opcode)
+        joint = self.joint_rules.get(opcode)
         if joint is not None:
             return joint(instruction, rows, devices, self)
-        rule = RULES[opcode]
+        rule = self.rules.get(opcode)
+        if rule is None:
+            raise HloError(f"{opcode} {instruction.name} cannot be evaluated when a program is compiled")
         out = []
         for row, device in zip(rows, devices):
             self.device = device
@@ -152,16 +143,3 @@ def _spread(value: Value, dims: tuple[int, ...]) -> Value:
     if isinstance(value, tuple):
         return tuple(_spread(v, dims) for v in value)
     return np.broadcast_to(np.asarray(value), dims)
-
-
-def check_arguments(computation: HloComputation, arguments: Sequence[Value]) -> None:
-    """Arguments must fit the parameters.
-
-    Raises:
-        HloError: another number of arguments, or another shape.
-    """
-    parameters = computation.parameters
-    if len(parameters) != len(arguments):
-        raise HloError(f"{computation.name} takes {len(parameters)} arguments, got {len(arguments)}")
-    for parameter, argument in zip(parameters, arguments):
-        check_value(argument, parameter.shape, f"argument {parameter.parameter_number} of {computation.name}")

@@ -13,7 +13,7 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 Array = Any
 """A NumPy array.  Its operators are typed as Any by NumPy, so a stricter name would only add casts."""
@@ -31,8 +31,11 @@ TOKEN_VALUE = Token()
 Value = Any
 """An `Array`, a tuple of values, or a `Token`."""
 
-Rule = Callable[[HloInstruction, Sequence[Value], "Engine"], Value]
+Rule = Callable[[HloInstruction, Sequence[Value], "Evaluator"], Value]
 """What an opcode does on one device: (instruction, operand values, engine) → value."""
+Rows = Sequence[Sequence[Value]]
+GroupRule = Callable[[HloInstruction, Rows, list[int], "Evaluator"], list[Value]]
+"""(instruction, operands of each device, the devices, evaluator) → value of each device."""
 
 
 def check_value(value: Value, shape: Shape, what: str) -> None:

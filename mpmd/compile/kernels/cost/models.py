@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 
 # How much of the shorter of computing and moving data hides behind the longer.  Source: XLA's GPU
 # performance model.
@@ -35,7 +35,7 @@ class Estimate:
     start_seconds: float
 
 
-def speed_of_light(work: Workload, device: Device) -> Estimate:
+def speed_of_light(work: KernelWorkload, device: Device) -> Estimate:
     """The time no implementation can beat: each byte once at full rate, operations at peak, overlapped."""
     if work.matmul_dtype:
         compute = work.flops / device.matmul_rate(work.matmul_dtype)
@@ -46,7 +46,7 @@ def speed_of_light(work: Workload, device: Device) -> Estimate:
     return Estimate(seconds, "compute" if compute >= memory else "memory", compute, memory, 0.0)
 
 
-def projected(work: Workload, device: Device) -> Estimate:
+def projected(work: KernelWorkload, device: Device) -> Estimate:
     """What a good implementation takes: vector instructions, caches, parallel parts and start-up priced."""
     busy = min(work.parts, device.units) / device.units
     if work.matmul_dtype:
@@ -78,7 +78,7 @@ def combined(parts: Sequence[Estimate]) -> Estimate:
     return Estimate(seconds, max(limits, key=lambda p: limits[p]), compute, memory, start)
 
 
-def _memory_seconds(work: Workload, device: Device) -> float:
+def _memory_seconds(work: KernelWorkload, device: Device) -> float:
     """First touches from where the working set lies, repeated ones from one level further in."""
     size = work.memory_bytes
     rate = device.bandwidth_for(size)
@@ -89,7 +89,7 @@ def _memory_seconds(work: Workload, device: Device) -> float:
     return size / rate + work.again_bytes / min(inner, max(near, rate)) + wasted / 8
 
 
-def _spills(work: Workload, device: Device) -> float:
+def _spills(work: KernelWorkload, device: Device) -> float:
     """Instructions for values that the registers cannot hold."""
     too_many = max(0, work.live_values - (device.registers - 4))
     each = work.vector_bytes / device.vector_bytes / max(1, work.live_values)

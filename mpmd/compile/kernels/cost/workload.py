@@ -14,14 +14,14 @@ from mpmd.compile.kernels.plan import (
     Apply,
     KernelPlan,
     Load,
-    Reduce,
+    ReduceNode,
     Store,
     store_level,
 )
 
 
 @dataclass(frozen=True)
-class Workload:
+class KernelWorkload:
     """The work of one kernel.
 
     Attributes:
@@ -60,7 +60,7 @@ class Workload:
         return self.read_bytes + self.written_bytes
 
 
-def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
+def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> KernelWorkload:
     """The work of a plan.
 
     Args:
@@ -91,7 +91,7 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
             width = max(4, DTYPE_BYTES[plan.nodes[node.args[-1]].dtype])
             vector_bytes += points[number] * width * cost
             flops += points[number]
-        elif isinstance(node, Reduce):
+        elif isinstance(node, ReduceNode):
             inner = _points(plan, node.arg, whole=True)
             vector_bytes += inner * max(4, DTYPE_BYTES[node.dtype])
             flops += inner
@@ -101,7 +101,7 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
     parts = math.prod(plan.extents[: plan.rank - max(1, plan.row_dims)]) or 1
     if plan.kind in ("loop", "column"):
         parts = max(1, plan.size // 2048)
-    return Workload(
+    return KernelWorkload(
         kind=plan.kind,
         flops=flops,
         vector_bytes=vector_bytes,
@@ -160,7 +160,9 @@ def _is_scattered(plan: KernelPlan, node: Load) -> bool:
 
 def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:
     """In how many passes over a row a load is needed, if nothing between is kept."""
-    stages = {plan.stages[number]} | {plan.stages[u] for u in users if not isinstance(plan.nodes[u], Reduce)}
+    stages = {plan.stages[number]} | {
+        plan.stages[u] for u in users if not isinstance(plan.nodes[u], ReduceNode)
+    }
     return len(stages)
 
 

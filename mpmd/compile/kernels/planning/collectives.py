@@ -27,7 +27,7 @@ OWN = -1
 """The member that stands for the device itself."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
-_MOST_MEMBERS = 16
+_MAX_MEMBERS = 16
 """Devices of a group: beyond this a kernel would take too many pointers."""
 
 
@@ -47,7 +47,7 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CollectiveKernel:
     """A kernel that devices run while all of them are there.
 
     Attributes:
@@ -82,7 +82,7 @@ class CollectivePlan:
     groups: tuple[tuple[int, ...], ...]
     members: tuple[tuple[int, ...], ...]
     ranks: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CollectiveKernel, ...]
     operands: int
 
     @property
@@ -118,7 +118,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
         pairs = [(group[0], device) for group in groups for device in group]
         return _permute(name, instruction, pairs, devices)
     sizes = {len(group) for group in groups}
-    if len(sizes) != 1 or max(sizes) > _MOST_MEMBERS or sum(map(len, groups)) != devices:
+    if len(sizes) != 1 or max(sizes) > _MAX_MEMBERS or sum(map(len, groups)) != devices:
         raise NoPlan(f"no kernel joins the groups {instruction.replica_groups} of {devices} devices")
     group_of = {device: group for group in groups for device in group}
     return CollectivePlan(
@@ -136,7 +136,7 @@ def _results(instruction: HloInstruction) -> list[Shape]:
     return [shape for _, shape in instruction.shape.leaves()]
 
 
-def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member sums its share of the elements and writes the sums into everybody's result."""
     pieces = []
     for number, operand in enumerate(instruction.operands):
@@ -148,11 +148,11 @@ def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Piec
             trace.build.store(trace.operand(dtype, size), dim(0), total)
         result = len(instruction.operands) + number
         pointers = [*(Pointer(number, m) for m in range(count)), *(Pointer(result, m) for m in range(count))]
-        pieces.append(Piece(_finished(trace.build), tuple(pointers), shared=True))
+        pieces.append(CollectiveKernel(_finished(trace.build), tuple(pointers), shared=True))
     return pieces
 
 
-def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member sums its part of everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
@@ -165,11 +165,11 @@ def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[
         trace.build.store(trace.operand(dtype, result.size), _part(inner), total)
         pointers = [Pointer(number, m, inner) for m in range(count)]
         place = Pointer(len(instruction.operands) + number)
-        pieces.append(Piece(_finished(trace.build), (*pointers, place)))
+        pieces.append(CollectiveKernel(_finished(trace.build), (*pointers, place)))
     return pieces
 
 
-def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member copies everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
@@ -181,11 +181,11 @@ def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Piec
             build.store(target, _part(count * inner, m * inner), build.load(source, _part(inner)))
         pointers = [Pointer(number, m) for m in range(count)]
         place = Pointer(len(instruction.operands) + number)
-        pieces.append(Piece(_finished(build), (*pointers, place)))
+        pieces.append(CollectiveKernel(_finished(build), (*pointers, place)))
     return pieces
 
 
-def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member copies its part of everybody's operand."""
     if not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
@@ -198,7 +198,7 @@ def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[Piec
     target = build.operand("", shape.dtype, shape.size)
     for m, source in enumerate(sources):
         build.store(target, _part(count * inner, m * inner), build.load(source, _part(count * inner)))
-    return [Piece(_finished(build), (*(Pointer(0, m, inner) for m in range(count)), Pointer(1)))]
+    return [CollectiveKernel(_finished(build), (*(Pointer(0, m, inner) for m in range(count)), Pointer(1)))]
 
 
 def _permute(
@@ -214,12 +214,12 @@ def _permute(
         source, target = (build.operand("", shape.dtype, shape.size) for _ in range(2))
         build.store(target, dim(0), build.load(source, dim(0)))
         pointers = (Pointer(number, 0), Pointer(count + number))
-        pieces.append(Piece(_finished(build), pointers, devices=None if not others else targets))
+        pieces.append(CollectiveKernel(_finished(build), pointers, devices=None if not others else targets))
         if others:
             build = PlanBuilder(name, (shape.size,))
             zero = build.constant(False if shape.dtype == "pred" else 0, shape.dtype)
             build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
-            pieces.append(Piece(_finished(build), (Pointer(count + number),), devices=others))
+            pieces.append(CollectiveKernel(_finished(build), (Pointer(count + number),), devices=others))
     return CollectivePlan(
         instruction.opcode,
         devices,
@@ -273,7 +273,7 @@ def _finished(build: PlanBuilder) -> KernelPlan:
         raise NoPlan(str(error)) from error
 
 
-_PIECES: dict[str, Callable[[str, HloInstruction, int], list[Piece]]] = {
+_PIECES: dict[str, Callable[[str, HloInstruction, int], list[CollectiveKernel]]] = {
     "all-gather": _all_gather,
     "all-reduce": _all_reduce,
     "all-to-all": _all_to_all,

@@ -7,7 +7,6 @@ from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimpl
 from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
 from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
 from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
-from mpmd.compile.passes.collectives.all_reduce_promotion import AllReducePromotion
 from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
 from mpmd.compile.passes.collectives.collective_permute_combiner import CollectivePermuteCombiner
 from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier

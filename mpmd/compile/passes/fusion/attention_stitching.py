@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.fusion.attention import Search
 from mpmd.compile.passes.fusion.outline import Outlining
@@ -52,7 +52,7 @@ class AttentionStitching(HloPass):
                 f"option mode of {self.name} is {self.mode!r}\n  it is 'auto' or 'off': say one of them"
             )
 
-    @remembering()
+    @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         if self.mode == "off":

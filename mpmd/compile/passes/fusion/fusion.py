@@ -6,7 +6,7 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
@@ -52,7 +52,7 @@ class Fusion(HloPass):
                 f"option costs of {self.name} is {self.costs!r}\n  it is {PROJECTED!r} or {SPEED_OF_LIGHT!r}"
             )
 
-    @remembering()
+    @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False

@@ -37,7 +37,7 @@ class Prices:
         """Seconds of a group, None if it is no kernel that the models price.
 
         Args:
-            members: what the group is remembered by.
+            members: what the group is cached_plan by.
             planned: makes its kernel, or says why there is none; called for groups that are not known yet.
         """
         key = tuple(members)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator import Engine
+from mpmd.compile.hlo.evaluator import Evaluator
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -95,7 +95,7 @@ def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstructi
         copies = [body.add(o.clone(())) for o in instruction.operands]
         body.set_root(body.add(instruction.clone(copies)))
         with np.errstate(all="ignore"):
-            (value,) = Engine().run(body, [[]], [0])
+            (value,) = Evaluator().run(body, [[]], [0])
     finally:
         instruction.parent.module.remove_computation(body)
     return build.constant(value)

@@ -11,7 +11,7 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
 from mpmd.compile.backends.native_cpu.storage import REGISTER, round_to
 from mpmd.compile.kernels.operations import REDUCTIONS
-from mpmd.compile.kernels.plan import KernelPlan, Reduce
+from mpmd.compile.kernels.plan import KernelPlan, ReduceNode
 
 
 def sum_dtype(dtype: str) -> str:
@@ -19,14 +19,14 @@ def sum_dtype(dtype: str) -> str:
     return "f32" if dtype in ("bf16", "f16") else dtype
 
 
-def reduce_node(plan: KernelPlan, number: int) -> Reduce:
+def reduce_node(plan: KernelPlan, number: int) -> ReduceNode:
     """A node that is known to be a reduction."""
     node = plan.nodes[number]
-    assert isinstance(node, Reduce)
+    assert isinstance(node, ReduceNode)
     return node
 
 
-def identity(node: Reduce, lanes: int) -> Value:
+def identity(node: ReduceNode, lanes: int) -> Value:
     """The neutral value of a reduction in every lane."""
     return constant(REDUCTIONS[node.op].identity(node.dtype), vector(REGISTER[node.dtype], lanes))
 
@@ -72,7 +72,7 @@ class Accumulators:
         f, results = self.f, {}
         for k, (number, node) in enumerate(self.nodes.items()):
 
-            def combine(a: Value, b: Value, node: Reduce = node) -> Value:
+            def combine(a: Value, b: Value, node: ReduceNode = node) -> Value:
                 return emit_combine(f, node.op, a, b, node.dtype)
 
             *vectors, scalar = values[k * self.each : (k + 1) * self.each]

@@ -20,7 +20,7 @@ from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, Reduce, store_level
+from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.compile.kernels.sorting import sorting_of
 
@@ -118,7 +118,7 @@ def _sums_in_strips(plan: KernelPlan, target: CpuTarget) -> bool:
     """Whether nothing happens once per row, and a strip is a whole row or all arrays stay in a cache."""
     if not plan.row_dims or any(store_level(plan, s) == ROW for s in plan.stores):
         return False
-    if any(plan.levels[n.arg] != ELEMENT for n in plan.nodes if isinstance(n, Reduce)):
+    if any(plan.levels[n.arg] != ELEMENT for n in plan.nodes if isinstance(n, ReduceNode)):
         return False
     if plan.row_dims == 1 and plan.extents[-1] <= strip_vectors(plan, target) * target.lanes():
         return True

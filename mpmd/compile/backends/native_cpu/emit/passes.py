@@ -15,7 +15,7 @@ from mpmd.compile.kernels.plan import (
     ROW,
     Apply,
     KernelPlan,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
     store_arguments,
@@ -57,9 +57,9 @@ def plan_passes(plan: KernelPlan) -> list[RowPass]:
     column_sums: list[list[int]] = [[] for _ in range(count)]
     stores: list[list[Store]] = [[] for _ in range(count)]
     for number, node in enumerate(plan.nodes):
-        if isinstance(node, Reduce) and node.axis == ROW:
+        if isinstance(node, ReduceNode) and node.axis == ROW:
             row_sums[plan.stages[node.arg]].append(number)
-        elif isinstance(node, Reduce) and plan.levels[node.arg] == ELEMENT:
+        elif isinstance(node, ReduceNode) and plan.levels[node.arg] == ELEMENT:
             column_sums[plan.stages[node.arg]].append(number)
     for store in plan.stores:
         if store_level(plan, store) == ELEMENT:
@@ -91,7 +91,7 @@ def plan_passes(plan: KernelPlan) -> list[RowPass]:
 
 def _reduced(plan: KernelPlan, number: int) -> int:
     node = plan.nodes[number]
-    assert isinstance(node, Reduce)
+    assert isinstance(node, ReduceNode)
     return node.arg
 
 
@@ -114,7 +114,7 @@ def _visit(
         return
     needed.add(number)
     for argument in arguments(node):
-        if not isinstance(plan.nodes[argument], Reduce):
+        if not isinstance(plan.nodes[argument], ReduceNode):
             _visit(plan, argument, seen, needed, kept_by, reads)
 
 

@@ -37,7 +37,7 @@ from mpmd.compile.kernels.plan import (
     IndexValue,
     KernelPlan,
     Load,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
 )
@@ -105,7 +105,7 @@ class Scope(Places):
         if self.known(number) is not None:
             return True
         node = self.plan.nodes[number]
-        if isinstance(node, Reduce):
+        if isinstance(node, ReduceNode):
             return False
         own = node.index.dims() if isinstance(node, Load | IndexValue) else frozenset()
         return own <= self.dims.keys() and all(self._is_complete(a) for a in arguments(node))
