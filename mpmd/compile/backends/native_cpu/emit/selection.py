@@ -21,12 +21,12 @@ from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 
 _BITS = 64
 """Elements that are compared at once, at most: one bit of a word for each."""
-_FEW = 8
+_MAX_RECOMPARED = 8
 """Best elements up to which a row's first blocks are compared again after each one that is inserted: most of
 those that come before the last of the best do no more.  Where more are kept, inserting them for nothing is
 cheaper."""
 _FIRST_BLOCKS = 2
-_MOST_UNROLLED = 4
+_MAX_UNROLLED = 4
 """Vectors of best elements up to which the code that inserts is written out."""
 
 
@@ -88,7 +88,7 @@ class _Row:
         with f.loop(0, first) as each:
             self._insert(each.i, each.i)
         if at_once:
-            early = min(self.length, first + _FIRST_BLOCKS * at_once) if kept <= _FEW else first
+            early = min(self.length, first + _FIRST_BLOCKS * at_once) if kept <= _MAX_RECOMPARED else first
             self._scan(first, early, at_once, again=True)
             self._scan(early, self.length, at_once)
         with f.loop(0, kept) as each:
@@ -145,7 +145,7 @@ class _Row:
         f, zeros = self.f, constant(0, vector("i1", self.lanes))
         new = [element(self.scope, self.sorting, array, at) for array in self.sorting.arrays]
         nothing = [constant(0, vector(t, self.lanes)) for t in self.types]
-        if self.vectors <= _MOST_UNROLLED:
+        if self.vectors <= _MAX_UNROLLED:
             state = [zeros, *nothing]
             for number in range(self.vectors):
                 state = self._insert_vector(new, number * self.lanes, count, state)

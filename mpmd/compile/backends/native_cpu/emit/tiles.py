@@ -29,7 +29,7 @@ from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
 from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
 
-_MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
+_MAX_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TileKernel(PlanKernel):
         """Whether the code for one row is short enough to stand there once for each row of a square."""
         nodes = needed_nodes(self.plan, stored_nodes(self.plan.stores), self._tiles)
         operations = sum(isinstance(self.plan.nodes[k], Apply | Load) for k in nodes)
-        return operations <= _MOST_OPERATIONS
+        return operations <= _MAX_OPERATIONS
 
     @property
     def units(self) -> int:

@@ -8,12 +8,12 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
-_FEW = 8  # rows or columns
-_LONG = 32  # sums that are worth adding up lanes
+_MAX_THIN = 8  # rows or columns
+_MIN_DEPTH = 32  # sums that are worth adding up lanes
 _SUMS_AT_ONCE = 8  # that keep a core busy
 _STREAM = 512  # elements of a row that is worth reading alone
 _BLOCK = 16  # rows of the long factor whose sums are finished together
-_MOST_VECTORS = 8
+_MAX_VECTORS = 8
 _COPY_BYTES = 1 << 18  # of the few: more would not stay near
 
 
@@ -64,7 +64,7 @@ class ThinForm:
 
 def thin_form(gemm: Gemm, target: CpuTarget) -> ThinForm | None:
     """How a product is computed as a thin one; None where tiles are better."""
-    if not 0 < min(gemm.m, gemm.n) <= _FEW or gemm.k < _LONG:
+    if not 0 < min(gemm.m, gemm.n) <= _MAX_THIN or gemm.k < _MIN_DEPTH:
         return None
     a = Side("a", gemm.a.dtype, gemm.m, gemm.a.row_stride, gemm.a.column_stride)
     b = Side("b", gemm.b.dtype, gemm.n, gemm.b.column_stride, gemm.b.row_stride)
@@ -80,7 +80,7 @@ def thin_form(gemm: Gemm, target: CpuTarget) -> ThinForm | None:
         chains = max(1, _SUMS_AT_ONCE // (few.items * group))
         return ThinForm("dots", long, few, swapped, group, _BLOCK, copied, pairs, chains)
     if long.item == 1 and not swapped and few.items > 1 and long.items >= lanes:
-        most = min(_MOST_VECTORS, (target.vector_registers - 1) // (few.items + 1), long.items // lanes)
+        most = min(_MAX_VECTORS, (target.vector_registers - 1) // (few.items + 1), long.items // lanes)
         units = -(-long.items // (most * lanes))
         vectors = -(-long.items // (units * lanes))
         vectors = min(vectors, long.items // lanes)

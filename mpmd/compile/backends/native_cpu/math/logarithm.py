@@ -20,7 +20,7 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
 )
 
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860676533018798e-06
-_SMALLEST_NORMAL = 2.0**-126
+_MIN_NORMAL = 2.0**-126
 
 # (log(1 + f) - f + f²/2) / f³ on [sqrt(1/2) - 1, sqrt(2) - 1], error 2^-30.3 of log(1 + f)
 _LOG = (
@@ -49,7 +49,7 @@ def log(b: FunctionBuilder, x: Value) -> Value:
     """The natural logarithm: -infinity at zeros, NaN below."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "log", x)
-    tiny = b.compare("olt", x, like(x, _SMALLEST_NORMAL))
+    tiny = b.compare("olt", x, like(x, _MIN_NORMAL))
     scaled = b.select(tiny, b.mul(x, like(x, 2.0**23)), x)
     n, m = split_exponent(b, scaled)
     n = b.sub(n, b.select(tiny, like(x, 23.0), like(x, 0.0)))

@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element
 from mpmd.compile.backends.native_cpu.math.lanes import call_each_lane, like, nearest_integer, polynomial
 
 _HALF_PI = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451000249e-15)
-_LARGEST_REDUCED = 71000.0
+_MAX_REDUCED = 71000.0
 
 _SIN = (-0.166666552, 0.0083321901, -0.000195184082)  # (sin(r)/r - 1) / r², error 2^-28
 _COS = (0.0416666456, -0.00138873013, 2.44306684e-05)  # (cos(r) - 1 + r²/2) / r⁴, error 2^-33
@@ -32,7 +32,7 @@ def cos(b: FunctionBuilder, x: Value) -> Value:
 def _sin_or_cos(b: FunctionBuilder, x: Value, name: str, quarter: int) -> Value:
     if element_of(x.type) == "double":
         return call_each_lane(b, name, x)
-    huge = b.compare("ogt", b.fabs(x), like(x, _LARGEST_REDUCED))
+    huge = b.compare("ogt", b.fabs(x), like(x, _MAX_REDUCED))
     near = _reduced(b, b.select(huge, like(x, 0.0), x), quarter)
     if lanes_of(x.type) == 1:
         with b.branch_value(huge, near) as branch:
@@ -44,7 +44,7 @@ def _sin_or_cos(b: FunctionBuilder, x: Value, name: str, quarter: int) -> Value:
 
 
 def _reduced(b: FunctionBuilder, x: Value, quarter: int) -> Value:
-    """The sine of x + quarter·π/2 for |x| up to `_LARGEST_REDUCED`."""
+    """The sine of x + quarter·π/2 for |x| up to `_MAX_REDUCED`."""
     n_float, n = nearest_integer(b, b.mul(x, like(x, 2 / math.pi)))
     r = x
     for part in _HALF_PI:
