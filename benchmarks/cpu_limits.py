@@ -92,15 +92,15 @@ def copy_bandwidth(
 def emit_read(module: Module, elements: int) -> int:
     """Add a function `read(x, out)` that adds up floats only to have read them.
 
-    Four parts of an array are read side by side, each in its order and with sums of its own, and asked for
-    into the second cache ahead of time: of many ways that were tried the fastest.
+    Four parts of an array are read side by side, each in its order and with sums of its own, and prefetched
+    into the second cache: of many ways that were tried the fastest.
 
     Args:
         module: where the function goes.
-        elements: how many floats `x` has; what is left over of whole rounds is not read.
+        elements: how many floats `x` has; a remainder of whole rounds is not read.
 
     Returns:
-        How many floats `out` gets: the sum of all of them is that of what was read.
+        How many floats `out` gets: their sum is that of all floats that were read.
     """
     lanes = module.target.lanes()
     type_, width = vector("float", lanes), _READ_BYTES // 4

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from mpmd.api.estimate import DeviceSpeed
 from mpmd.compile.executable import Executable
-from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.thunks.costs import CALL_SECONDS
+from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.runtime.instructions import Run, Send
 from mpmd.runtime.program import Program
 
@@ -72,7 +71,9 @@ class StepBounds:
         return "\n".join(lines) + "\n"
 
 
-def step_bounds(program: Program, executables: Mapping[str, Executable]) -> StepBounds:
+def step_bounds(
+    program: Program, executables: Mapping[str, Executable], platforms: Mapping[str, str]
+) -> StepBounds:
     """The roofline of a step by the cost models.
 
     A fragment that XLA compiles is priced as one kernel, by its operations and bytes; messages as between CPU
@@ -81,6 +82,7 @@ def step_bounds(program: Program, executables: Mapping[str, Executable]) -> Step
     Args:
         program: the streams.
         executables: by name.
+        platforms: of each mesh, as JAX names it.
     """
     speed = DeviceSpeed()
     runs: collections.Counter[str] = collections.Counter()
@@ -93,17 +95,20 @@ def step_bounds(program: Program, executables: Mapping[str, Executable]) -> Step
                 target = program.channels[op.channel].types[op.sequence]
                 seconds = speed.link_s + target.bytes / speed.link_bytes_per_s
                 sent.setdefault(f"transfer {stream.mesh} to {target.mesh}", []).append(seconds)
-    parts = [_part(name, runs[name], executable.cost_analysis()) for name, executable in executables.items()]
+    parts = []
+    for name, executable in executables.items():
+        device = OF_PLATFORM.get(platforms[executable.fragment.mesh], HOST)
+        parts.append(_part(name, runs[name], executable.cost_analysis(), device))
     parts += [BoundTerm(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
     return StepBounds(tuple(parts))
 
 
-def _part(name: str, times: int, costs: Mapping[str, float]) -> BoundTerm:
+def _part(name: str, times: int, costs: Mapping[str, float], device: Device) -> BoundTerm:
     """The executions of a fragment."""
     if COMPUTE in costs:
         return BoundTerm(name, times, times * costs[COMPUTE], times * costs[MEMORY])
-    compute = costs.get("flops", 0.0) / HOST.matmul_rate("f32")
-    memory = costs.get("bytes accessed", 0.0) / HOST.bandwidth
+    compute = costs.get("flops", 0.0) / device.matmul_rate("f32")
+    memory = costs.get("bytes accessed", 0.0) / device.bandwidth
     if compute > memory:
-        return BoundTerm(name, times, times * compute, times * CALL_SECONDS)
-    return BoundTerm(name, times, 0.0, times * (memory + CALL_SECONDS))
+        return BoundTerm(name, times, times * compute, times * device.call_seconds)
+    return BoundTerm(name, times, 0.0, times * (memory + device.call_seconds))

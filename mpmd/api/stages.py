@@ -338,7 +338,9 @@ class Compiled:
     @functools.cached_property
     def _bounds(self) -> StepBounds:
         """The roofline of the step."""
-        return step_bounds(self.program, self.executables)
+        meshes = self.lowered.config.topology
+        platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
+        return step_bounds(self.program, self.executables, platforms)
 
     @functools.cached_property
     def _scratch(self) -> Scratch:

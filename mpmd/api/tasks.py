@@ -38,10 +38,8 @@ def task_orders(module: ir.Module, config: Config) -> str:
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
-    rounds = rounds_of(main, fragments)
-    if first_copies:
-        rounds = [group for of_round in rounds for group in mirrored_rounds(main, fragments, of_round)]
-    for microbatches in rounds:
+    of_loops = mirrored_rounds if first_copies else rounds_of
+    for microbatches in of_loops(main, fragments):
         of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from mpmd import ir
 from mpmd.passes.calls.mirror_stages import SUFFIX
@@ -70,13 +70,11 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     return [groups[number] for number in sorted(groups)]
 
 
-def mirrored_rounds(
-    main: ir.Func, fragments: Collection[TaskFragment], microbatches: Iterable[int]
-) -> list[list[int]]:
-    """The microbatches of a round in groups of which each has second copies of stages in its second half.
+def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
+    """The microbatches in groups of which each has second copies of stages in its second half.
 
-    Each loop over a batch has copies of its own, so that loops that wait for nothing of each other are
-    groups of their own; a loop with one microbatch has none.
+    Each loop over a batch has copies of its own and numbers of its own in a row, and is a group; a loop with
+    one microbatch has no copies.
     """
     ops = ir.ops(main)
     copied = {
@@ -86,6 +84,7 @@ def mirrored_rounds(
     }
     groups: list[list[int]] = []
     first: list[int] = []
+    microbatches = sorted({fragment.microbatch for fragment in fragments})
     for are_copied, run in itertools.groupby(microbatches, copied.__contains__):
         if not are_copied:
             first = list(run)

@@ -141,7 +141,7 @@ class Artefact:
                 json.loads(zlib.decompress(texts)),
             )
         except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
-            raise CompileError(f"these bytes are no compiled fragment: {error}") from error
+            raise CompileError(f"these bytes are not a compiled fragment: {error}") from error
 
 
 class KeptArtefacts:
@@ -159,7 +159,7 @@ class KeptArtefacts:
         self.place = (target.key(), settings)
 
     def of_fragment(self, fragment: FragmentModule) -> Artefact | None:
-        """What was made of a fragment with the same text."""
+        """That of a fragment with the same text."""
         key = self._fragment_key(fragment)
         named = self.cache.get(key)
         if named is None:
@@ -170,14 +170,14 @@ class KeptArtefacts:
         return self._artefact(named.decode())
 
     def of_program(self, fragment: FragmentModule, program: str) -> Artefact | None:
-        """What was made of a program that computes the same."""
+        """That of a program that computes the same."""
         found = self._artefact(program)
         if found is not None:
             self.cache.put(self._fragment_key(fragment), program.encode())
         return found
 
     def keep(self, fragment: FragmentModule, program: str, artefact: Artefact) -> None:
-        """Keep what was made of a program."""
+        """Keep the artefact of a program."""
         self.cache.put(program, artefact.to_bytes())
         self.cache.put(self._fragment_key(fragment), program.encode())
 
@@ -196,5 +196,5 @@ class KeptArtefacts:
 
     def program_key(self, fragment: FragmentModule, module: HloModule) -> str:
         """The name of a program: `fragment`, lowered to `module`, which no pass has changed yet."""
-        border = (fragment.arguments, fragment.results, fragment.donated, fragment.reserved_bytes)
-        return key_of("program", *self.place, fingerprint(module), *border)
+        signature = (fragment.arguments, fragment.results, fragment.donated, fragment.reserved_bytes)
+        return key_of("program", *self.place, fingerprint(module), *signature)

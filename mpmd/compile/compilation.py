@@ -116,7 +116,7 @@ class Compilation(Prepared):
     @functools.cached_property
     def kernel_costs(self) -> FragmentCosts:
         """What each kernel costs by the models."""
-        return fragment_costs(self.thunks, self.module)
+        return fragment_costs(self.thunks, self.module, self.target.device)
 
     @property
     def memory(self) -> MemoryStats:

@@ -62,7 +62,7 @@ def prepare_fragment(
     module.is_scheduled = False  # an order was given: one of those that may be
     clock("lowering")
 
-    timing, generation = Timing(), target.generation()
+    timing = Timing()
     passes = configured(target.passes(devices, options), options)
     watch = watch_of(fragment, module, options.dump)
     with diagnostics.collecting() as found:
@@ -82,7 +82,9 @@ def prepare_fragment(
 
     def assign() -> BufferAssignment:
         plans.plan_all(CallGraph(module).sequential())
-        return assign_buffers(module, plans.may_share, lambda i: generation.scratch_bytes(plans.plan_of(i)))
+        return assign_buffers(
+            module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)), target.memory
+        )
 
     memory = options.memory_bytes
     assignment = fit(module, fragment, memory, assign) if memory else assign()
@@ -94,7 +96,7 @@ def prepare_fragment(
     check_program(fragment, module, thunks, assignment)
     clock("check")
 
-    program = generation.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
+    program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
     clock("steps")
     notices = tuple(d.message for d in found)
     return Prepared(fragment, target, options, module, assignment, thunks, program, seconds, notices)
@@ -109,14 +111,13 @@ def compiled_or_kept(
 ) -> tuple[Artefact, bool]:
     """A fragment compiled, or taken from the cache if it is there; and whether it was.
 
-    A dump is of a compilation, so that where one is asked for the cache is not; nor where kernels may come
-    from files.
+    The cache is not used where a dump is requested, nor where kernels may come from files.
 
     Args:
         fragment: what to compile.
         target: for which devices.
         options: what the user says about compiling.
-        module: the fragment as HLO, if its text is no StableHLO; the passes change it.
+        module: the fragment as HLO, if its text is not StableHLO; the passes change it.
         axes: the axes of its mesh and their sizes; None for one device.
 
     Raises:

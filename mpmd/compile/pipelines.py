@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
@@ -23,23 +24,24 @@ from mpmd.support.passes import Pass, with_overrides
 
 
 def optimization_pipeline(
-    devices: int = 1, attention_stitching: str = "auto", jitter: str = ""
+    devices: int = 1, attention_stitching: str = "auto", jitter: str = "", device: Device = HOST
 ) -> list[Pass]:
-    """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
+    """The passes before kernels are planned.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
         jitter: regular expression on the values that are made a little wrong; empty for none.
+        device: what kernels are priced for, and whose limits they keep.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(devices),  # before this each instruction stands alone, after it they are kernels
+        *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        SortPrefix(),  # before fusion, which takes the slices to what reads them
-        AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(),  # last change of what computes
+        SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
+        AttentionStitching(attention_stitching, device),  # before fusion, which takes products one by one
+        Fusion(device=device),  # last change of what computes
     ]
 
 
@@ -48,17 +50,18 @@ def scheduling_pipeline() -> list[Pass]:
     return [MemorySchedule()]  # memory is assigned for one order
 
 
-def preparation(devices: int = 1) -> list[Pass]:
-    """What makes of any program one of instructions that kernels can compute, each by itself.
+def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pass]:
+    """The passes after which kernels can compute each instruction by itself.
 
     Args:
         devices: how many run the program together.
+        limits: of the device.
     """
     together = groups.communication() if devices > 1 else []
     return [
         LayoutRemoval(),  # no later pass need know of layouts
         *groups.inlining(),  # everything later looks at one computation at a time
-        *groups.expansion(),  # only operations that kernels have
+        *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: what depends on the device alone can be told
         *groups.products(),  # products as the kernels like them

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
+from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
@@ -42,31 +44,20 @@ class Code(Protocol):
         """The code as bytes; equal code gives equal bytes.  `Target.code_from_bytes` reads them."""
 
 
-class CodeGeneration(Protocol):
-    """Of one compilation, how kernels become code."""
-
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
-        """Bytes that the kernels of a plan need while they run, beside operands and results."""
-
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
-        """A sequence of thunks, with their memory.
-
-        Args:
-            name: symbol of its entry.
-            thunks: what it does.
-            assignment: where its values are.
-
-        Raises:
-            CompileError: the target cannot run it.
-        """
-
-
 class Target(Protocol):
     """A kind of device that fragments are compiled for."""
 
     @property
     def code_texts(self) -> Mapping[str, str]:
         """The texts of its code, as `Executable.as_text` names them → their file names in a dump."""
+
+    @property
+    def device(self) -> Device:
+        """What the cost models price kernels for: a description, so that choices are the same everywhere."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Its memory spaces, and where arrays begin."""
 
     def key(self) -> str:
         """Text that differs whenever code for two targets may differ; part of cache keys."""
@@ -85,11 +76,23 @@ class Target(Protocol):
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Why there is no code for an instruction and its kernel, if it has one; "" if there is."""
 
-    def generation(self) -> CodeGeneration:
-        """How kernels become code in one compilation."""
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Bytes that the kernels of a plan need while they run, beside operands and results."""
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
+        """The `ThunkProgram` of a sequence of thunks.
+
+        Args:
+            name: symbol of its entry.
+            thunks: what it does.
+            assignment: where its values are.
+
+        Raises:
+            CompileError: the target cannot run it.
+        """
 
     def compile(self, program: Any, fragment: FragmentModule, options: CompileOptions) -> Code:
-        """The code of a program that `CodeGeneration.program` built.
+        """The code of a program that `program` built.
 
         Raises:
             CompileError: a kernel that the options name does not fit.

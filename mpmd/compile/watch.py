@@ -1,4 +1,4 @@
-"""What is done around each pass: where a dump is asked for, files and checks."""
+"""Files and checks around each pass, where a dump is requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpmd.support.pipeline import Watch
 def watch_of(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:
     """The watch of a pipeline over a fragment; with a dump, writes the module as it is now.
 
-    Passes are verified in tests and where a dump is asked for, not in every compilation.
+    Passes are verified in tests and where a dump is requested, not in every compilation.
     """
     if dump is None:
         return Watch(verify=_unchecked, text=print_module)

@@ -107,12 +107,12 @@ def test_callbacks_are_left_to_xla():
         one_stage(printed).compiled(np.ones(4, np.float32))
 
 
-def test_options_of_kernels_have_no_meaning(tmp_path):
+def test_kernels_from_files_have_no_meaning(tmp_path):
     options = mpmd.PipelineOptions(kernel_overrides=str(tmp_path))
     topology = mpmd.make_topology({"m0": 1})
     config = mpmd.make_config(topology, {"f": "m0"}, backend="reference", options=options)
     step = mpmd.jit(lambda x: mpmd.named_computation(jnp.tanh, name="f")(x), config)
-    with pytest.warns(UserWarning, match="the reference has no kernels that could be taken from files"):
+    with pytest.warns(UserWarning, match="the reference has no kernels of LLVM"):
         step.compiled(np.ones(4, np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

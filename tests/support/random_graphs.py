@@ -44,7 +44,7 @@ _NOT_FOR_USERS = re.compile(
 _UNORDERED = re.compile(r"the order (says nothing of|has tasks)")
 
 
-class Graph(Protocol):
+class RandomGraph(Protocol):
     """A step, where it runs, and what it is run on."""
 
     def step(self) -> Callable[..., Any]:
@@ -171,7 +171,7 @@ def places(rng: random.Random, names: Sequence[str], of_meshes: Sequence[str]) -
     return dict(on)
 
 
-def outcomes(graph: Graph, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
+def outcomes(graph: RandomGraph, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
     """What becomes of a graph under each schedule."""
     arguments = graph.arguments()
     want = jax.tree.leaves(jax.jit(graph.step())(*copied(arguments)))
@@ -232,13 +232,15 @@ def told(found: Mapping[int, Sequence[GraphOutcome]]) -> str:
     return "\n".join(lines)
 
 
-def report(seeds: Sequence[int], draw: Callable[[int], Graph] = draw_graph) -> tuple[str, list[GraphOutcome]]:
+def report(
+    seeds: Sequence[int], draw: Callable[[int], RandomGraph] = draw_graph
+) -> tuple[str, list[GraphOutcome]]:
     """What became of the graphs of some seeds, as text, and the outcomes that no user must see."""
     found = {seed: list(outcomes(draw(seed))) for seed in seeds}
     return told(found), [o for of_seed in found.values() for o in of_seed if not o.is_good]
 
 
-def main(first: int, end: int, draw: Callable[[int], Graph] = draw_graph) -> None:
+def main(first: int, end: int, draw: Callable[[int], RandomGraph] = draw_graph) -> None:
     """Prints what became of the graphs of these seeds: a line for each that is bad or slow, and a table."""
     found: dict[int, list[GraphOutcome]] = {}
     for seed in range(first, end):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.output_reuse import reuse_outputs
-from mpmd.compile.buffers.packing import LiveBlock, Packing, Room, aligned, bits, pack
+from mpmd.compile.buffers.packing import ANY_MEMORY, DeviceMemory, LiveBlock, Packing, Room, bits, pack
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -127,7 +127,10 @@ def _no_scratch(instruction: HloInstruction) -> int:
 
 
 def assign_buffers(
-    module: HloModule, may_share: MayShare, scratch: Scratch = _no_scratch
+    module: HloModule,
+    may_share: MayShare,
+    scratch: Scratch = _no_scratch,
+    memory: DeviceMemory = ANY_MEMORY,
 ) -> BufferAssignment:
     """Memory for every value of a scheduled program with a flat call graph.
 
@@ -137,9 +140,11 @@ def assign_buffers(
             (`hlo-copy-insertion`).
         may_share: which operands results may overwrite.
         scratch: bytes that kernels need beside their operands and results.
+        memory: the device's.
 
     Raises:
-        CompileError: a parameter or result is a tuple, or the calls are not flat.
+        CompileError: a parameter or result is a tuple, the calls are not flat, or values are in a memory
+            space that the device does not have.
     """
     dataflow = Dataflow(module)
     if not dataflow.graph.is_flat():
@@ -150,7 +155,7 @@ def assign_buffers(
     interface = _Interface(module, dataflow)
     occupancy = Occupancy(dataflow)
     sharing = Sharing(occupancy, interface.bound(occupancy), interface.output_buffers(), may_share)
-    layout = _ValueOffsets(interface, occupancy)
+    layout = _ValueOffsets(interface, occupancy, memory)
     for group in sharing.groups():
         layout.add(group)
     for instruction, instant in occupancy.instants.items():
@@ -161,8 +166,9 @@ def assign_buffers(
 class _ValueOffsets:
     """Slices of groups of values, as they are assigned."""
 
-    def __init__(self, interface: _Interface, occupancy: Occupancy) -> None:
+    def __init__(self, interface: _Interface, occupancy: Occupancy, memory: DeviceMemory) -> None:
         self.interface = interface
+        self.memory = memory
         self.occupancy = occupancy
         self.slices: dict[HloValue, Slice] = {}
         self.scratch: dict[HloInstruction, Slice] = {}
@@ -177,7 +183,7 @@ class _ValueOffsets:
         if group[0].instruction.opcode == "constant":
             self.slices[group[0]] = Slice(self.interface.constants, self.constant_bytes, size)
             self.constants += group
-            self.constant_bytes += aligned(size)
+            self.constant_bytes += self.memory.aligned(size)
         elif place is not None:
             self.slices.update((v, Slice(place, 0, v.byte_size)) for v in group)
             self.busy.setdefault(place, []).extend(self.occupancy.together(group))
@@ -193,14 +199,15 @@ class _ValueOffsets:
 
     def finish(self) -> BufferAssignment:
         """Slices for all remaining blocks."""
+        self._check_spaces()
         interface, packings, reused = self.interface, {}, 0
         for number, space in enumerate(sorted(self.blocks)):
             blocks = [b for b, _ in self.blocks[space]]
-            rooms = interface.rooms(space, self.busy, self.occupancy.liveness.time.length)
+            rooms = interface.rooms(space, self.busy, self.occupancy.liveness.time.length, self.memory)
             reuses = reuse_outputs(blocks, rooms)
             reused += sum(blocks[k].size for k in reuses)
             kept = [k for k in range(len(blocks)) if k not in reuses]
-            packing = packings[space] = pack([blocks[k] for k in kept])
+            packing = packings[space] = pack([blocks[k] for k in kept], self.memory)
             places = {k: (interface.arena + number, at) for k, at in zip(kept, packing.offsets)} | reuses
             for k, (block, owner) in enumerate(self.blocks[space]):
                 if isinstance(owner, HloInstruction):
@@ -217,6 +224,15 @@ class _ValueOffsets:
             packings,
             reused,
         )
+
+    def _check_spaces(self) -> None:
+        known = self.memory.spaces
+        other = sorted(space for space in self.blocks if known is not None and space not in known)
+        if other:
+            raise CompileError(
+                f"values are in memory space {', '.join(map(str, other))}\n"
+                f"  the target has memory space {', '.join(map(str, known or ()))}"
+            )
 
 
 class _Interface:
@@ -278,14 +294,16 @@ class _Interface:
         """Where the results must be."""
         return tuple(Slice(p, 0, size) for p, size in zip(self.result_place, self.result_bytes))
 
-    def rooms(self, space: int, busy: Mapping[int, list[LiveRange]], end: int) -> dict[int, Room]:
+    def rooms(
+        self, space: int, busy: Mapping[int, list[LiveRange]], end: int, memory: DeviceMemory
+    ) -> dict[int, Room]:
         """Output buffers that temporaries may use while they are free, by allocation.
 
         At the end results that are elsewhere are copied to their output buffers, so nothing else may be there
         then.
         """
         return {
-            place: Room(size, bits(busy.get(place, ())) | 1 << end)
+            place: Room(size, bits(busy.get(place, ())) | 1 << end, memory)
             for value, place, size in zip(self.results, self.result_place, self.result_bytes)
             if space_of(value) == space and size
         }

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def left_for_temporaries(fragment: FragmentModule, assignment: BufferAssignment, memory_bytes: int) -> int:
-    """Bytes of a device that neither the fragment's border nor other values take while it runs.
+    """Bytes of a device that neither arguments and results nor other values take while it runs.
 
     Args:
         fragment: says how much others take: `reserved_hbm_bytes` of the exported program.
@@ -30,12 +30,12 @@ def left_for_temporaries(fragment: FragmentModule, assignment: BufferAssignment,
         memory_bytes: what the device has.
     """
     shared = {a.output_index[0] if a.output_index else 0 for a in _aliases(assignment)}
-    border = sum(
+    taken = sum(
         a.size
         for a in assignment.allocations
         if a.kind in ("parameter", "constant") or (a.kind == "result" and a.index not in shared)
     )
-    return memory_bytes - fragment.reserved_bytes - border
+    return memory_bytes - fragment.reserved_bytes - taken
 
 
 def fit(
@@ -46,7 +46,7 @@ def fit(
 ) -> BufferAssignment:
     """Memory of a module that fits into what a device has left, as far as that is possible.
 
-    Says in the log what was computed again, and warns if it does not fit even so.
+    Logs each value that is computed again, and warns if it does not fit even so.
 
     Args:
         module: scheduled; values are computed again in it.

@@ -8,13 +8,11 @@ Source: best-fit offset assignment as in XLA's global-decreasing-size heap algor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.liveness import LiveRange
-
-ALIGNMENT = 64
-"""Bytes: a cache line, and the width of the widest vectors."""
 
 _LARGE = 1024  # bytes: from here on vectors should not cross cache lines
 _MAX_TRIES = 2000  # orders that a search tries
@@ -67,16 +65,31 @@ def bits(spans: Sequence[LiveRange]) -> int:
     return found
 
 
-def aligned(size: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What packing knows of the memory of a device.
+
+    Attributes:
+        alignment: bytes: where large blocks begin; a cache line, or the width of the widest access.
+        spaces: the memory spaces that it has; None for any.
+    """
+
+    alignment: int = 64
+    spaces: tuple[int, ...] | None = None
+
+    def aligned(self, size: int) -> int:
+        """The next multiple of the alignment."""
+        return -(-size // self.alignment) * self.alignment
+
+    def alignment_of(self, size: int) -> int:
+        """The alignment of a block; small blocks have that of their elements."""
+        if size >= _LARGE:
+            return self.alignment
+        return 1 << min(4, (size - 1).bit_length()) if size else 1
 
 
-def alignment_of(size: int) -> int:
-    """The alignment of a block: a cache line, or for small blocks that of their elements."""
-    if size >= _LARGE:
-        return ALIGNMENT
-    return 1 << min(4, (size - 1).bit_length()) if size else 1
+ANY_MEMORY = DeviceMemory()
+"""Of no device in particular."""
 
 
 class Room:
@@ -85,9 +98,11 @@ class Room:
     Args:
         capacity: bytes; None without bounds.
         busy: instants at which none of it may be used, as bits.
+        memory: the device's.
     """
 
-    def __init__(self, capacity: int | None = None, busy: int = 0) -> None:
+    def __init__(self, capacity: int | None = None, busy: int = 0, memory: DeviceMemory = ANY_MEMORY) -> None:
+        self.memory = memory
         self.capacity = capacity
         self.busy = busy
         self.top = 0
@@ -105,7 +120,7 @@ class Room:
             return 0
         if instants & self.busy:
             return None
-        step = alignment_of(size)
+        step = self.memory.alignment_of(size)
         at, best, fits = 0, -1, 0
         for offset, end, when in self._placed:
             if when & instants:
@@ -135,22 +150,22 @@ class Room:
         self._placed.insert(low, entry)
 
 
-def pack(blocks: Sequence[LiveBlock]) -> Packing:
+def pack(blocks: Sequence[LiveBlock], memory: DeviceMemory = ANY_MEMORY) -> Packing:
     """The smallest arena that several orders and a search among them find."""
     bound = lower_bound(blocks)
-    when = [b.instants for b in blocks]
+    place = functools.partial(_placed, blocks, [b.instants for b in blocks], memory)
     best: tuple[tuple[int, ...], int] | None = None
     order: list[int] = []
     for key in _orders(blocks):
         tried = sorted(range(len(blocks)), key=key)
-        offsets, size = _placed(blocks, when, tried)
+        offsets, size = place(tried)
         if best is None or size < best[1]:
             best, order = (offsets, size), tried
         if size == bound:
             break
     assert best is not None
     if best[1] > bound:
-        best = _searched(blocks, when, order, best, bound)
+        best = _searched(blocks, place, order, best, bound)
     return Packing(*best, bound)
 
 
@@ -167,7 +182,7 @@ def _orders(blocks: Sequence[LiveBlock]) -> list[Callable[[int], tuple[int, ...]
 
 def _searched(
     blocks: Sequence[LiveBlock],
-    when: Sequence[int],
+    place: Callable[..., tuple[tuple[int, ...], int]],
     order: list[int],
     best: tuple[tuple[int, ...], int],
     bound: int,
@@ -178,7 +193,7 @@ def _searched(
     lowest free offset; the number of tries depends on the number of blocks alone.
     """
     random = _RandomNumbers()
-    offsets, size = _placed(blocks, when, order, lowest=True)
+    offsets, size = place(order, lowest=True)
     if size < best[1]:
         best = offsets, size
     tries = min(_MAX_TRIES, _MAX_WORK // max(1, len(blocks) ** 2))
@@ -194,7 +209,7 @@ def _searched(
         if random.below(3) == 0:
             i, j = random.below(len(tried)), random.below(len(tried))
             tried[i], tried[j] = tried[j], tried[i]
-        placed = _placed(blocks, when, tried, lowest=True)
+        placed = place(tried, lowest=True)
         if placed[1] <= size:
             order, (offsets, size) = tried, placed
             best = min(best, placed, key=lambda p: p[1])
@@ -214,9 +229,14 @@ class _RandomNumbers:
 
 
 def _placed(
-    blocks: Sequence[LiveBlock], when: Sequence[int], order: Sequence[int], *, lowest: bool = False
+    blocks: Sequence[LiveBlock],
+    when: Sequence[int],
+    memory: DeviceMemory,
+    order: Sequence[int],
+    *,
+    lowest: bool = False,
 ) -> tuple[tuple[int, ...], int]:
-    offsets, room = [0] * len(blocks), Room()
+    offsets, room = [0] * len(blocks), Room(memory=memory)
     for number in order:
         offset = room.place(blocks[number].size, when[number], lowest=lowest)
         assert offset is not None, "a room without bounds has room"

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.attributes import ReplicaGroups
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.lowering.site import LoweringSite, Rule
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def _groups(site: LoweringSite) -> ReplicaGroups:
@@ -107,23 +107,13 @@ def collective_broadcast(site: LoweringSite) -> HloInstruction:
     )
 
 
-def partition_id(site: LoweringSite) -> HloInstruction:
-    """This device's number among the partitions."""
-    return site.build.add("partition-id")
-
-
-def replica_id(site: LoweringSite) -> HloInstruction:
-    """This device's number among the replicas."""
-    return site.build.add("replica-id")
-
-
 RULES: dict[str, Rule] = {
     "stablehlo.all_gather": all_gather,
     "stablehlo.all_reduce": all_reduce,
     "stablehlo.all_to_all": all_to_all,
     "stablehlo.collective_broadcast": collective_broadcast,
     "stablehlo.collective_permute": collective_permute,
-    "stablehlo.partition_id": partition_id,
+    "stablehlo.partition_id": plain("partition-id"),
     "stablehlo.reduce_scatter": reduce_scatter,
-    "stablehlo.replica_id": replica_id,
+    "stablehlo.replica_id": plain("replica-id"),
 }

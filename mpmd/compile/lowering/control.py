@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import LoweringSite, Rule
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def call(site: LoweringSite) -> Sequence[HloInstruction]:
@@ -65,11 +65,6 @@ def identity(site: LoweringSite) -> Sequence[HloInstruction]:
     return site.operands
 
 
-def token(site: LoweringSite) -> HloInstruction:
-    """A token that waits for tokens."""
-    return site.build.add("after-all", *site.operands)
-
-
 def pack(site: LoweringSite) -> HloInstruction:
     """A tuple."""
     return site.build.tuple(site.operands)
@@ -84,10 +79,10 @@ RULES: dict[str, Rule] = {
     "func.call": call,
     "sdy.reshard": identity,
     "sdy.sharding_constraint": identity,
-    "stablehlo.after_all": token,
+    "stablehlo.after_all": plain("after-all"),
     "stablehlo.case": branches,
     "stablehlo.composite": composite,
-    "stablehlo.create_token": token,
+    "stablehlo.create_token": plain("after-all"),
     "stablehlo.get_tuple_element": element,
     "stablehlo.if": branches,
     "stablehlo.optimization_barrier": barrier,

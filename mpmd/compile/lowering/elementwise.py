@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import LoweringSite, Rule
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 _SAME = [
     "abs",
@@ -58,16 +58,6 @@ def same(site: LoweringSite) -> HloInstruction:
     return site.build.add(opcode, *site.operands)
 
 
-def convert(site: LoweringSite) -> HloInstruction:
-    """Other elements."""
-    return site.build.add("convert", site.operands[0], shape=site.shape)
-
-
-def bitcast_convert(site: LoweringSite) -> HloInstruction:
-    """The same bits read as other elements."""
-    return site.build.add("bitcast-convert", site.operands[0], shape=site.shape)
-
-
 def compare(site: LoweringSite) -> HloInstruction:
     """HLO marks only the total order of floats; other comparisons follow from the element type."""
     total = site.attribute("compare_type") == "TOTALORDER"
@@ -76,16 +66,6 @@ def compare(site: LoweringSite) -> HloInstruction:
         *site.operands,
         direction=site.required("comparison_direction"),
         comparison_type="TOTALORDER" if total else None,
-    )
-
-
-def reduce_precision(site: LoweringSite) -> HloInstruction:
-    """Rounding to fewer bits."""
-    return site.build.add(
-        "reduce-precision",
-        site.operands[0],
-        exponent_bits=site.required("exponent_bits"),
-        mantissa_bits=site.required("mantissa_bits"),
     )
 
 
@@ -98,9 +78,11 @@ def mapped(site: LoweringSite) -> HloInstruction:
 
 RULES: dict[str, Rule] = {
     **{f"stablehlo.{name}": same for name in _SAME},
-    "stablehlo.bitcast_convert": bitcast_convert,
+    "stablehlo.bitcast_convert": plain("bitcast-convert", shaped=True),
     "stablehlo.compare": compare,
-    "stablehlo.convert": convert,
+    "stablehlo.convert": plain("convert", shaped=True),
     "stablehlo.map": mapped,
-    "stablehlo.reduce_precision": reduce_precision,
+    "stablehlo.reduce_precision": plain(
+        "reduce-precision", exponent_bits="exponent_bits", mantissa_bits="mantissa_bits"
+    ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import LoweringSite, Rule
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def constant(site: LoweringSite) -> HloInstruction:
@@ -16,11 +16,6 @@ def constant(site: LoweringSite) -> HloInstruction:
     return site.build.constant(value)
 
 
-def iota(site: LoweringSite) -> HloInstruction:
-    """0, 1, 2 ... along one dim."""
-    return site.build.add("iota", shape=site.shape, iota_dimension=site.required("iota_dimension"))
-
-
 def broadcast_in_dim(site: LoweringSite) -> HloInstruction:
     """HLO's broadcast does not stretch dims of size 1: those are dropped first."""
     (value,), dims = site.operands, site.required("broadcast_dimensions")
@@ -28,21 +23,6 @@ def broadcast_in_dim(site: LoweringSite) -> HloInstruction:
     if len(kept) < value.shape.rank:
         value = site.build.reshape(value, [value.shape.dims[i] for i in kept])
     return site.build.broadcast(value, site.shape.dims, [dims[i] for i in kept])
-
-
-def reshape(site: LoweringSite) -> HloInstruction:
-    """The same elements in other dims."""
-    return site.build.add("reshape", site.operands[0], shape=site.shape)
-
-
-def transpose(site: LoweringSite) -> HloInstruction:
-    """Dims in another order."""
-    return site.build.add("transpose", site.operands[0], dimensions=site.required("permutation"))
-
-
-def reverse(site: LoweringSite) -> HloInstruction:
-    """Some dims backwards."""
-    return site.build.add("reverse", site.operands[0], dimensions=site.required("dimensions"))
 
 
 def concatenate(site: LoweringSite) -> HloInstruction:
@@ -87,10 +67,10 @@ RULES: dict[str, Rule] = {
     "stablehlo.dynamic_slice": dynamic_slice,
     "stablehlo.dynamic_update_slice": dynamic_update_slice,
     "stablehlo.get_dimension_size": dimension_size,
-    "stablehlo.iota": iota,
+    "stablehlo.iota": plain("iota", shaped=True, iota_dimension="iota_dimension"),
     "stablehlo.pad": pad,
-    "stablehlo.reshape": reshape,
-    "stablehlo.reverse": reverse,
+    "stablehlo.reshape": plain("reshape", shaped=True),
+    "stablehlo.reverse": plain("reverse", dimensions="dimensions"),
     "stablehlo.slice": slice_,
-    "stablehlo.transpose": transpose,
+    "stablehlo.transpose": plain("transpose", dimensions="permutation"),
 }

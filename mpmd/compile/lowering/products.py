@@ -6,7 +6,7 @@ from typing import Any
 
 from mpmd.compile.hlo.attributes import Verbatim, Window, WindowDim
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import LoweringSite, Rule
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def _precision(site: LoweringSite) -> tuple[str, ...] | None:
@@ -84,29 +84,16 @@ def cholesky(site: LoweringSite) -> HloInstruction:
     return site.build.add("cholesky", site.operands[0], lower=site.attribute("lower", False))
 
 
-def triangular_solve(site: LoweringSite) -> HloInstruction:
-    """A system with a triangular matrix."""
-    return site.build.add(
-        "triangular-solve",
-        *site.operands,
-        left_side=site.required("left_side"),
-        lower=site.required("lower"),
-        unit_diagonal=site.required("unit_diagonal"),
-        transpose_a=site.required("transpose_a"),
-    )
-
-
-def fft(site: LoweringSite) -> HloInstruction:
-    """A Fourier transform of the last dims."""
-    return site.build.add(
-        "fft", site.operands[0], fft_type=site.required("fft_type"), fft_length=site.required("fft_length")
-    )
-
-
 RULES: dict[str, Rule] = {
     "stablehlo.cholesky": cholesky,
     "stablehlo.convolution": convolution,
     "stablehlo.dot_general": dot_general,
-    "stablehlo.fft": fft,
-    "stablehlo.triangular_solve": triangular_solve,
+    "stablehlo.fft": plain("fft", fft_type="fft_type", fft_length="fft_length"),
+    "stablehlo.triangular_solve": plain(
+        "triangular-solve",
+        left_side="left_side",
+        lower="lower",
+        unit_diagonal="unit_diagonal",
+        transpose_a="transpose_a",
+    ),
 }

@@ -82,3 +82,19 @@ class LoweringSite:
 
 Rule = Callable[[LoweringSite], HloInstruction | Sequence[HloInstruction]]
 """Lowers an operation: its result, or one HLO value per result."""
+
+
+def plain(opcode: str, *, shaped: bool = False, **names: str) -> Rule:
+    """The rule of an operation that HLO has, too.
+
+    Args:
+        opcode: HLO's name of it.
+        shaped: whether its shape does not follow from its operands.
+        names: for each attribute that it needs, what StableHLO calls it.
+    """
+
+    def rule(site: LoweringSite) -> HloInstruction:
+        attributes = {own: site.required(name) for own, name in names.items()}
+        return site.build.add(opcode, *site.operands, shape=site.shape if shaped else None, **attributes)
+
+    return rule

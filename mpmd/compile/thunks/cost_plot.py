@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, FragmentCosts
+from mpmd.compile.thunks.costs import COMPUTE, MEMORY, FragmentCosts
 
 _WIDTH, _MARGIN, _ROW, _LABELS, _FIGURES = 960, 20, 18, 360, 150
 _COLOURS = {COMPUTE: "#4e79a7", MEMORY: "#f28e2b"}
@@ -78,4 +78,4 @@ def _rows(costs: FragmentCosts) -> list[tuple[str, float, float, str]]:
         if small:
             seconds, light = sum(row[1] for row in small), sum(row[2] for row in small)
             shown.append((f"{len(small)} more kernels", seconds, light, limit))
-    return [*shown, ("the call itself", CALL_SECONDS, 0.0, MEMORY)]
+    return [*shown, ("the call itself", costs.device.call_seconds, 0.0, MEMORY)]

@@ -1,4 +1,4 @@
-"""A program that the check of its memory refuses: its text, for whoever has to find the mistake."""
+"""A program that the check of its memory refuses: its text, from which the mistake can be found."""
 
 from __future__ import annotations
 

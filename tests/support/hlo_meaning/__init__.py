@@ -53,7 +53,7 @@ def evaluate_devices(module: HloModule, arguments: Sequence[Sequence[Any]]) -> l
     for row in rows:
         check_arguments(module.entry, row)
     with np.errstate(all="ignore"):
-        return Meaning(replicas, partitions).run(module.entry, rows, list(range(count)))
+        return Meaning(replicas, partitions).run_together(module.entry, rows, list(range(count)))
 
 
 def _as_value(argument: Any) -> Any:

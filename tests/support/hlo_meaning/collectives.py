@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +12,20 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.compile.hlo.evaluator.elementwise import combine
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
-from mpmd.compile.hlo.evaluator.values import Array, GroupRule, Rows, Value, exact, narrow
+from mpmd.compile.hlo.evaluator.values import Array, Value, exact, narrow
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 
-def _members(instruction: HloInstruction, devices: list[int], engine: Evaluator) -> list[list[int]]:
+Rows = Sequence[Sequence[Value]]
+GroupRule = Callable[[HloInstruction, Rows, list[int], "Meaning"], list[Value]]
+"""(instruction, operands of each device, the devices, evaluator) → value of each device."""
+
+
+def _members(instruction: HloInstruction, devices: list[int], engine: Meaning) -> list[list[int]]:
     """Groups as positions in `devices`.
 
     Raises:
@@ -44,7 +49,7 @@ def _pack(instruction: HloInstruction, values: Sequence[Array]) -> Value:
     return tuple(values) if len(values) > 1 or instruction.shape.is_tuple else values[0]
 
 
-def _join(computation: HloComputation, parts: Sequence[Array], engine: Evaluator) -> Array:
+def _join(computation: HloComputation, parts: Sequence[Array], engine: Meaning) -> Array:
     """The reduction of one array per member, in the members' order."""
     opcode, dtype = simple_opcode(computation), dtype_of(parts[0])
     if opcode in ("add", "multiply") and DTYPES[dtype].kind in ("float", "complex"):
@@ -61,9 +66,7 @@ def _join(computation: HloComputation, parts: Sequence[Array], engine: Evaluator
     return total
 
 
-def _all_reduce(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
+def _all_reduce(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
         joined = [
@@ -74,9 +77,7 @@ def _all_reduce(
     return out
 
 
-def _all_gather(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
+def _all_gather(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     axis = instruction.dimensions[0]
     for group in _members(instruction, devices, engine):
@@ -87,14 +88,14 @@ def _all_gather(
 
 
 def _all_gather_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
 ) -> list[Value]:
     results = _all_gather(instruction, rows, devices, engine)
     return [(tuple(row) if len(row) > 1 else row[0], result) for row, result in zip(rows, results)]
 
 
 def _reduce_scatter(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
 ) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     axis = instruction.dimensions[0]
@@ -108,9 +109,7 @@ def _reduce_scatter(
     return out
 
 
-def _all_to_all(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
+def _all_to_all(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """Member i sends part j to member j, which puts it at place i."""
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
@@ -125,7 +124,7 @@ def _all_to_all(
 
 
 def _ragged_all_to_all(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
 ) -> list[Value]:
     """Rows `input_offsets[j]` to `+ send_sizes[j]` go to member j, at its row `output_offsets[j]`."""
     out: list[Value] = [row[1].copy() for row in rows]
@@ -138,7 +137,7 @@ def _ragged_all_to_all(
     return out
 
 
-def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
+def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """The first member's value; zeros on devices in no group."""
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
     for group in _members(instruction, devices, engine):
@@ -147,7 +146,7 @@ def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engi
     return out
 
 
-def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
+def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """The source's value; zeros on devices that are nobody's target."""
     place = {device: k for k, device in enumerate(devices)}
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
@@ -160,7 +159,7 @@ def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine
 
 
 def _permute_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
+    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
 ) -> list[Value]:
     if len(rows[0]) != 1:
         raise HloError(
@@ -175,13 +174,11 @@ def _permute_start(
     return [(row[0], result, *contexts) for row, result in zip(rows, plain)]
 
 
-def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
+def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     return [row[0] for row in rows]
 
 
-def _second_part(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
+def _second_part(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     return [row[0][1] for row in rows]
 
 

@@ -298,7 +298,7 @@ def test_damaged_code_is_compiled_again(folder, mesh, damage):
 
 def test_bytes_that_are_no_artefact():
     for data in (b"", b"x" * 100, bytes(40)):
-        with pytest.raises(CompileError, match="these bytes are no compiled fragment"):
+        with pytest.raises(CompileError, match="these bytes are not a compiled fragment"):
             Artefact.from_bytes(data, NativeCpu())
 
 

@@ -26,6 +26,7 @@ from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloModule, print_module
+from mpmd.compile.kernels.cost.device import HOST, KernelLimits
 from mpmd.compile.lowering import lower
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, preparation
@@ -176,7 +177,7 @@ class MixedBackend:
         Raises:
             CompileError: no part of it can be native code worth a call; says all reasons.
         """
-        module = prepared(fragment, self.native.options)
+        module = prepared(fragment, self.native.options, self.native.target.device.limits)
         refused = refusals(module.entry, self.native.target.refuses)
         found = split(module, refused)
         if not any(part.native for part in found.parts):
@@ -264,8 +265,11 @@ def _function(
     return compiled_function(run, fragment, mesh)
 
 
-def prepared(fragment: FragmentModule, options: CompileOptions = DEFAULTS) -> HloModule:
+def prepared(
+    fragment: FragmentModule, options: CompileOptions = DEFAULTS, limits: KernelLimits = HOST.limits
+) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself."""
     module = lower(fragment.text)
-    run_pipeline(module, configured(preparation(), options), Watch(verify=lambda _: None, text=print_module))
+    passes = configured(preparation(limits=limits), options)
+    run_pipeline(module, passes, Watch(verify=lambda _: None, text=print_module))
     return module

@@ -10,25 +10,19 @@ from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
-from mpmd.compile.backends.native_cpu.storage import MEMORY
-from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
+from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
+from mpmd.compile.backends.native_cpu.target import MEMORY, CpuTarget, host_target
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.trace import PAIRS
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
-
-
-class CpuCodeGeneration(PlanCode):
-    """The CPU kernels of one compilation; see `CodeGeneration`."""
-
-    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> NativeProgram:
-        """Thunks as steps; see `CodeGeneration`."""
-        return native_program(name, thunks, assignment, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +36,8 @@ class NativeCpu:
     cpu: CpuTarget = dataclasses.field(default_factory=host_target)
 
     code_texts = {"llvm": "module.ll", "assembly": "module.s"}
+    device = HOST
+    memory = MEMORY
 
     def key(self) -> str:
         """That of the CPU."""
@@ -49,7 +45,7 @@ class NativeCpu:
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """The passes of CPUs; see `Target`."""
-        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter)
+        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions; see `Target`."""
@@ -59,13 +55,17 @@ class NativeCpu:
         """Values of a type that no array of native code holds; see `Target`."""
         values = [*instruction.operands, instruction]
         for _, shape in (leaf for value in values for leaf in value.shape.leaves()):
-            if shape.dtype not in MEMORY and shape.dtype not in PAIRS:
+            if shape.dtype not in TYPES and shape.dtype not in PAIRS:
                 return f"native code has no values of type {shape.dtype}"
         return ""
 
-    def generation(self) -> CpuCodeGeneration:
-        """How kernels become code; see `Target`."""
-        return CpuCodeGeneration(self.cpu)
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Partial sums that the threads of a kernel keep; see `Target`."""
+        return PlanCode(self.cpu).scratch_bytes(plan)
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> NativeProgram:
+        """Thunks as steps; see `Target`."""
+        return native_program(name, thunks, assignment, PlanCode(self.cpu))
 
     def compile(
         self, program: NativeProgram, fragment: FragmentModule, options: CompileOptions

@@ -24,10 +24,9 @@ from mpmd.compile.backends.native_cpu.program import (
     sequence_steps,
 )
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import MEMORY, CpuTarget
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
-from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
@@ -45,7 +44,6 @@ from mpmd.compile.thunks.thunk import (
     WhileThunk,
     conflict,
 )
-from mpmd.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def scratch_places(sequence: KernelSequence) -> list[int]:
     """Where each temporary of a sequence lies in its scratch memory."""
     places, at = [], 0
     for temporary in sequence.temporaries:
-        step = alignment_of(temporary.bytes)
+        step = MEMORY.alignment_of(temporary.bytes)
         places.append(-(-at // step) * step)
         at = places[-1] + temporary.bytes
     return places
@@ -114,11 +112,8 @@ def native_program(
         code: kernels of plans, and for which CPU.
 
     Raises:
-        CompileError: values lie in several memory spaces.
+        CompileError: an epilogue does not fit its product.
     """
-    if len(assignment.arenas) > 1:
-        spaces = ", ".join(str(a.space) for a in assignment.arenas[1:])
-        raise CompileError(f"a CPU has one memory; values lie in memory space {spaces}")
     lowering = _Lowering(assignment, code)
     steps = lowering.steps(thunks)
     constants = bytearray(assignment.constant_bytes)
@@ -213,7 +208,7 @@ class _Lowering:
         self.code = code
         self.target = code.target
         self.arena = len(assignment.allocations) - 2
-        self.constant_bytes = aligned(assignment.constant_bytes)
+        self.constant_bytes = MEMORY.aligned(assignment.constant_bytes)
         self._products: dict[str, CpuKernel] = {}
         self._attentions: dict[str, AttentionKernel] = {}
         self._exchanges, self._published = 0, 0

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import llvmlite.binding as binding
 
+from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.errors import ConfigError
 
 LINE_BYTES = 64
 """Bytes of a cache line, of every CPU that code is generated for."""
+
+MEMORY = DeviceMemory(alignment=LINE_BYTES, spaces=(0,))
+"""A CPU has one memory; large arrays begin at a cache line, which is as wide as the widest vectors."""
 
 ELEMENT_BYTES = {
     "i1": 1,

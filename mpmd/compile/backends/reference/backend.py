@@ -108,7 +108,7 @@ class ReferenceBackend:
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """See `TargetBackend`."""
         if self.options.kernel_overrides is not None:
-            return "the reference has no kernels that could be taken from files"
+            return "the reference has no kernels of LLVM that files could replace"
         return unfit_for_targets(self.name, fragment, mesh)
 
     def relocate(

@@ -11,8 +11,10 @@ import numpy as np
 
 from mpmd.compile.backends.reference.run import Memory, run_program
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import HOST, Device
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
@@ -71,9 +73,11 @@ class ReferenceProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """NumPy, for devices of any platform; see `Target`.  It generates no code: it is its `CodeGeneration`."""
+    """NumPy, for devices of any platform; see `Target`."""
 
     code_texts: ClassVar[Mapping[str, str]] = {}
+    device: ClassVar[Device] = HOST
+    memory: ClassVar[DeviceMemory] = DeviceMemory()
 
     def key(self) -> str:
         """It is the same everywhere."""
@@ -81,7 +85,7 @@ class Reference:
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """Those of the native target, so that its thunks and memory are what is run; see `Target`."""
-        return optimization_pipeline(devices, options.attention_stitching, jitter=options.float_jitter)
+        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
         """Likewise."""
@@ -91,16 +95,12 @@ class Reference:
         """Every plan has a meaning."""
         return ""
 
-    def generation(self) -> Reference:
-        """See `Target`."""
-        return self
-
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """The meaning of a plan needs no memory of the fragment."""
         return 0
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ReferenceProgram:
-        """The thunks as they are; see `CodeGeneration`."""
+        """The thunks as they are; see `Target`."""
         values = []
         for value in assignment.constants:
             literal = value.instruction.literal

@@ -1,8 +1,8 @@
 """What opcodes mean on values that are known when a program is compiled, in NumPy: slow and obvious.
 
-Collectives, random numbers and calls of libraries have theirs in the tests, whose oracle it is, too.
+The tests, whose oracle it is, too, have that of control flow, collectives, random numbers and libraries.
 """
 
-from mpmd.compile.hlo.evaluator.engine import Evaluator
+from mpmd.compile.hlo.evaluator.engine import Evaluator, is_evaluable
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "is_evaluable"]

@@ -140,6 +140,14 @@ def _replica_id(instruction: HloInstruction, operands: Sequence[Value], engine: 
     return np.asarray(engine.device // engine.partitions, np.uint32)
 
 
+def _tuple(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    return tuple(operands)
+
+
+def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    return operands[0][instruction.tuple_index]
+
+
 RULES: dict[str, Rule] = {
     "bitcast": _bitcast,
     "broadcast": _broadcast,
@@ -157,4 +165,6 @@ RULES: dict[str, Rule] = {
     "set-dimension-size": _set_dimension_size,
     "slice": _slice,
     "transpose": _transpose,
+    "get-tuple-element": _element,
+    "tuple": _tuple,
 }

@@ -19,23 +19,11 @@ Array = Any
 """A NumPy array.  Its operators are typed as Any by NumPy, so a stricter name would only add casts."""
 
 
-class Token:
-    """The value of a token: nothing but an order."""
-
-    def __repr__(self) -> str:
-        return "token"
-
-
-TOKEN_VALUE = Token()
-
 Value = Any
-"""An `Array`, a tuple of values, or a `Token`."""
+"""An `Array`, or a tuple of values."""
 
 Rule = Callable[[HloInstruction, Sequence[Value], "Evaluator"], Value]
 """What an opcode does on one device: (instruction, operand values, engine) → value."""
-Rows = Sequence[Sequence[Value]]
-GroupRule = Callable[[HloInstruction, Rows, list[int], "Evaluator"], list[Value]]
-"""(instruction, operands of each device, the devices, evaluator) → value of each device."""
 
 
 def check_value(value: Value, shape: Shape, what: str) -> None:

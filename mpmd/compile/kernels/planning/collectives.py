@@ -70,7 +70,7 @@ class CollectivePlan:
     Attributes:
         opcode: its opcode.
         devices: how many devices run the program.
-        groups: devices that wait for each other; each device stands in one group at most.
+        groups: devices that wait for each other; each device is in one group at most.
         members: per device the devices whose arrays it touches, as many for each.
         ranks: per device its place in its group.
         pieces: what is done.

@@ -38,10 +38,9 @@ def per_device(value: HloInstruction) -> list[int] | None:
         if instruction in needed:
             copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
     body.set_root(copies[value])
-    engine = Evaluator(module.replica_count, module.num_partitions)
+    sizes = module.replica_count, module.num_partitions
     with np.errstate(all="ignore"):
-        found_values = engine.run(body, [[] for _ in range(devices)], list(range(devices)))
-    return [int(v) for v in found_values]
+        return [int(Evaluator(*sizes, device).run(body, [])) for device in range(devices)]
 
 
 def own_part(piece: HloInstruction, collective: HloInstruction) -> int | None:

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
+from mpmd.compile.kernels.cost.device import KernelLimits
 from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.dots import is_product
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 
 _MAX_FREE = 16
 """Operations that make a mask of nothing: more are worth an array."""
-_MAX_CACHED = 4 << 20
-"""Bytes of a factor that stay in a cache from one block of queries to the next."""
-_LARGE, _MIN_MATRICES = 10**8, 4
-"""Operations from which several threads are of use, and matrices that give each of them some."""
 
 
 @dataclass(frozen=True)
@@ -194,13 +191,17 @@ class Search:
 
     Args:
         computation: where to look.
-        refuse: is told why a product that might be part of a group is not.
+        refuse: called with the reason why a product that might be part of a group is not.
+        limits: of the device.
 
     Attributes:
         groups: what was found, in program order.  What two groups both need, both compute.
     """
 
-    def __init__(self, computation: HloComputation, refuse: Callable[[str], None]) -> None:
+    def __init__(
+        self, computation: HloComputation, refuse: Callable[[str], None], limits: KernelLimits
+    ) -> None:
+        self.limits = limits
         self.order = computation.post_order()
         self.position = {i: k for k, i in enumerate(self.order)}
         self.refuse = refuse
@@ -242,7 +243,7 @@ class Search:
             planned = self.plan(attention, self.results(attention, before, ()))
         except NoPlan as reason:
             return str(reason)
-        return _loss(planned.plan)
+        return _loss(planned.plan, self.limits)
 
     def plan(self, attention: AttentionCandidate, results: Sequence[HloInstruction]) -> PlannedAttention:
         """The kernel of a group.
@@ -301,18 +302,18 @@ class Search:
         return found
 
 
-def _loss(plan: AttentionPlan) -> str:
+def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
     """Why a kernel would be slower than its parts; empty if it would not."""
     widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
     size = 4 * plan.keys * max(widths)
-    if size > _MAX_CACHED:
+    if size > limits.attention_factor_bytes:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
-    matrices, large = math.prod(plan.batch), plan.flops > _LARGE
+    matrices, large = math.prod(plan.batch), plan.flops > limits.attention_flops
     if matrices < 2 and plan.rows.kind == "loop":
         return "a product, elementwise work and another product hold all of their results at once"
     if large and matrices < 2:
         return "one large product is faster with the blocks of products"
-    if large and matrices < _MIN_MATRICES and any(m.over == QUERIES for m in plan.mixtures):
+    if large and matrices < limits.attention_matrices and any(m.over == QUERIES for m in plan.mixtures):
         return f"sums over queries of {matrices} matrices are work for as many threads only"
     return ""
 

@@ -6,6 +6,7 @@ import dataclasses
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.cost.device import HOST, Device
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
@@ -39,12 +40,14 @@ class Fusion(HloPass):
         most: instructions in one group.
         multi_output: groups may have several results.
         costs: the model that prices groups: `projected` or `speed-of-light`.
+        device: what it prices them for.
     """
 
     name = "hlo-fusion"
     most: int = 96
     multi_output: bool = True
     costs: str = PROJECTED
+    device: Device = HOST
 
     def __post_init__(self) -> None:
         if self.costs not in (PROJECTED, SPEED_OF_LIGHT):
@@ -59,7 +62,7 @@ class Fusion(HloPass):
         for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs))
+            merge_groups(grouping, self.most, self.multi_output, Prices(self.device, self.costs))
             changed |= outline(grouping)
         return changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.cost.workload import plan_workload
@@ -22,11 +22,11 @@ class Prices:
     """Prices of planned groups on a device.
 
     Args:
-        model: `projected` or `speed-of-light`.
         device: a description and not a measurement, so that choices are the same everywhere.
+        model: `projected` or `speed-of-light`.
     """
 
-    def __init__(self, model: str = PROJECTED, device: Device = HOST) -> None:
+    def __init__(self, device: Device, model: str = PROJECTED) -> None:
         self.model = model
         self.device = device
         self._known: dict[tuple[HloInstruction, ...], float | None] = {}
@@ -37,7 +37,7 @@ class Prices:
         """Seconds of a group, None if it is no kernel that the models price.
 
         Args:
-            members: what the group is cached_plan by.
+            members: what the group is cached by.
             planned: makes its kernel, or says why there is none; called for groups that are not known yet.
         """
         key = tuple(members)
@@ -60,7 +60,7 @@ class Prices:
             if isinstance(kernel, DotPlan):
                 model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
                 parts = [model(work, self.device) for work in product_workloads(kernel.plan)]
-                seconds = combined(parts).seconds
+                seconds = combined(parts, self.device).seconds
             if seconds is None:
                 return None
             total += seconds

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import projected
 from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.passes.fusion.attention import AttentionCandidate, Search, attention_of, together
 
 
-def recompute_or_keep(search: Search, device: Device = HOST) -> None:
+def recompute_or_keep(search: Search, device: Device) -> None:
     """Let groups read what earlier groups computed, too, where that is cheaper than computing it again.
 
     Args:

@@ -13,7 +13,7 @@ from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.cost_plot import cost_plot
-from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, fragment_costs
+from mpmd.compile.thunks.costs import COMPUTE, MEMORY, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.native_functions import Floats
 
@@ -22,7 +22,7 @@ floats = Floats()
 
 def costs_of(function, *arguments):
     made = compiled(fragment_of(function, *arguments), poison=False)
-    return fragment_costs(made.thunks, made.module)
+    return fragment_costs(made.thunks, made.module, HOST)
 
 
 def test_products_are_bound_by_computing_and_sums_of_arrays_by_memory():
@@ -32,7 +32,7 @@ def test_products_are_bound_by_computing_and_sums_of_arrays_by_memory():
     assert (product.flops, product.bytes) == (2 * 256**3, 3 * 256 * 256 * 4)
     assert (added.flops, added.bytes) == (1 << 20, 2 * (1 << 22))
     assert found.seconds(COMPUTE) == product.seconds
-    assert found.seconds(MEMORY) == added.seconds + CALL_SECONDS
+    assert found.seconds(MEMORY) == added.seconds + HOST.call_seconds
     for kernel in found.kernels:
         assert 0 < kernel.light.seconds <= kernel.projection.seconds
 
@@ -85,10 +85,10 @@ def test_the_picture_has_a_bar_for_each_kernel():
 
 def test_parts_of_a_kernel_start_once():
     (work,) = product_workloads(MatmulPlan("product", (), 64, 64, 64, *[View("f32", 0, 64, 1)] * 3))
-    one, two = projected(work, HOST), combined([projected(work, HOST)] * 2)
+    one, two = projected(work, HOST), combined([projected(work, HOST)] * 2, HOST)
     assert two.seconds == pytest.approx(2 * one.seconds - one.start_seconds)
     light = speed_of_light(work, HOST)
-    assert combined([light, light]).seconds == pytest.approx(2 * light.seconds)
+    assert combined([light, light], HOST).seconds == pytest.approx(2 * light.seconds)
 
 
 def test_a_step_says_what_bounds_it():

@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
 from mpmd.compile.buffers.output_reuse import reuse_outputs
-from mpmd.compile.buffers.packing import LiveBlock, Room, bits
+from mpmd.compile.buffers.packing import DeviceMemory, LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
@@ -276,10 +276,20 @@ def test_values_of_two_memory_spaces_never_share_an_allocation():
 
 def test_a_cpu_has_one_memory():
     module = parse_module(SPACES)
-    plans = KernelPlans()
-    assignment = assign_buffers(module, plans.may_share)
-    with pytest.raises(CompileError, match="a CPU has one memory; values lie in memory space 1"):
-        native_program("f", Emitter(assignment, plans).program(), assignment, PlanCode(host_target()))
+    with pytest.raises(CompileError, match="values are in memory space 1\n  the target has memory space 0"):
+        assign_buffers(module, KernelPlans().may_share, memory=NativeCpu().memory)
+
+
+def test_arrays_begin_where_the_memory_of_a_device_says():
+    module = parse_module(SPACES.replace(":S(1)", ""))
+
+    def offsets(alignment):
+        assignment = assign_buffers(module, lambda *_: False, memory=DeviceMemory(alignment))
+        arena = assignment.arenas[0].number
+        return {place.offset for place in assignment.slices.values() if place.allocation == arena}
+
+    assert {offset % 64 for offset in offsets(64)} == {0} != {offset % 256 for offset in offsets(64)}
+    assert {offset % 256 for offset in offsets(256)} == {0} and len(offsets(256)) > 1
 
 
 # -- pictures

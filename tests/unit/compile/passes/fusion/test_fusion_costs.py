@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from mpmd.compile.hlo import print_module
-from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.kernels.cost.device import H200, HOST, KernelLimits
 from mpmd.compile.lowering import lower
+from mpmd.compile.passes import make_pass
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.grouping import Grouping
@@ -22,6 +23,8 @@ from tests.support.native_fragments import fragment_of
 from tests.support.native_functions import Floats, gradients, layer_norm
 
 floats = Floats()
+FREE = dataclasses.replace(HOST, cycles_per_second=math.inf)
+"""Nothing to compute ever takes time."""
 
 
 def before_fusion(function, *arguments):
@@ -77,9 +80,27 @@ def test_what_takes_longer_together_stays_apart():
     assert any("together they take" in text for text in said)
     module = before_fusion(scaled, *arguments)
     grouping = Grouping(module.entry)
-    device = dataclasses.replace(HOST, cycles_per_second=math.inf)  # nothing to compute ever takes time
-    merge_groups(grouping, 96, True, Prices(device=device))
+    merge_groups(grouping, 96, True, Prices(FREE))
     assert len(grouping.groups()) == 1
+
+
+def test_the_device_decides():
+    """A device on which nothing to compute ever takes time, and one whose caches hold no factor."""
+    rows = before_fusion(lambda x, y: x * jnp.tanh(jnp.exp(y)), floats(512, 256), floats(256))
+    assert not any("together they take" in m for m in fused(rows.clone(), device=FREE)[1])
+    attention = before_fusion(lambda q, k: jax.nn.softmax(q @ k.swapaxes(1, 2)) @ k, *[floats(4, 32, 16)] * 2)
+    small = dataclasses.replace(HOST, limits=KernelLimits(attention_factor_bytes=64))
+    assert AttentionStitching(device=HOST).run(attention.clone())
+    with diagnostics.collecting() as found:
+        assert not AttentionStitching(device=small).run(attention)
+    assert any("is read for every block of queries" in d.message for d in found)
+
+
+def test_a_device_is_an_option_by_its_name():
+    assert make_pass("hlo-fusion", "device=H200") == Fusion(device=H200)
+    assert str(Fusion(device=H200)) == "hlo-fusion{device=H200}"
+    with pytest.raises(ConfigError, match="there is no description of a device 'H20'.*'H200'"):
+        make_pass("hlo-fusion", "device=H20")
 
 
 def test_no_such_model():
@@ -107,5 +128,5 @@ def test_what_takes_longer_to_compute_again_is_kept():
 
 def test_a_value_that_others_read_too_is_written_all_the_same():
     value = before_fusion(lambda x: jnp.tanh(jnp.exp(x)), floats(64, 64)).entry.root.operands[0]
-    assert Prices().saved(value, 1, 0) == pytest.approx(2 * Prices().saved(value, 1, 1))
-    assert Prices().saved(value, 2, 0) == pytest.approx(3 * Prices().saved(value, 1, 5))
+    assert Prices(HOST).saved(value, 1, 0) == pytest.approx(2 * Prices(HOST).saved(value, 1, 1))
+    assert Prices(HOST).saved(value, 2, 0) == pytest.approx(3 * Prices(HOST).saved(value, 1, 5))

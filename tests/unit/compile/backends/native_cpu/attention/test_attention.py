@@ -110,7 +110,7 @@ def test_what_is_computed_again_is_a_matter_of_costs(bandwidth, kept):
             break
         pass_.run(module)
     said = []
-    search = Search(module.entry, said.append)
+    search = Search(module.entry, said.append, device.limits)
     search.run()
     recompute_or_keep(search, device)
     forward, backward = search.groups

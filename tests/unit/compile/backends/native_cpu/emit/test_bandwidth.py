@@ -143,7 +143,7 @@ def test_sums_over_rows_of_any_number(dtype, rows, width):
 # -- squares ------------------------------------------------------------------------------------------------
 
 
-class NameBuilder:
+class Names:
     """Stands for a builder: values are lists of names, and a shuffle picks from two of them."""
 
     def __init__(self):
@@ -162,7 +162,7 @@ class NameBuilder:
 @pytest.mark.parametrize("element", ["i8", "i16", "float", "double"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_a_square_is_transposed(element, size):
-    f = NameBuilder()
+    f = Names()
     rows = [f.value(element, [(r, c) for c in range(size)]) for r in range(size)]
     columns = [f.lanes[v.text] for v in transpose(f, rows)]
     assert columns == [[(r, c) for r in range(size)] for c in range(size)]

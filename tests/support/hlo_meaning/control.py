@@ -10,37 +10,46 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.values import TOKEN_VALUE, GroupRule, Rows, Rule, Value
+from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
+from tests.support.hlo_meaning.collectives import GroupRule, Rows
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 
-def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
-    return engine.run(instruction.to_apply, rows, devices)
+class Token:
+    """The value of a token: nothing but an order."""
+
+    def __repr__(self) -> str:
+        return "token"
 
 
-def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator) -> list[Value]:
+TOKEN_VALUE = Token()
+
+
+def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
+    return engine.run_together(instruction.to_apply, rows, devices)
+
+
+def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     states = [row[0] for row in rows]
     running = list(range(len(rows)))
     while True:
         active = [devices[k] for k in running]
-        again = engine.run(instruction.while_condition, [(states[k],) for k in running], active)
+        again = engine.run_together(instruction.while_condition, [(states[k],) for k in running], active)
         running = [k for k, goes_on in zip(running, again) if bool(goes_on)]
         if not running:
             return states
-        after = engine.run(
+        after = engine.run_together(
             instruction.while_body, [(states[k],) for k in running], [devices[k] for k in running]
         )
         for k, state in zip(running, after):
             states[k] = state
 
 
-def _conditional(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
+def _conditional(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """A boolean chooses the first branch if true; a number outside the branches chooses the last."""
     count = len(instruction.called)
     chosen = []
@@ -54,16 +63,14 @@ def _conditional(
     for branch in sorted(set(chosen)):
         members = [k for k, c in enumerate(chosen) if c == branch]
         arguments = [(rows[k][branch + 1],) for k in members]
-        results = engine.run(instruction.called[branch], arguments, [devices[k] for k in members])
+        results = engine.run_together(instruction.called[branch], arguments, [devices[k] for k in members])
         for k, result in zip(members, results):
             out[k] = result
     return out
 
 
-def _async_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Evaluator
-) -> list[Value]:
-    results = engine.run(instruction.to_apply, rows, devices)
+def _async_start(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
+    results = engine.run_together(instruction.to_apply, rows, devices)
     rest = instruction.shape.elements[2:]
     contexts = tuple(np.zeros(s.dims, s.numpy_dtype) if s.is_array else TOKEN_VALUE for s in rest)
     return [(tuple(row), result, *contexts) for row, result in zip(rows, results)]
@@ -78,32 +85,24 @@ CONTROL_RULES: dict[str, GroupRule] = {
 }
 
 
-def _tuple(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    return tuple(operands)
-
-
-def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    return operands[0][instruction.tuple_index]
-
-
-def _first(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _first(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     return operands[0]
 
 
-def _token(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _token(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     return TOKEN_VALUE
 
 
-def _copy_start(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _copy_start(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     contexts = tuple(np.zeros(s.dims, s.numpy_dtype) for s in instruction.shape.elements[2:])
     return (operands[0], operands[0], *contexts)
 
 
-def _copy_done(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _copy_done(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     return operands[0][0]
 
 
-def _async_done(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _async_done(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     return operands[0][1]
 
 
@@ -120,7 +119,7 @@ _OUTSIDE = {
 """Opcodes that a program alone does not give a meaning, with the reason."""
 
 
-def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     raise HloError(
         f"{instruction.opcode} {instruction.name} cannot be evaluated: {_OUTSIDE[instruction.opcode]}"
     )
@@ -135,7 +134,5 @@ RULES: dict[str, Rule] = {
     "copy-done": _copy_done,
     "copy-start": _copy_start,
     "domain": _first,
-    "get-tuple-element": _element,
     "opt-barrier": _first,
-    "tuple": _tuple,
 }
