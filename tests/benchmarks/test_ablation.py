@@ -3,6 +3,7 @@
 import contextlib
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.ablation import SWITCHES, without
@@ -11,7 +12,6 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.driver import prepare_fragment
 from tests.support.native_fragments import fragment_of
-from tests.support.partitioned_functions import floats
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -22,7 +22,7 @@ def test_every_switch_replaces_what_exists_and_puts_it_back(switch):
 
 
 def test_a_switch_changes_the_code_of_what_has_the_mechanism():
-    fragment = fragment_of(lambda x: jnp.tanh(x.T), floats(64, 48))
+    fragment = fragment_of(lambda x: jnp.tanh(x.T), np.zeros((64, 48), np.float32))
 
     def code(switch):
         with without(switch):

@@ -31,7 +31,7 @@ from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.backends.native_cpu.waiting import Barrier
 from mpmd.errors import CompileError
 
-_FEW_UNITS = 8
+_MIN_SHARED_UNITS = 8
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class _Entry:
             f.call(run.kernel.name, *pointers, self.workspace, f.index(0), f.index(units))
             return
         place: Index = self.thread
-        if units < _FEW_UNITS:
+        if units < _MIN_SHARED_UNITS:
             place = f.irem(f.iadd(self.thread, self.turn), self.threads) if self.turn else place
             self.turn += 1
         begin = f.index(f.idiv(f.imul(place, units), self.threads))

@@ -14,7 +14,7 @@ from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Store
 from mpmd.compile.kernels.sharing import may_share
 
-_MOST_TILES = 4  # register tiles in a block of queries
+_MAX_TILES = 4  # register tiles in a block of queries
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Blocking:
         kept = len(self.plan.inner) - len(self.shared)
         fitting = self.target.l2_bytes // 2 // (4 * self.line * kept) // self.rows
         most = -(-self.plan.queries // self.rows)
-        tiles = max(1, min(most, max(2, min(_MOST_TILES, fitting))))
+        tiles = max(1, min(most, max(2, min(_MAX_TILES, fitting))))
         return self.rows * tiles
 
     @property

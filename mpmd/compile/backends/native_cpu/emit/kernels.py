@@ -83,7 +83,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     if plan.kind == "loop":
         strided = strided_dim(plan)
         if strided is not None:
-            return KernelSequence(plan, (TileKernel(plan.name, plan, target, strided),))
+            return KernelSequence(plan, (TileKernel(plan.name, plan, target, strided, streamed),))
         if meets_itself(plan):
             apart = pieces_apart(plan, in_place)
             return KernelSequence(plan, (ScatterKernel(plan.name, plan, target, apart),))

@@ -21,11 +21,10 @@ from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
 
 _BITS = 64
 """Maximum of elements that are compared at once: one bit of a word for each."""
-_FEW = 8
+_MAX_RECOMPARED = 8
 """Best elements up to which a row's first blocks are compared again after each insertion: most of
 those that come before the last of the best are then rejected.  Where more are kept, superfluous insertions
-are
-cheaper."""
+are cheaper."""
 _FIRST_BLOCKS = 2
 _MAX_UNROLLED = 4
 """Vectors of best elements up to which the insertion is unrolled."""
@@ -89,7 +88,7 @@ class _Row:
         with f.loop(0, first) as each:
             self._insert(each.i, each.i)
         if at_once:
-            early = min(self.length, first + _FIRST_BLOCKS * at_once) if kept <= _FEW else first
+            early = min(self.length, first + _FIRST_BLOCKS * at_once) if kept <= _MAX_RECOMPARED else first
             self._scan(first, early, at_once, again=True)
             self._scan(early, self.length, at_once)
         with f.loop(0, kept) as each:

@@ -17,6 +17,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
@@ -28,7 +29,7 @@ from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
 from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
 
-_MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
+_MAX_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class TileKernel(PlanKernel):
 
     Attributes:
         strided: the strided dim.
+        streamed: numbers of the results that are written by non-temporal stores.
     """
 
     strided: int
+    streamed: frozenset[int] = frozenset()
 
     @property
     def _outer(self) -> list[int]:
@@ -75,7 +78,7 @@ class TileKernel(PlanKernel):
         """Whether the code for one row is short enough to stand there once for each row of a square."""
         nodes = needed_nodes(self.plan, stored_nodes(self.plan.stores), self._tiles)
         operations = sum(isinstance(self.plan.nodes[k], Apply | Load) for k in nodes)
-        return operations <= _MOST_OPERATIONS
+        return operations <= _MAX_OPERATIONS
 
     @property
     def units(self) -> int:
@@ -92,13 +95,14 @@ class TileKernel(PlanKernel):
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:
-                self._emit(f)
+                pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
+                emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
         return ()
 
-    def _emit(self, f: FunctionBuilder) -> None:
+    def _emit(self, f: FunctionBuilder, pointers: dict[int, Value], streams: bool) -> None:
         plan, lanes = self.plan, self.target.lanes()
         last = plan.rank - 1
-        start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
+        start = Scope(f, plan, pointers, streamed=self.streamed if streams else frozenset())
         start.hoist(range(len(plan.nodes)), lanes)
         with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
             dims = unflatten(f, f.idiv(unit.i, self._bands), self._outer, plan.extents)

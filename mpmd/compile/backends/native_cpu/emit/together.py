@@ -14,8 +14,8 @@ from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, ReduceNode, arguments
 
-MOST_VECTORS = 4
-_MOST_OPERATIONS = 128  # of all vectors of a round: more code is not worth its compilation
+MAX_VECTORS = 4
+_MAX_OPERATIONS = 128  # of all vectors of a round: more code is not worth its compilation
 _KEPT_FREE = 4  # registers for addresses of memory operands that LLVM loads first, and for sums
 _INSIDE_EXPENSIVE = 4  # registers that a function such as tanh needs for itself
 
@@ -70,5 +70,5 @@ def vectors_at_once(plan: KernelPlan, target: CpuTarget, roots: Sequence[int], s
     most = max((sum(n <= k < last_use.get(n, n) for n in alive) for k in nodes), default=0)
     expensive = any(OPERATIONS[n.op].is_expensive for n in operations)
     each = sums + most + (_INSIDE_EXPENSIVE if expensive else 1)
-    fitting = min((target.vector_registers - _KEPT_FREE) // each, _MOST_OPERATIONS // max(1, len(operations)))
-    return max(1, min(MOST_VECTORS, fitting))
+    fitting = min((target.vector_registers - _KEPT_FREE) // each, _MAX_OPERATIONS // max(1, len(operations)))
+    return max(1, min(MAX_VECTORS, fitting))

@@ -8,8 +8,8 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 
-_FEW = 8  # rows or columns
-_LONG = 32  # sums for which adding up lanes is worthwhile
+_MAX_THIN = 8  # rows or columns
+_MIN_DEPTH = 32  # sums for which adding up lanes is worthwhile
 _SUMS_AT_ONCE = 8  # that keep a core busy
 _STREAM = 512  # elements of a row for which reading it alone is worthwhile
 _BLOCK = 16  # rows of the long factor whose sums are finished together
@@ -64,7 +64,7 @@ class ThinForm:
 
 def thin_form(gemm: Gemm, target: CpuTarget) -> ThinForm | None:
     """The thin form of a product; None where tiles are better."""
-    if not 0 < min(gemm.m, gemm.n) <= _FEW or gemm.k < _LONG:
+    if not 0 < min(gemm.m, gemm.n) <= _MAX_THIN or gemm.k < _MIN_DEPTH:
         return None
     a = Side("a", gemm.a.dtype, gemm.m, gemm.a.row_stride, gemm.a.column_stride)
     b = Side("b", gemm.b.dtype, gemm.n, gemm.b.column_stride, gemm.b.row_stride)

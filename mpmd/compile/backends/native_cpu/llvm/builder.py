@@ -23,7 +23,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
 )
 from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES, LINE_BYTES
 
-_SMALLEST_REGISTER_BITS, _WIDEST_ELEMENT_BITS = 128, 64
+_MIN_REGISTER_BITS, _MAX_ELEMENT_BITS = 128, 64
 _PURE = frozenset(
     ("add", "sub", "mul", "udiv", "urem", "and", "or", "xor", "icmp", "getelementptr")
     + ("insertelement", "shufflevector", "zext", "sext", "trunc", "select")
@@ -203,7 +203,7 @@ class FunctionBuilder(IndexArithmetic):
                 self.store(value, pointer, index)
             return
         type_ = value.type
-        if bits_of(type_) < _WIDEST_ELEMENT_BITS:
+        if bits_of(type_) < _MAX_ELEMENT_BITS:
             value = self.sealed(value)
         name, mask_type = f"llvm.masked.store.{suffix(type_)}.p0", vector("i1", lanes_of(type_))
         self.module.declare(name, "void", (type_, "ptr", "i32", mask_type))
@@ -223,7 +223,7 @@ class FunctionBuilder(IndexArithmetic):
         lanes = lanes_of(a.type)
         if bits_of(a.type) == 16 and is_float(a.type):  # no registers of their own
             return self.cast("bitcast", self.sealed(self.cast("bitcast", a, vector("i16", lanes))), a.type)
-        whole = lanes * max(1, _SMALLEST_REGISTER_BITS // (lanes * bits_of(a.type)))
+        whole = lanes * max(1, _MIN_REGISTER_BITS // (lanes * bits_of(a.type)))
         if whole > lanes:
             wide = self.shuffle(a, a, [lane % lanes for lane in range(whole)])
             return self.shuffle(self.sealed(wide), wide, range(lanes))

@@ -1,4 +1,6 @@
-"""Kernels as fast as memory: bf16 by twos, blocks of rows, squares; against NumPy and the evaluator."""
+"""Kernels that memory binds: rows of bf16, sums over rows, transposes; against NumPy and the evaluator."""
+
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -6,6 +8,8 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
+from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
@@ -172,9 +176,22 @@ def test_arrays_are_transposed(dtype, rows, width):
     x = b.load(b.operand("x", dtype, rows * width), dim(1) * width + dim(0))
     b.store_dense(b.operand("y", dtype, rows * width), x)
     given = np.random.default_rng(0).integers(0, 2, rows * width).astype(NUMPY_DTYPE[dtype])
-    for target in TARGETS:
-        got = run(b.finish(), [given, np.zeros_like(given)], target, shift=1)[1]
+    without_cache = replace(host_target(), l3_bytes=0)
+    for target, shift in (*((t, 1) for t in TARGETS), (without_cache, 0), (without_cache, 1)):
+        got = run(b.finish(), [given, np.zeros_like(given)], target, shift=shift)[1]
         np.testing.assert_array_equal(got.reshape(width, rows), given.reshape(rows, width).T)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_large_transposes_are_written_by_non_temporal_stores(dtype):
+    b = PlanBuilder("transpose", (64, 64))
+    x = b.load(b.operand("x", dtype, 64 * 64), dim(1) * 64 + dim(0))
+    b.store_dense(b.operand("y", dtype, 64 * 64), x)
+    for l3_bytes, wanted in ((0, True), (1 << 20, False)):
+        target = replace(named_target("avx512"), l3_bytes=l3_bytes)
+        module = Module(target)
+        plan_kernels(b.finish(), target).kernels[0].emit(module)
+        assert ("vmovnt" in emit_assembly(module)) is wanted
 
 
 @pytest.mark.parametrize("rows,width", [(32, 48), (33, 20)])
