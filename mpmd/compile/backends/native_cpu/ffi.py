@@ -38,7 +38,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
 )
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
@@ -236,9 +236,9 @@ def _slots(
     for number in range(slots):
         pool = pools[number % len(pools)] if pools else None
         threads = pool.threads if pool else 1
-        arena = program_memory(max(64, arena_bytes))
+        arena = program_memory(max(LINE_BYTES, arena_bytes))
         arena[: len(constants)] = np.frombuffer(constants, np.uint8)
-        workspace = program_memory(max(64, threads * compiled.workspace_bytes))
+        workspace = program_memory(max(LINE_BYTES, threads * compiled.workspace_bytes))
         barrier = aligned_empty((MEETING_BYTES,), np.uint8)
         barrier[:] = 0
         kept.append((arena, workspace, barrier, pool))
@@ -259,7 +259,8 @@ def _join(
 ) -> np.ndarray:
     """Tell each device its number and where it meets the others; returns the memory in which they meet."""
     memory[len(devices) * SLOT_BYTES // 8 :] = devices
-    mesh = aligned_empty((max(64, compiled.mesh.bytes if compiled.mesh is not None else 0),), np.uint8)
+    size = compiled.mesh.bytes if compiled.mesh is not None else 0
+    mesh = aligned_empty((max(LINE_BYTES, size),), np.uint8)
     mesh[:] = 0
     mesh[DEVICES : DEVICES + 8].view(np.int64)[0] = len(devices)
     mesh[PATIENCE : PATIENCE + 8].view(np.int64)[0] = patience

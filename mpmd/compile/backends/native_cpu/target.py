@@ -16,7 +16,10 @@ import llvmlite.binding as binding
 from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.errors import ConfigError
 
-MEMORY = DeviceMemory(alignment=64, spaces=(0,))
+LINE_BYTES = 64
+"""Bytes of a cache line, of every CPU that code is generated for."""
+
+MEMORY = DeviceMemory(alignment=LINE_BYTES, spaces=(0,))
 """A CPU has one memory; large arrays begin at a cache line, which is as wide as the widest vectors."""
 
 ELEMENT_BYTES = {

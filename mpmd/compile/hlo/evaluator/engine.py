@@ -91,8 +91,7 @@ class Evaluator:
             return _spread(made, dims)
         spread = [np.broadcast_to(a, dims) for a in arguments]
         results = [
-            self.run(computation, [np.asarray(a[index]) for a in spread])
-            for index in np.ndindex(*dims)
+            self.run(computation, [np.asarray(a[index]) for a in spread]) for index in np.ndindex(*dims)
         ]
         shape = computation.root.shape
         if shape.is_tuple:

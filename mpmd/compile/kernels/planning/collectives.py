@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
@@ -102,16 +101,14 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
     Args:
         name: symbol of its kernels.
-        instruction: the collective, or what starts it.
+        instruction: the collective.
 
     Raises:
         NoPlan: of a kind, element type or grouping that kernels do not have.
     """
-    if instruction.opcode == "async-start":
-        return plan_collective(name, instruction.to_apply.root)
     for operand in instruction.operands:
         check_dtype(operand)
-    module, opcode = instruction.parent.module, instruction.opcode.removesuffix("-start")
+    module, opcode = instruction.parent.module, instruction.opcode
     replicas, partitions = module.replica_count, module.num_partitions
     devices = replicas * partitions
     if opcode == "collective-permute":
@@ -136,8 +133,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
 
 def _results(instruction: HloInstruction) -> list[Shape]:
-    whole = done_of(instruction) if is_start(instruction) else instruction
-    return [shape for _, shape in whole.shape.leaves()]
+    return [shape for _, shape in instruction.shape.leaves()]
 
 
 def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
@@ -225,7 +221,7 @@ def _permute(
             build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
             pieces.append(CollectiveKernel(_finished(build), (Pointer(count + number),), devices=others))
     return CollectivePlan(
-        instruction.opcode.removesuffix("-start"),
+        instruction.opcode,
         devices,
         (tuple(range(devices)),),
         tuple((sources.get(d, d),) for d in range(devices)),
