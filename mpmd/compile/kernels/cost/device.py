@@ -170,19 +170,7 @@ HOST = cpu_device(
     caches=(32 << 10, 1 << 20, 16 << 20),
 )
 
-# A core with AVX2, by rates alone: for messages that hide behind work of about their length.
-CORE = cpu_device(
-    "core",
-    cores=1,
-    vector_bytes=32,
-    registers=16,
-    f32_flops=1e11,
-    bf16_flops=1e11,
-    memory_bandwidth=1e10,
-    caches=(0, 0, 0),  # they make no difference to speeds of light of large arrays
-)
-
-DEVICES = {device.name: device for device in (HOST, CORE, H200)}
+DEVICES = {device.name: device for device in (HOST, H200)}
 """Name → device."""
 
 OF_PLATFORM = {"cpu": HOST, "gpu": H200}
