@@ -93,10 +93,7 @@ def warn_of_vanished_names(module: ir.Module, before: Collection[str], config: C
         config: the user's.
     """
     left = {
-        origin.name
-        for f in ir.funcs(module)
-        for fragment in ir.walk(f, ir.Fragment)
-        for origin in fragment.origins
+        origin.name for f in ir.funcs(module) for fragment in ir.fragments(f) for origin in fragment.origins
     }
     _warn_of_dead([name for name in config.assignment if name in before and name not in left], config)
 

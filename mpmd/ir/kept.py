@@ -43,19 +43,19 @@ def bury(op: ir.OpView | ir.Operation) -> None:
     """Takes an op that nothing uses out of its program; this object for it raises when it is used again."""
     operation = op.operation
     grave, nothing = _grave()
-
-    def use_nothing(inner: ir.Operation) -> ir.WalkResult:
-        operands = inner.operands
-        for i in range(len(operands)):
-            operands[i] = nothing
-        return ir.WalkResult.ADVANCE
-
     if len(operation.regions):  # what is in it may use what was moved out of it
-        operation.walk(use_nothing)
+        operation.walk(lambda inner: _use_nothing(inner, nothing))
     else:
-        use_nothing(operation)
+        _use_nothing(operation, nothing)
     grave.body.append(operation)
     operation._set_invalid()
+
+
+def _use_nothing(operation: ir.Operation, nothing: ir.Value) -> ir.WalkResult:
+    operands = operation.operands
+    for i in range(len(operands)):
+        operands[i] = nothing
+    return ir.WalkResult.ADVANCE
 
 
 def bury_block(block: ir.Block) -> None:
