@@ -6,7 +6,7 @@ example.
     python benchmarks/fragment_memory.py [--only=block] [--groups=gpt2,small,models,example] [--dtypes=f32]
 
 One line per distinct fragment: bytes of temporaries (ours, of them scratch of kernels, and XLA's), the ratio,
-and how far the packing is above the most that is alive at once.  `private` are the bytes per thread in which
+and how far the packing is above the maximum live at once.  `private` are the bytes per thread in which
 products pack their factors; XLA's products allocate theirs outside of what it reports, too.  The last line is
 one JSON object.
 """
@@ -118,10 +118,10 @@ def distinct(label: str, found: dict[str, Any], seen: set[str]) -> Iterator[tupl
 
 def measure(fragment: Any, xla_bytes: int) -> dict[str, Any]:
     """Our figures beside XLA's."""
-    from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-    from mpmd.compile.backends.native_cpu.target import host_target
+    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.driver import prepare_fragment
 
-    made = prepare_fragment(fragment, host_target())
+    made = prepare_fragment(fragment, NativeCpu())
     assignment, packing = made.assignment, made.assignment.packing
     ours = assignment.arena_bytes
     return {
@@ -130,7 +130,7 @@ def measure(fragment: Any, xla_bytes: int) -> dict[str, Any]:
         "xla": xla_bytes,
         "ratio": ours / xla_bytes if xla_bytes else float(ours > 0) + 1.0,
         "above_bound": packing.size / packing.lower_bound - 1 if packing.lower_bound else 0.0,
-        "private": made.native.program.workspace_bytes,
+        "private": made.program.threaded.workspace_bytes,
     }
 
 

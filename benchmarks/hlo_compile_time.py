@@ -70,14 +70,14 @@ def fragment_of(blocks: int, size: str, dtype: str) -> Any:
 
 def measure(blocks: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row."""
-    from mpmd.compile.backends.native_cpu.compilation import lowered, prepare_fragment
-    from mpmd.compile.backends.native_cpu.target import host_target
+    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.driver import lowered, prepare_fragment
 
     fragment = fragment_of(blocks, options.size, options.dtype)
     best: dict[str, Any] = {}
     for _ in range(options.repeats):
         start = time.process_time()
-        made = prepare_fragment(fragment, host_target())
+        made = prepare_fragment(fragment, NativeCpu())
         seconds = time.process_time() - start
         if not best or seconds < best["seconds"]:
             rooms = {r: sum(made.seconds.get(p, 0.0) for p in phases) for r, phases in ROOMS.items()}

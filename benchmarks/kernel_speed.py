@@ -52,12 +52,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import script
+from benchmarks.cpu_limits import copy_bandwidth, fma_peak, measured_device, read_bandwidth
+from benchmarks.direct import DirectKernel, DirectSequence, program_array
 from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, jax_functions, traffic_of
-from mpmd.compile.backends.native_cpu.direct import DirectKernel, DirectSequence, aligned_empty, program_array
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.profile import copy_bandwidth, fma_peak, measured_device, read_bandwidth
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import script
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import Program
 
@@ -39,7 +39,7 @@ class Pipeline:
     def __init__(self, meshes: int, microbatches: int, size: int) -> None:
         self.meshes, self.size = meshes, size
         self.types: dict[int, BufferType] = {}
-        self.ops: list[FragmentCall | TransferOp] = []
+        self.ops: list[CallNode | TransferOp] = []
         self.gradients = [self.value(s) for s in range(meshes)]
         self.xs = [self.value(0) for _ in range(microbatches)]
         self.residuals: dict[tuple[int, int], int] = {}
@@ -70,7 +70,7 @@ class Pipeline:
         for s in range(self.meshes):
             x = x if s == 0 else self.move(x, s)
             y, self.residuals[s, i] = self.value(s), self.value(s)
-            self.ops.append(FragmentCall("forward", f"m{s}", (x,), (y, self.residuals[s, i]), (), s, i, "F"))
+            self.ops.append(CallNode("forward", f"m{s}", (x,), (y, self.residuals[s, i]), (), s, i, "F"))
             x = y
         self.tops.append(x)
 
@@ -80,7 +80,7 @@ class Pipeline:
             dy = dy if s == self.meshes - 1 else self.move(dy, s)
             dx, g = self.value(s), self.value(s)
             arguments = (self.residuals[s, i], dy, self.gradients[s])
-            self.ops.append(FragmentCall("backward", f"m{s}", arguments, (dx, g), (2,), s, i, "B"))
+            self.ops.append(CallNode("backward", f"m{s}", arguments, (dx, g), (2,), s, i, "B"))
             dy, self.gradients[s] = dx, g
 
 

@@ -30,7 +30,7 @@ from benchmarks import script
 FORWARD_S, HALF_BACKWARD_S = 0.02, 0.02
 
 
-class Case:
+class EfficiencyCase:
     """A compiled step, its state between rounds, and what was found."""
 
     def __init__(self, name: str, jitted: Any, state: Any, batch: Any, ideal_s: float | None = None) -> None:
@@ -70,17 +70,17 @@ class Case:
         return found
 
 
-def sleeping(meshes: int, microbatches: int) -> Case:
+def sleeping(meshes: int, microbatches: int) -> EfficiencyCase:
     """Equal stages that sleep."""
     from benchmarks.sleeping import Durations, Stages
 
     durations = Durations(FORWARD_S, HALF_BACKWARD_S, HALF_BACKWARD_S)
     stages = Stages((durations,) * meshes, microbatches, meshes)
     name = f"1f1b, {meshes} sleeping stages"
-    return Case(name, stages.jitted("1f1b"), *stages.arguments(), ideal_s=stages.ideal_1f1b_s())
+    return EfficiencyCase(name, stages.jitted("1f1b"), *stages.arguments(), ideal_s=stages.ideal_1f1b_s())
 
 
-def example(microbatches: int) -> Case:
+def example(microbatches: int) -> EfficiencyCase:
     """The pipelined transformer with two stages, on random tokens."""
     from examples.pipelined_transformer.config import TrainConfig
     from examples.pipelined_transformer.train_step import make_state, make_train_step
@@ -88,7 +88,8 @@ def example(microbatches: int) -> Case:
     config = TrainConfig(num_stages=2, num_microbatches=microbatches)
     shape = config.batch_size, config.seq_len + 1
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape).astype(np.int32)
-    return Case("example, 2 stages", make_train_step(config), jax.device_get(make_state(config)), tokens)
+    state = jax.device_get(make_state(config))
+    return EfficiencyCase("example, 2 stages", make_train_step(config), state, tokens)
 
 
 def main() -> None:

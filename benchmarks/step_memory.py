@@ -7,7 +7,8 @@ the resident size of the process.  Live bytes are what it has given out, less wh
 arrays of the step between two steps, and the scratch memory that native fragments keep, which is mapped
 beside it.  Predicted is the peak of `Compiled.schedule` over all meshes at once, with measured costs.  The
 last line is one JSON object: sizes in MB, `predicted_over_live`, and `resident_over_live`: how far the
-process grew over what it was after compiling, over the peak of live bytes.  Needs glibc.
+process grew over what it was after compiling, without freed memory, over the peak of live bytes.  Needs
+glibc 2.33.
 """
 
 from __future__ import annotations
@@ -28,28 +29,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import script
+from mpmd.runtime.host_memory import given_out
 
 MB = 1e6
 PAGE = 4096
-
-
-class _Mallinfo2(ctypes.Structure):
-    """`struct mallinfo2` of <malloc.h>."""
-
-    _fields_ = (
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
-    )
-
-
-_libc = ctypes.CDLL(None)
-_libc.mallinfo2.restype = _Mallinfo2
-
-
-def given_out() -> int:
-    """Bytes that the C library has given out."""
-    info = _libc.mallinfo2()
-    return int(info.uordblks + info.hblkhd)
 
 
 def resident() -> int:
@@ -117,7 +100,7 @@ def compiled_step(args: argparse.Namespace) -> tuple[Any, Any, Any, int]:
     del given
     batch = gpt.batch(sizes)
     lowered = mpmd.jit(step, config, donate_argnums=(0, 1)).lower(*shapes, *batch)
-    runtime = mpmd.RuntimeOptions(run_ahead=args.run_ahead)
+    runtime = mpmd.RuntimeOptions(run_ahead=args.run_ahead, keep_freed_memory=args.keep_freed_memory)
     return lowered.compile(runtime=runtime), state, batch, count
 
 
@@ -132,11 +115,13 @@ def main() -> None:
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--backend", default="native")
     parser.add_argument("--run-ahead", type=int, default=16)
+    parser.add_argument("--keep-freed-memory", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", args.stages)
     compiled, make_state, batch, count = compiled_step(args)
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     base = resident()
     state = make_state()
     state = jax.block_until_ready(compiled(*state, *batch)[:2])

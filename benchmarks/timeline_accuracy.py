@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import script
 
 
-class Case:
+class AccuracyCase:
     """The example's step by one backend."""
 
     def __init__(self, backend: str, stages: int) -> None:
@@ -122,7 +122,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", args.stages)
     found = {}
     for backend in args.backends.split(","):
-        case = Case(backend, args.stages)
+        case = AccuracyCase(backend, args.stages)
         for _ in range(args.steps):
             case.plain()
             case.recorded()

@@ -27,7 +27,7 @@ from benchmarks import script
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2", "zb_v")
 
 
-class Case:
+class ZeroBubbleCase:
     """A step of sleeping stages under one schedule."""
 
     def __init__(self, schedule: str, seconds: float, meshes: int, microbatches: int) -> None:
@@ -80,7 +80,8 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="where to write the picture")
     args = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", args.meshes)
-    cases = [Case(name, args.milliseconds / 1e3, args.meshes, args.microbatches) for name in SCHEDULES]
+    seconds = args.milliseconds / 1e3
+    cases = [ZeroBubbleCase(name, seconds, args.meshes, args.microbatches) for name in SCHEDULES]
     for _ in range(args.rounds):
         for case in cases:
             case.round()

@@ -70,15 +70,12 @@ class PipelineOptions:
         attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
             each that keeps scores in the cache, looks at nothing that a causal mask hides, and computes
             scores again in the backward fragment instead of keeping them; `off` computes product by product.
-        kernel_costs: `modelled` lets cost models choose what the native backend fuses and how it cuts
-            products, the same on every machine; `measured` times each kernel that it considers on this
-            machine, once, and keeps the times in the compile cache's folder.  The first compilation then
-            takes much longer.
         float_jitter: regular expression on opcodes, names and sources of values of which the native backend
             makes the floats a little wrong, such as `dot|exponential`: to find numerically fragile programs.
         kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that take the place of
             those that the native backend generates; `dump_to` shows these.
-        backend: the compile backend: `native`, `xla`, or `auto`: native code on CPUs, XLA's elsewhere.
+        backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
+            `reference`: the program of `native` run by NumPy, to find errors of generated code.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: what that folder may hold.
@@ -133,7 +130,6 @@ class PipelineOptions:
     fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
     attention_stitching: str = "auto"
-    kernel_costs: str = "modelled"
     float_jitter: str = ""
     kernel_overrides: str = ""
     backend: str = "auto"
@@ -166,8 +162,7 @@ PIPELINE_SCHEDULES = (
 )  # fmt: skip
 _CHOICES = {
     "attention_stitching": ("auto", "off"),
-    "backend": ("auto", "native", "xla"),
-    "kernel_costs": ("modelled", "measured"),
+    "backend": ("auto", "native", "reference", "xla"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}

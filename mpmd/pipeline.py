@@ -333,7 +333,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step("mpmd-populate-unreduced-out-sharding", "propagation leaves unreduced axes at constraints"),
         _step(
-            "mpmd-cut-sub-axes",
+            "mpmd-drop-sub-axes",
             "JAX has no arrays that are sharded over part of an axis",
             when=o.jax_shardings,
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu import attention_kernels as kernels
 from benchmarks.gpu.attention_kernels import LOG2_E
-from benchmarks.gpu.handler import Buffer, Launch, Scalar
+from benchmarks.gpu.handler import GpuBuffer, Launch, Scalar
 from benchmarks.gpu.triton_kernels import TritonKernel, compile_triton
 
 _TYPES = (
@@ -55,7 +55,7 @@ DQ = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     """q, k, v: bf16[batch, positions, heads, dim]."""
 
     batch: int
@@ -97,32 +97,32 @@ def compile_kernel(which: str, dim: int, blocks: Blocks, arch: str) -> TritonKer
     return compile_triton(function, _TYPES, constants, arch=arch, warps=blocks.warps, stages=blocks.stages)
 
 
-def forward_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: Shape) -> Launch:
+def forward_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: AttentionShape) -> Launch:
     """Buffers: q, k, v; o, sums."""
     grid = (shape.positions // blocks.rows, shape.batch * shape.heads, 1)
     factor = Scalar("float", shape.scale * LOG2_E)
-    return kernel.launch(number, grid, (*map(Buffer, range(5)), factor, *shape.scalars))
+    return kernel.launch(number, grid, (*map(GpuBuffer, range(5)), factor, *shape.scalars))
 
 
-def delta_step(number: int, kernel: TritonKernel, shape: Shape) -> Launch:
+def delta_step(number: int, kernel: TritonKernel, shape: AttentionShape) -> Launch:
     """Buffers: q, k, v, o, sums, do; dq, dk, dv, delta."""
     grid = (shape.positions // DELTA_ROWS, shape.batch * shape.heads, 1)
-    return kernel.launch(number, grid, (Buffer(3), Buffer(5), Buffer(9), *shape.scalars))
+    return kernel.launch(number, grid, (GpuBuffer(3), GpuBuffer(5), GpuBuffer(9), *shape.scalars))
 
 
-def dk_dv_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: Shape) -> Launch:
+def dk_dv_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: AttentionShape) -> Launch:
     """Buffers as those of `delta_step`."""
     grid = (shape.positions // blocks.keys, shape.batch * shape.heads, 1)
-    buffers = tuple(map(Buffer, (0, 1, 2, 5, 4, 9, 7, 8)))
+    buffers = tuple(map(GpuBuffer, (0, 1, 2, 5, 4, 9, 7, 8)))
     return kernel.launch(number, grid, (*buffers, *_factors(shape), *shape.scalars))
 
 
-def dq_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: Shape) -> Launch:
+def dq_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: AttentionShape) -> Launch:
     """Buffers as those of `delta_step`."""
     grid = (shape.positions // blocks.rows, shape.batch * shape.heads, 1)
-    buffers = tuple(map(Buffer, (0, 1, 2, 5, 4, 9, 6)))
+    buffers = tuple(map(GpuBuffer, (0, 1, 2, 5, 4, 9, 6)))
     return kernel.launch(number, grid, (*buffers, *_factors(shape), *shape.scalars))
 
 
-def _factors(shape: Shape) -> tuple[Scalar, Scalar]:
+def _factors(shape: AttentionShape) -> tuple[Scalar, Scalar]:
     return Scalar("float", shape.scale * LOG2_E), Scalar("float", shape.scale)

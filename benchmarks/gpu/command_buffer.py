@@ -20,9 +20,9 @@ from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
-from benchmarks.gpu.handler import COMMAND_BUFFER, Buffer, Handler, Launch, Scalar
+from benchmarks.gpu.handler import COMMAND_BUFFER, GpuBuffer, Handler, Launch, Scalar
 from benchmarks.gpu.kernels import BLOCK, scale_add
-from benchmarks.gpu.table import Recorder, real_table
+from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 LAUNCHES, COUNT, ALPHA = 60, 1 << 14, 0.5
@@ -42,8 +42,8 @@ def chain() -> list[Launch]:
     """Y -> alpha * x + y, again and again in one result: x, y; out."""
     steps = []
     for number in range(LAUNCHES):
-        source = Buffer(1) if number == 0 else Buffer(2)
-        values = (Buffer(0), source, Buffer(2), Scalar("i32", COUNT), Scalar("float", ALPHA))
+        source = GpuBuffer(1) if number == 0 else GpuBuffer(2)
+        values = (GpuBuffer(0), source, GpuBuffer(2), Scalar("i32", COUNT), Scalar("float", ALPHA))
         steps.append(Launch(0, (COUNT // (4 * BLOCK), 1, 1), BLOCK, values))
     return steps
 
@@ -66,7 +66,7 @@ def measure(run: Experiment) -> None:
 
 def record(run: Experiment) -> None:
     """Calls a handler without a GPU."""
-    handler, recorder = make_handler("chain_recorded", COMMAND_BUFFER), Recorder()
+    handler, recorder = make_handler("chain_recorded", COMMAND_BUFFER), RecordingTable()
     handler.bind(recorder.table, [0xA0])
     frame = CallFrame([0x1000, 0x2000], [0x3000])
     traits = frame.metadata(handler)[2]

@@ -60,7 +60,7 @@ class _Heuristic(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class MatmulProblem:
     """d[m, n] = epilogue(a[m, k] · b[k, n]), row-major; `transpose_a` says that a is stored as [k, m]."""
 
     m: int
@@ -104,7 +104,7 @@ class CublasLt:
 class Product:
     """One product: its descriptors, and the algorithms that the library proposes for it."""
 
-    def __init__(self, lt: CublasLt, problem: Problem) -> None:
+    def __init__(self, lt: CublasLt, problem: MatmulProblem) -> None:
         self.problem, self._lt = problem, lt
         dtype = _DTYPES[problem.dtype]
         self.descriptor = ctypes.c_void_p()

@@ -17,19 +17,19 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu import ahead
-from benchmarks.gpu.cublaslt import WORKSPACE, CublasLt, Problem, Product, make_records
+from benchmarks.gpu.cublaslt import WORKSPACE, CublasLt, MatmulProblem, Product, make_records
 from benchmarks.gpu.driver import GpuError, load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
-from benchmarks.gpu.handler import AUX_POINTER, BIAS_POINTER, Buffer, Handler, Multiply
-from benchmarks.gpu.table import Recorder, real_table
+from benchmarks.gpu.handler import AUX_POINTER, BIAS_POINTER, GpuBuffer, Handler, Multiply
+from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 SHAPES = ((8192, 768, 3072), (8192, 2048, 8192))  # tokens, width, inner width
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class EpilogueCase:
     """One product.
 
     Attributes:
@@ -40,14 +40,14 @@ class Case:
     """
 
     name: str
-    problem: Problem
+    problem: MatmulProblem
     inputs: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
     step: Callable[[int], Multiply]
     xla: Callable[..., Any]
 
 
-def cases(tokens: int, width: int, inner: int) -> list[Case]:
+def cases(tokens: int, width: int, inner: int) -> list[EpilogueCase]:
     """The products of one MLP."""
     import jax
     import jax.numpy as jnp
@@ -60,31 +60,32 @@ def cases(tokens: int, width: int, inner: int) -> list[Case]:
         (dh,) = jax.vjp(lambda h: jax.nn.gelu(h, approximate=True), h)[1](dy @ w.T)
         return dh, dh.sum(0)
 
-    b0, b1, b2, b3, b4, b5 = map(Buffer, range(6))
+    b0, b1, b2, b3, b4, b5 = map(GpuBuffer, range(6))
     return [
-        Case(
-            "plain", Problem(tokens, inner, width), ((tokens, width), (width, inner)), ((tokens, inner),),
+        EpilogueCase(
+            "plain", MatmulProblem(tokens, inner, width),
+            ((tokens, width), (width, inner)), ((tokens, inner),),
             lambda p: Multiply(p, b0, b1, b2, workspace=b3), lambda x, w: (jnp.dot(x, w),),
         ),
-        Case(
-            "bias_gelu_aux", Problem(tokens, inner, width, "gelu_aux_bias"),
+        EpilogueCase(
+            "bias_gelu_aux", MatmulProblem(tokens, inner, width, "gelu_aux_bias"),
             ((tokens, width), (width, inner), (inner,)), ((tokens, inner), (tokens, inner)),
             lambda p: Multiply(p, b0, b1, b3, workspace=b5, bias=b2, aux=b4), forward,
         ),
-        Case(
-            "dgelu_bias_gradient", Problem(tokens, inner, width, "dgelu_bgrad", transpose_b=True),
+        EpilogueCase(
+            "dgelu_bias_gradient", MatmulProblem(tokens, inner, width, "dgelu_bgrad", transpose_b=True),
             ((tokens, width), (inner, width), (tokens, inner)), ((tokens, inner), (inner,)),
             lambda p: Multiply(p, b0, b1, b3, workspace=b5, bias=b4, aux=b2), backward,
         ),
-        Case(
-            "weight_and_bias_gradient", Problem(width, inner, tokens, "bgrada", transpose_a=True),
+        EpilogueCase(
+            "weight_and_bias_gradient", MatmulProblem(width, inner, tokens, "bgrada", transpose_a=True),
             ((tokens, width), (tokens, inner)), ((width, inner), (inner,)),
             lambda p: Multiply(p, b0, b1, b2, workspace=b4, bias=b3), lambda x, dh: (x.T @ dh, dh.sum(0)),
         ),
     ]  # fmt: skip
 
 
-def make_handler(name: str, case: Case) -> Handler:
+def make_handler(name: str, case: EpilogueCase) -> Handler:
     """A handler with that one product."""
     arguments, results = len(case.inputs), len(case.results) + 1
     return Handler(host_target(), name, [case.step(0)], arguments=arguments, results=results)
@@ -132,7 +133,7 @@ def record(run: Experiment) -> None:
         products = [Product(lt, case.problem)] if lt is not None else []
         if products:
             run.check(f"{case.name}: descriptors are made", True, f"cuBLASLt {lt.version}", COMPILED)
-        recorder = Recorder()
+        recorder = RecordingTable()
         handler = make_handler(f"cublaslt_recorded_{number}", case)
         handler.bind(recorder.table, (), make_records(products))
         buffers = [0x1000 * (1 + place) for place in range(len(case.inputs) + len(case.results) + 1)]
@@ -171,7 +172,7 @@ def _ahead(run: Experiment) -> None:
 
 
 def _on_gpu(
-    run: Experiment, name: str, label: str, case: Case, lt: CublasLt, table: Any, context: int
+    run: Experiment, name: str, label: str, case: EpilogueCase, lt: CublasLt, table: Any, context: int
 ) -> None:
     import jax
     import jax.numpy as jnp

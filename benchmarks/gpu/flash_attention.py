@@ -23,7 +23,7 @@ from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import Handler, Launch
-from benchmarks.gpu.table import Recorder, real_table
+from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 TOKENS, FEATURES = 16384, 2048
@@ -47,12 +47,12 @@ def measure(run: Experiment) -> None:
         for label, error in book.refused.items():
             run.check(f"{label} compiles", False, error)
     with run.part("recorded"):
-        record(run, book, attention.Shape(2, 256, 4, 64))
+        record(run, book, attention.AttentionShape(2, 256, 4, 64))
     if run.gpu:
         _on_gpu(run, book)
         return
     with run.part("ahead"):
-        _ahead(run, attention.Shape(2, 1024, 16, 64))
+        _ahead(run, attention.AttentionShape(2, 1024, 16, 64))
 
 
 @dataclasses.dataclass
@@ -138,7 +138,7 @@ def record(run: Experiment, book: KernelBook, shape: Any) -> None:
             [(shape.positions // rows, shape.batch * shape.heads, 1) for rows in (128, dk_dv.keys, dq.rows)],
         ),
     ):  # fmt: skip
-        recorder = Recorder()
+        recorder = RecordingTable()
         handler.bind(recorder.table, [0xA0, 0xA1, 0xA2, 0xA3])
         buffers = [0x1000 * (1 + n) for n in range(10)]
         succeeded = CallFrame(buffers[:arguments], buffers[arguments : 5 if handler is ahead else 10]).run(
@@ -168,7 +168,7 @@ def _ahead(run: Experiment, shape: Any) -> None:
 def _on_gpu(run: Experiment, book: KernelBook) -> None:
     import jax
 
-    from benchmarks.gpu.attention import Shape
+    from benchmarks.gpu.attention import AttentionShape
 
     driver = load_driver()
     jax.devices()
@@ -182,13 +182,13 @@ def _on_gpu(run: Experiment, book: KernelBook) -> None:
     for dim in (64, 128):
         with run.part(f"blocks for heads of {dim}"):
             chosen[dim] = _choose(
-                run, book, Shape(TOKENS // TUNED_AT, TUNED_AT, FEATURES // dim, dim), table, context
+                run, book, AttentionShape(TOKENS // TUNED_AT, TUNED_AT, FEATURES // dim, dim), table, context
             )
     for dim, positions in SIZES:
         label = f"dim{dim}_T{positions}"
         if dim in chosen and run.has_time(label, 10):
             with run.part(label):
-                shape = Shape(TOKENS // positions, positions, FEATURES // dim, dim)
+                shape = AttentionShape(TOKENS // positions, positions, FEATURES // dim, dim)
                 _compare(run, label, book, shape, chosen[dim], table, context)
 
 

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
-from mpmd.compile.backends.native_cpu.ffi import check_version
-from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
+from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -35,7 +34,7 @@ BIAS_POINTER, AUX_POINTER = 8, 11
 
 
 @dataclasses.dataclass(frozen=True)
-class Buffer:
+class GpuBuffer:
     """The memory of an argument or a result; arguments are counted first."""
 
     number: int
@@ -64,16 +63,16 @@ class Launch:
     kernel: int
     grid: tuple[int, int, int]
     threads: int
-    parameters: tuple[Buffer | Scalar | None, ...]
+    parameters: tuple[GpuBuffer | Scalar | None, ...]
     shared: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
+class MemoryCopy:
     """Bytes from one buffer to another."""
 
-    target: Buffer
-    source: Buffer
+    target: GpuBuffer
+    source: GpuBuffer
     bytes: int
 
 
@@ -81,7 +80,7 @@ class Copy:
 class Fill:
     """A 32-bit word, repeated."""
 
-    target: Buffer
+    target: GpuBuffer
     word: int
     count: int
 
@@ -98,15 +97,15 @@ class Multiply:
     """
 
     product: int
-    a: Buffer
-    b: Buffer
-    d: Buffer
-    workspace: Buffer | None = None
-    bias: Buffer | None = None
-    aux: Buffer | None = None
+    a: GpuBuffer
+    b: GpuBuffer
+    d: GpuBuffer
+    workspace: GpuBuffer | None = None
+    bias: GpuBuffer | None = None
+    aux: GpuBuffer | None = None
 
 
-Step = Launch | Copy | Fill | Multiply
+Step = Launch | MemoryCopy | Fill | Multiply
 
 
 def emit(
@@ -153,7 +152,7 @@ class _Emitter:
         match step:
             case Launch():
                 self._launch(number, step)
-            case Copy(target, source, count):
+            case MemoryCopy(target, source, count):
                 pointers = [self._pointer(target), self._pointer(source)]
                 self._call(number, "cuMemcpyDtoDAsync_v2", [*pointers, constant(count, "i64"), self.stream])
             case Fill(target, word, count):
@@ -162,7 +161,7 @@ class _Emitter:
             case Multiply():
                 self._multiply(number, step)
 
-    def _pointer(self, buffer: Buffer | None) -> Value:
+    def _pointer(self, buffer: GpuBuffer | None) -> Value:
         return Value("null", "ptr") if buffer is None else self.buffers[buffer.number]
 
     def _launch(self, number: int, step: Launch) -> None:

@@ -21,9 +21,9 @@ from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
-from benchmarks.gpu.handler import Buffer, Handler, Launch, Scalar
-from benchmarks.gpu.kernels import BLOCK, Compiled, scale_add
-from benchmarks.gpu.table import Recorder, real_table
+from benchmarks.gpu.handler import GpuBuffer, Handler, Launch, Scalar
+from benchmarks.gpu.kernels import BLOCK, CompiledKernel, scale_add
+from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.backends.native_cpu.target import host_target
 
 ALPHA = 2.5
@@ -34,7 +34,7 @@ SHRINK = 0.3  # with it a step of the chain shrinks differences of rounding
 def launch(count: int, *, kernel: int = 0, threads: int = BLOCK) -> Launch:
     """The launch of `scale_add` over `count` elements: buffers x, y, out."""
     blocks = -(-count // (4 * BLOCK))
-    values = (Buffer(0), Buffer(1), Buffer(2), Scalar("i32", count), Scalar("float", ALPHA))
+    values = (GpuBuffer(0), GpuBuffer(1), GpuBuffer(2), Scalar("i32", count), Scalar("float", ALPHA))
     return Launch(kernel, (blocks, 1, 1), threads, values)
 
 
@@ -69,7 +69,7 @@ def record(run: Experiment) -> None:
     """Calls the handler without XLA or a GPU, with a table that records."""
     handler = make_handler("launch_recorded", 1000)
     pointer = ctypes.c_void_p
-    recorder = Recorder({0xA0: [pointer, pointer, pointer, ctypes.c_int, ctypes.c_float]})
+    recorder = RecordingTable({0xA0: [pointer, pointer, pointer, ctypes.c_int, ctypes.c_float]})
     handler.bind(recorder.table, [0xA0], context=0xCC)
     frame = CallFrame([0x1000, 0x2000], [0x3000], stream=0x77)
     answered = frame.metadata(handler)
@@ -85,7 +85,7 @@ def record(run: Experiment) -> None:
     run.check("grid, block and stream are right", right, str(shape), "recorded")
     values = called.parameters == (0x1000, 0x2000, 0x3000, 1000, ALPHA)
     run.check("the parameters are the buffers", values, str(called.parameters), "recorded")
-    broken = Recorder(fail_at=2, status=701)
+    broken = RecordingTable(fail_at=2, status=701)
     handler.bind(broken.table, [0xA0], context=0xCC)
     failed = not frame.run(handler) and handler.failure == (0, 701)
     run.check("a launch that fails is an error", failed, "; ".join(frame.errors), "recorded")
@@ -106,7 +106,7 @@ def _ahead(run: Experiment) -> None:
     run.check("XLA compiles a program with the call", called == 1, "for a described H200", COMPILED)
 
 
-def _on_gpu(run: Experiment, code: Compiled) -> None:
+def _on_gpu(run: Experiment, code: CompiledKernel) -> None:
     import jax
 
     driver = load_driver()

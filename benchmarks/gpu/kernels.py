@@ -56,7 +56,7 @@ done:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A kernel's code.
 
     Attributes:
@@ -75,10 +75,10 @@ class Compiled:
         return self.cubin if self.cubin is not None else self.ptx.encode()
 
 
-def scale_add(arch: str = "sm_90") -> Compiled:
+def scale_add(arch: str = "sm_90") -> CompiledKernel:
     """`out[i] = alpha * x[i] + y[i]`, parameters x, y, out, n: i32, alpha: f32; blocks of `BLOCK` threads."""
     ptx = to_ptx(_SCALE_ADD.format(convention="ptx_kernel", block=BLOCK), arch)
-    return Compiled("scale_add", arch, ptx, to_cubin(ptx, arch))
+    return CompiledKernel("scale_add", arch, ptx, to_cubin(ptx, arch))
 
 
 def to_ptx(text: str, arch: str) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.fused_kernels import gelu
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
-from benchmarks.gpu.handler import Buffer, Handler, Launch
+from benchmarks.gpu.handler import GpuBuffer, Handler, Launch
 from benchmarks.gpu.kernels import TRIPLE, to_cubin
 from benchmarks.gpu.table import real_table
 from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all
@@ -44,7 +44,7 @@ NO_CODE = "of which the CPU backend has no code of its own"
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanKernel:
+class GpuPlanKernel:
     """A plan as a GPU kernel; its parameters are the operands.
 
     Attributes:
@@ -63,7 +63,7 @@ def gpu_target(arch: str) -> CpuTarget:
     return CpuTarget(TRIPLE, arch, "+ptx80", VECTOR_BYTES, 64, bf16_dot=arch >= "sm_80")
 
 
-def print_plan(plan: KernelPlan, arch: str) -> PlanKernel:
+def print_plan(plan: KernelPlan, arch: str) -> GpuPlanKernel:
     """The kernel of a plan without reductions.
 
     Raises:
@@ -90,7 +90,7 @@ def print_plan(plan: KernelPlan, arch: str) -> PlanKernel:
             start = f.imul(f.irem(thread, pieces), lanes)
             scope = Scope(f, plan, pointers).inside(outer)
             store_all([scope.inside(lanes=Lanes(last, start, lanes))])
-    return PlanKernel(plan, lanes, -(-threads // BLOCK), _to_ptx(module, plan.name, names, arch))
+    return GpuPlanKernel(plan, lanes, -(-threads // BLOCK), _to_ptx(module, plan.name, names, arch))
 
 
 def _to_ptx(module: Module, name: str, parameters: list[str], arch: str) -> str:
@@ -176,14 +176,14 @@ def _operations(run: Experiment, arch: str) -> None:
     run.check("operations are printed", known and printed > len(refused), note, COMPILED)
 
 
-def make_handler(label: str, kernel: PlanKernel) -> Handler:
+def make_handler(label: str, kernel: GpuPlanKernel) -> Handler:
     """A handler that launches it: all operands but the last are arguments."""
     count = len(kernel.plan.operands)
-    step = Launch(0, (kernel.blocks, 1, 1), BLOCK, tuple(map(Buffer, range(count))))
+    step = Launch(0, (kernel.blocks, 1, 1), BLOCK, tuple(map(GpuBuffer, range(count))))
     return Handler(host_target(), f"plan_{label}", [step], arguments=count - 1, results=1)
 
 
-def _on_gpu(run: Experiment, label: str, name: str, dtype: str, kernel: PlanKernel, image: bytes) -> None:
+def _on_gpu(run: Experiment, label: str, name: str, dtype: str, kernel: GpuPlanKernel, image: bytes) -> None:
     import jax
     import jax.numpy as jnp
 

@@ -29,12 +29,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import prepare  # noqa: E402 - the root must be importable first
 from benchmarks.gpu.driver import gpu_is_here  # noqa: E402
 
-LEAST_SECONDS = 12
+MIN_SECONDS = 12
 _BASE = ("jax", "jaxlib", "numpy", "llvmlite")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ListedExperiment:
     """An experiment in the list.
 
     Attributes:
@@ -54,16 +54,16 @@ class Entry:
 
 # The most useful first: the budget may end before the list does.
 EXPERIMENTS = (
-    Entry("environment", 90),
-    Entry("handler_launch", 75),
-    Entry("cublaslt_epilogues", 100),
-    Entry("shared_device", 50, ("absl-py",)),
-    Entry("example", 170, ("absl-py", "flax", "optax")),
-    Entry("flash_attention", 140, ("triton",)),
-    Entry("command_buffer", 60),
-    Entry("plan_kernels", 50),
-    Entry("dlpack_export", 50),
-    Entry("version_drift", 300, ("absl-py",), beside=True),
+    ListedExperiment("environment", 90),
+    ListedExperiment("handler_launch", 75),
+    ListedExperiment("cublaslt_epilogues", 100),
+    ListedExperiment("shared_device", 50, ("absl-py",)),
+    ListedExperiment("example", 170, ("absl-py", "flax", "optax")),
+    ListedExperiment("flash_attention", 140, ("triton",)),
+    ListedExperiment("command_buffer", 60),
+    ListedExperiment("plan_kernels", 50),
+    ListedExperiment("dlpack_export", 50),
+    ListedExperiment("version_drift", 300, ("absl-py",), beside=True),
 )
 
 
@@ -85,7 +85,7 @@ class Child:
     """An experiment that runs."""
 
     def __init__(
-        self, entry: Entry, gpu: bool, seconds: float, folder: Path, log: Log, cores: set[int]
+        self, entry: ListedExperiment, gpu: bool, seconds: float, folder: Path, log: Log, cores: set[int]
     ) -> None:
         self.entry, self.seconds, self._log = entry, seconds, log
         self.result, self._begin = folder / f"{entry.name}.json", time.monotonic()
@@ -168,7 +168,7 @@ def environment(gpu: bool, folder: Path) -> dict[str, str]:
 
 
 def run_all(
-    entries: list[Entry], gpu: bool, budget: float, out: Path, log: Log, findings: dict[str, Any]
+    entries: list[ListedExperiment], gpu: bool, budget: float, out: Path, log: Log, findings: dict[str, Any]
 ) -> None:
     """Runs the experiments; `findings` is written after each."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -191,7 +191,7 @@ def run_all(
         for entry in (*first, *(e for e in entries if e not in first)):
             lacking = [n for n in (*_BASE, *entry.needs) if not prepare.PACKAGES[n].is_here]
             why = f"needs {', '.join(lacking)}" if lacking else ""
-            if left() < LEAST_SECONDS:
+            if left() < MIN_SECONDS:
                 why = "the budget is used up"
             if why:
                 log.say(f"{entry.name:18} skipped: {why}")

@@ -8,8 +8,8 @@
     cublasLtMatmulDescSetAttribute  libcublasLt
     cublasLtMatmul                  libcublasLt
 
-Code that calls through such a table is the same with and without a GPU.  With the table of a `Recorder` it
-needs neither: each entry is a native function that keeps its arguments.
+Code that calls through such a table is the same with and without a GPU.  A `RecordingTable` needs neither:
+each entry is a native function that keeps its arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _address(function: Any) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A call that a recorder saw.
 
     Attributes:
@@ -63,7 +63,7 @@ class Call:
     parameters: tuple[Any, ...] = ()
 
 
-class Recorder:
+class RecordingTable:
     """A table whose functions keep what they are called with.
 
     Attributes:
@@ -81,7 +81,7 @@ class Recorder:
         """Takes for each kernel the ctypes of its parameters, and which call (from 1) fails with what
         status.
         """
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self._parameters = dict(parameters or {})
         self._fail_at, self._status = fail_at, status
         self._callbacks = [
@@ -92,7 +92,7 @@ class Recorder:
     def _entry(self, name: str) -> Any:
         def record(*arguments: int | None) -> int:
             values = tuple(argument or 0 for argument in arguments)
-            self.calls.append(Call(name, self._attribute(name, values), self._launched(name, values)))
+            self.calls.append(RecordedCall(name, self._attribute(name, values), self._launched(name, values)))
             return self._status if len(self.calls) == self._fail_at else 0
 
         return record

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.handler import Buffer, Launch, Scalar
+from benchmarks.gpu.handler import GpuBuffer, Launch, Scalar
 
 _ALIGNED = [["tt.divisibility", 16]]
 _SCRATCH = (None, None)  # every kernel of Triton's takes two more pointers; null, as none here needs scratch
@@ -31,7 +31,7 @@ class TritonKernel:
     scratch_bytes: int
 
     def launch(
-        self, kernel: int, grid: tuple[int, int, int], parameters: tuple[Buffer | Scalar, ...]
+        self, kernel: int, grid: tuple[int, int, int], parameters: tuple[GpuBuffer | Scalar, ...]
     ) -> Launch:
         """The step that launches it, as the handler's kernel number `kernel`."""
         return Launch(kernel, grid, self.threads, (*parameters, *_SCRATCH), self.shared)

@@ -64,7 +64,7 @@ class Interrupt:
         print("\nstopping after this step; press Ctrl-C again to stop at once", flush=True)
 
 
-class Run:
+class TrainingRun:
     """One training run.
 
     Attributes:
@@ -187,7 +187,7 @@ class Run:
 
 def train(config: TrainConfig) -> report.Outcome | None:
     """Trains, and prints and writes the report; None if it was interrupted."""
-    run = Run(config)
+    run = TrainingRun(config)
     timeline = run.train()
     if timeline is None:
         print(f"saved step {run.step} in {run.checkpoints.directory}; go on with --resume and the same flags")

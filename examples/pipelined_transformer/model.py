@@ -20,7 +20,7 @@ Params = dict[str, Any]
 Stage = Callable[..., jax.Array]
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal self-attention: `[batch, seq, d]` to the same."""
 
     config: TrainConfig
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         return dense(config.d_model, axis=(-2, -1), kernel_init=_residual(config), name="out")(mixed)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a two-layer network, each behind a layer norm and around a residual."""
 
     config: TrainConfig
@@ -49,7 +49,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
-        x = x + Attention(config, name="attention")(_layer_norm(config, "attention_norm")(x))
+        x = x + CausalAttention(config, name="attention")(_layer_norm(config, "attention_norm")(x))
         hidden = nn.Dense(4 * config.d_model, dtype=config.dtype, kernel_init=_normal(), name="up")(
             _layer_norm(config, "mlp_norm")(x)
         )
@@ -67,7 +67,7 @@ class GPT(nn.Module):
         embed = functools.partial(nn.Embed, features=config.d_model, embedding_init=_normal())
         self.tokens = embed(config.vocab_size)
         self.positions = embed(config.seq_len)
-        self.blocks = [Block(config, name=f"block_{index}") for index in range(config.layers)]
+        self.blocks = [TransformerBlock(config, name=f"block_{index}") for index in range(config.layers)]
         self.final_norm = _layer_norm(config, None)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:

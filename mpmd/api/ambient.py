@@ -16,16 +16,16 @@ _R = TypeVar("_R")
 
 
 def without_ambient_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`fn` as outside of every `jax.set_mesh`.
+    """`fn`, called as if outside of every `jax.set_mesh`.
 
-    JAX would refuse fragments and placements for devices that are not all of that mesh's.
+    Under a `jax.set_mesh`, JAX refuses fragments and placements on other devices than those of that mesh.
     """
 
     @functools.wraps(fn)
     def alone(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if jax.sharding.get_abstract_mesh().empty:
             return fn(*args, **kwargs)
-        if is_staging():  # where JAX sets no mesh of devices
+        if is_staging():  # no mesh of devices is set
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return fn(*args, **kwargs)
         with jax.set_mesh(None):
@@ -35,7 +35,7 @@ def without_ambient_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def refuse_within_jit() -> None:
-    """Raises where a step would be written into another program instead of run.
+    """Raises if the step would become part of another program instead of running.
 
     Raises:
         SignatureError: JAX is tracing a function that calls the step.

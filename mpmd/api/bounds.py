@@ -1,4 +1,4 @@
-"""A step as what computing bounds and what moving data bounds: fragments, their calls, and transfers."""
+"""Roofline of a step: compute-bound and memory-bound seconds of its fragments and transfers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from mpmd.api.estimate import DeviceSpeed
 from mpmd.compile.executable import Executable
-from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.thunks.costs import CALL_SECONDS
+from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.runtime.instructions import Run, Send
 from mpmd.runtime.program import Program
 
@@ -18,14 +17,14 @@ _BAR = 24
 
 
 @dataclass(frozen=True)
-class Part:
+class BoundTerm:
     """Fragments or transfers of one kind.
 
     Attributes:
         label: which.
-        times: how often a step runs it.
-        compute: projected seconds that computing bounds, of all runs.
-        memory: likewise for moving data, starting and calling.
+        times: how often a step executes it.
+        compute: projected compute-bound seconds, over all executions.
+        memory: projected memory-bound seconds, likewise, with the overhead of starting and calling.
     """
 
     label: str
@@ -35,22 +34,22 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Of all runs."""
+        """Seconds over all executions."""
         return self.compute + self.memory
 
 
 @dataclass(frozen=True)
 class StepBounds:
-    """The parts of one step, added up over all meshes; meshes work at the same time.
+    """The roofline of one step, summed over all meshes, although meshes work at the same time.
 
     Attributes:
         parts: fragments in the order of the executables, then transfers by their meshes.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BoundTerm, ...]
 
     def totals(self) -> dict[str, float]:
-        """Both parts of the step, and of the second what transfers take."""
+        """Compute-bound and memory-bound seconds of the step, and of the latter those of transfers."""
         transfers = sum(p.seconds for p in self.parts if p.label.startswith("transfer "))
         return {
             COMPUTE: sum(p.compute for p in self.parts),
@@ -59,7 +58,7 @@ class StepBounds:
         }
 
     def text(self) -> str:
-        """A table: a bar for each part, `█` where computing bounds it and `░` where moving data does."""
+        """A table: a bar for each entry, `█` for the compute-bound and `░` for the memory-bound share."""
         whole = sum(p.seconds for p in self.parts) or 1.0
         lines = [" share  projected us  runs  compute █, memory ░"]
         for p in sorted(self.parts, key=lambda p: -p.seconds):
@@ -72,14 +71,18 @@ class StepBounds:
         return "\n".join(lines) + "\n"
 
 
-def step_bounds(program: Program, executables: Mapping[str, Executable]) -> StepBounds:
-    """What bounds the parts of a step, as the cost models project it.
+def step_bounds(
+    program: Program, executables: Mapping[str, Executable], platforms: Mapping[str, str]
+) -> StepBounds:
+    """The roofline of a step by the cost models.
 
-    Fragments of XLA are priced as one kernel, by their operations and bytes; messages as between CPU cores.
+    A fragment that XLA compiles is priced as one kernel, by its operations and bytes; messages as between CPU
+    cores.
 
     Args:
         program: the streams.
         executables: by name.
+        platforms: of each mesh, as JAX names it.
     """
     speed = DeviceSpeed()
     runs: collections.Counter[str] = collections.Counter()
@@ -92,17 +95,20 @@ def step_bounds(program: Program, executables: Mapping[str, Executable]) -> Step
                 target = program.channels[op.channel].types[op.sequence]
                 seconds = speed.link_s + target.bytes / speed.link_bytes_per_s
                 sent.setdefault(f"transfer {stream.mesh} to {target.mesh}", []).append(seconds)
-    parts = [_part(name, runs[name], executable.cost_analysis()) for name, executable in executables.items()]
-    parts += [Part(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
+    parts = []
+    for name, executable in executables.items():
+        device = OF_PLATFORM.get(platforms[executable.fragment.mesh], HOST)
+        parts.append(_part(name, runs[name], executable.cost_analysis(), device))
+    parts += [BoundTerm(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
     return StepBounds(tuple(parts))
 
 
-def _part(name: str, times: int, costs: Mapping[str, float]) -> Part:
-    """The runs of a fragment."""
+def _part(name: str, times: int, costs: Mapping[str, float], device: Device) -> BoundTerm:
+    """The executions of a fragment."""
     if COMPUTE in costs:
-        return Part(name, times, times * costs[COMPUTE], times * costs[MEMORY])
-    compute = costs.get("flops", 0.0) / HOST.matmul_rate("f32")
-    memory = costs.get("bytes accessed", 0.0) / HOST.bandwidth
+        return BoundTerm(name, times, times * costs[COMPUTE], times * costs[MEMORY])
+    compute = costs.get("flops", 0.0) / device.matmul_rate("f32")
+    memory = costs.get("bytes accessed", 0.0) / device.bandwidth
     if compute > memory:
-        return Part(name, times, times * compute, times * CALL_SECONDS)
-    return Part(name, times, 0.0, times * (memory + CALL_SECONDS))
+        return BoundTerm(name, times, times * compute, times * device.call_seconds)
+    return BoundTerm(name, times, 0.0, times * (memory + device.call_seconds))

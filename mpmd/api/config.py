@@ -1,4 +1,4 @@
-"""What `mpmd.jit` is told besides the function: where names go, and how the pipeline runs."""
+"""Configuration of `mpmd.jit`: where names are placed, and how the pipeline runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
 
 PlaceLike = str | tuple[str, int]
-"""How a user writes a `Place`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
+"""How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Config:
     """Made by `make_config`, which says what the fields mean."""
 
     topology: Topology
-    assignment: dict[str, Place]
+    assignment: dict[str, NamePlacement]
     schedule: Any = None
     input_meshes: Any = None
     output_meshes: Any = None
@@ -64,8 +64,9 @@ def make_config(
         in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
             means the same on all meshes that have it, whatever its size there; the others do not split.
         out_shardings: likewise for the results.
-        backend: `"native"` (what it cannot compile is XLA's, counted and warned of), `"xla"`, or `"auto"`
-            (native on CPUs, XLA elsewhere); None for that of the options.
+        backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, `"auto"`
+            (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
+            on any platform); None for that of the options.
         options: pass options; None for those of the flags, read when a function is first traced.
 
     Raises:
@@ -94,7 +95,7 @@ def make_config(
 
 
 def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, constraints: Any) -> list[str]:
-    """What is no topology, assignment, backend, options or constraints at all."""
+    """Problems of arguments that have the wrong type."""
     problems = []
     if not isinstance(topology, Topology):
         problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
@@ -106,19 +107,19 @@ def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, c
         problems.append(f"the options are {options!r}; they must be mpmd.PipelineOptions, or None")
     pairs = constraints if isinstance(constraints, (tuple, list)) else [constraints]
     problems += [
-        f"{pair!r} is no constraint; it must be a pair of numbers: (flat argument, flat result)"
+        f"{pair!r} is not a constraint; it must be a pair of numbers: (flat argument, flat result)"
         for pair in pairs
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(n, int) for n in pair))
     ]
     return problems
 
 
-def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> Place | None:
+def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> NamePlacement | None:
     if not isinstance(name, str) or not name:
-        problems.append(f"{name!r} is assigned to {place!r}, but it is no name")
+        problems.append(f"{name!r} is assigned to {place!r}, but it is not a name")
         return None
     if "," in name:
-        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which stand between names")
+        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which separate names")
         return None
     mesh, stage = (*place, None)[:2] if isinstance(place, (tuple, list)) and place else (place, None)
     if not isinstance(mesh, str) or (isinstance(place, (tuple, list)) and len(place) > 2):
@@ -134,10 +135,10 @@ def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[s
         problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
     if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
         problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
-    return Place(mesh, stage, memory or None)
+    return NamePlacement(mesh, stage, memory or None)
 
 
-def _stage_problems(placed: dict[str, Place]) -> list[str]:
+def _stage_problems(placed: dict[str, NamePlacement]) -> list[str]:
     """A stage lives on one mesh; either all computations on a schedule have one, or none."""
     meshes: dict[int, dict[str, str]] = {}
     for name, place in placed.items():

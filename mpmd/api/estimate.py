@@ -1,4 +1,4 @@
-"""What fragments and transfers should take, from the work that they do: nothing is compiled or run."""
+"""Estimated seconds of fragments and transfers, from the work that they do: nothing is compiled or run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mpmd.runtime.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSpeed:
-    """What one device can do; the defaults are about those of a CPU core.
+    """Speed of one device; the defaults are about those of a CPU core.
 
     Attributes:
-        flops_per_s: arithmetic.
-        bytes_per_s: of its memory.
-        start_s: of a fragment, before it does anything.
-        link_bytes_per_s: from device to device.
-        link_s: of a message of no size.
+        flops_per_s: arithmetic throughput.
+        bytes_per_s: memory bandwidth.
+        start_s: overhead of starting a fragment.
+        link_bytes_per_s: bandwidth from device to device.
+        link_s: latency of a message.
     """
 
     flops_per_s: float = 5e10
@@ -36,9 +36,9 @@ class DeviceSpeed:
 def estimate_costs(
     program: Program, fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], speed: DeviceSpeed
 ) -> ProgramCosts:
-    """Seconds by the roofline: a fragment takes as long as its arithmetic, or as its arguments and results.
+    """Seconds by the roofline: the larger of the times to compute and to move arguments and results.
 
-    What is inside of a fragment is taken to be fused; its devices share the work evenly.
+    Operations inside of a fragment are taken to be fused; its devices share the work evenly.
 
     Args:
         program: the streams.

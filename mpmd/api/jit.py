@@ -15,6 +15,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, 
 from mpmd.api.staging import bind_step
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
+from mpmd.support.memoisation import forget_results
 
 if TYPE_CHECKING:
     from mpmd.api.stages import Compiled, Lowered, Traced
@@ -122,16 +123,17 @@ class Jitted:
         return self._compiled_for(flatten(self._rules, args, kwargs), args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets everything that was compiled; calls under way in other threads finish.
+        """Forgets all compiled programs; calls under way in other threads finish.
 
-        What was compiled, its memory and its threads go with the last reference to it.
+        Programs, their memory and their threads are released with the last reference to them.
         """
         self._compiled = {}
+        forget_results()
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         try:
             key = arguments.key, trace_context()
-        except (TypeError, OverflowError):  # some leaf is no array
+        except (TypeError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
         found = self._compiled.get(key)

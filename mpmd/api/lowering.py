@@ -15,7 +15,7 @@ import jax
 from mpmd import ir, pipeline
 from mpmd.api.config import Config
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
-from mpmd.api.prepare import flat_prefix, forget_cuts, mark_donated, mark_shardings
+from mpmd.api.prepare import erase_batch_marks, flat_prefix, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
@@ -40,7 +40,7 @@ from mpmd.support.source import frames_of
 from mpmd.tracing.trace import to_module
 
 _OVER_HLO = "hlo-"
-"""What names of passes over HLO begin with."""
+"""Prefix of the names of HLO passes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Partitioned:
         argument_paths: what the user calls each flat argument.
         backend: name of the compile backend that the options ask for.
         compile_options: how the options want the fragments to be compiled.
-        diagnostics: warnings and notices of all passes.
+        diagnostics: warnings and remarks of all passes.
         seconds: how long each phase took.
         pass_seconds: name of each pass with its options, and how long it took, in order.
     """
@@ -71,37 +71,37 @@ class Partitioned:
 
     @property
     def warnings(self) -> list[str]:
-        """What the passes, the schedule and the checks warn about, each once."""
+        """The warnings of the passes, the schedule and the checks, each once."""
         return list(dict.fromkeys(_for_people(d) for d in self.diagnostics.of(Severity.WARNING)))
 
     @property
     def notices(self) -> list[str]:
-        """What the passes noted beside that."""
+        """The remarks of the passes."""
         return [_for_people(d) for d in self.diagnostics.of(Severity.NOTICE)]
 
 
 def _for_people(diagnostic: Diagnostic) -> str:
-    """A finding behind the file and line that it is about, if they are known."""
+    """A finding, after the file and line that it is about, if they are known."""
     frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
     message = readable(diagnostic.message)
     return f"{frames[0]}: {message}" if frames else message
 
 
 class LoweringObserver(Protocol):
-    """Looks on while a step is lowered."""
+    """Callbacks of the pipeline while a step is lowered."""
 
     def begins(self, module: ir.Module) -> None:
-        """The module before the first pipeline."""
+        """Called with the module before the first pipeline."""
 
     def phase_begins(self, phase: str, steps: list[pipeline.Step]) -> None:
-        """The steps of a pipeline are to run."""
+        """Called before a pipeline, with its steps."""
 
     def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
-        """A pass ran; not called for one that found the program wrong."""
+        """Called after a pass; not after one that found the program wrong."""
 
 
 def _folder(name: str) -> Path:
-    """A folder that files can be written to; made if it is not there.
+    """A folder for files; created if it does not exist.
 
     Raises:
         ConfigError: it cannot be made.
@@ -110,7 +110,7 @@ def _folder(name: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"dump_to is {name!r}, which cannot be made a folder: {error}") from error
+        raise ConfigError(f"dump_to is {name!r}, which cannot be created: {error}") from error
     return path
 
 
@@ -159,14 +159,14 @@ class _Phases:
         self.ran |= {name_of(pass_) for pass_ in passes}
 
     def _after(self) -> Callable[[Pass, Any, bool], None] | None:
-        """Tells the observer of a pass; None if there is none."""
+        """Reports a pass to the observer; None if there is none."""
         observer = self.observer
         if observer is None:
             return None
         return lambda p, m, changed: observer.pass_ended(p, m, changed, self.timing.seconds[-1][1])
 
     def warn_of_unused_overrides(self) -> None:
-        """Options of passes that did not run had no effect."""
+        """Warns of options of passes that did not run: they had no effect."""
         with self.collecting():
             for entry in self.overrides:
                 if entry.partition("{")[0] not in self.ran:
@@ -176,7 +176,7 @@ class _Phases:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keeps what checks between the phases report."""
+        """Collects the findings of the checks between the phases."""
         with diagnostics.collecting() as found:
             yield
         self.diagnostics += found
@@ -199,8 +199,8 @@ def partition(
         arguments: of the call that it was traced for.
         argument_paths: what the user calls each flat argument.
         out_tree: the pytree of its results.
-        called: names that the step was seen to call; what they name may be dead and gone.
-        observer: is told of the module before the first pass, and after each.
+        called: names that were called while the step was traced; their computations may be dead code.
+        observer: is called with the module before the first pass, and after each.
 
     Raises:
         ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
@@ -258,7 +258,7 @@ def _partition(
 
 
 def compile_options(options: PipelineOptions) -> CompileOptions:
-    """What options that were looked at say about compiling fragments.
+    """The compile options of fragments, from the pass options that are set.
 
     Raises:
         ConfigError: there is no such pass over HLO, or it has no such option; all problems at once.
@@ -281,7 +281,6 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         dump=dump,
         cache=cache,
         attention_stitching=options.attention_stitching,
-        kernel_costs=options.kernel_costs,
         float_jitter=options.float_jitter,
         kernel_overrides=overrides,
         memory_bytes=options.device_memory_bytes,
@@ -291,7 +290,7 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
 
 
 def _folder_in_jax_cache() -> str:
-    """A folder in that of JAX's own compilation cache; "" if JAX keeps nothing, or not on this machine."""
+    """A folder in JAX's own compilation cache; "" if JAX has none, or not on this machine."""
     folder = jax.config.jax_compilation_cache_dir
     if not folder or not jax.config.jax_enable_compilation_cache or "://" in folder:
         return ""
@@ -299,7 +298,7 @@ def _folder_in_jax_cache() -> str:
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
-    """The options of the configuration, or those of the flags, with what the configuration itself says."""
+    """The options of the configuration, or those of the flags, with the configuration's own fields."""
     options = config.options if config.options is not None else current_options()
     _check_one_order(config, options)
     backend = config.backend or options.backend
@@ -374,7 +373,7 @@ def _prepare(
         mark_donated(module, arguments.donated)
         paths = argument_paths, _result_paths(out_tree)
         mark_shardings(module, inputs, results, config.topology.axes, paths)
-        forget_cuts(module)
+        erase_batch_marks(module)
 
 
 def _result_paths(out_tree: Any) -> list[str]:

@@ -1,8 +1,7 @@
 """Every name that is called is assigned and runs, and every assigned name is called, or it is reported.
 
 `check_names` compares the assignment with the module before import, `warn_of_vanished_names` that module with
-the one after import, and `warn_of_idle_meshes` the topology with the streams.  It does not matter in
-which way a name is lost.
+the one after import, and `warn_of_idle_meshes` the topology with the streams.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes import regions
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.program import Program
 from mpmd.support import diagnostics
@@ -23,7 +23,7 @@ from mpmd.support.source import frames_of
 
 @dataclasses.dataclass(frozen=True)
 class CalledNames:
-    """Names that a step was seen to call while it was traced.
+    """Names that were called while a step was traced.
 
     Attributes:
         now: for these arguments.
@@ -39,13 +39,13 @@ class CalledNames:
 def check_names(module: ir.Module, config: Config, called: CalledNames) -> dict[str, Any]:
     """Every name that is used must be assigned, and every name that is assigned must be used.
 
-    A name that is used may be dead code, of which nothing is left.  If it is not, it must be in the module.
+    A used name may be dead code that is not in the module; if it is live, it must be in the module.
 
     Returns:
         The outermost named computations of the module by name; of several calls the first.
 
     Raises:
-        ConfigError: with all names that are not, and what they may have been meant to be.
+        ConfigError: lists all names that are not, with similar known names.
     """
     computations: dict[str, Any] = {}
     outermost: dict[str, Any] = {}
@@ -72,8 +72,8 @@ def check_names(module: ir.Module, config: Config, called: CalledNames) -> dict[
         for name in unused
     ]
     problems += [
-        f"{name!r} is assigned to mesh {place.mesh!r}, and the results depend on it, but JAX lowers what is "
-        "around it to code that holds no names\n  name what is around it instead"
+        f"{name!r} is assigned to mesh {place.mesh!r}, and the results depend on it, but JAX lowers the code "
+        "around it to operations without names\n  name the enclosing computation instead"
         for name, place in config.assignment.items()
         if name in called.live and name not in computations and name not in tensors
     ]
@@ -85,7 +85,7 @@ def check_names(module: ir.Module, config: Config, called: CalledNames) -> dict[
 
 
 def warn_of_vanished_names(module: ir.Module, before: Collection[str], config: Config) -> None:
-    """Warns of assigned computations of which no fragment is left.
+    """Warns of assigned computations that have no fragment after import.
 
     Args:
         module: after import.
@@ -93,9 +93,13 @@ def warn_of_vanished_names(module: ir.Module, before: Collection[str], config: C
         config: the user's.
     """
     left = {
-        origin.name for f in ir.funcs(module) for fragment in ir.fragments(f) for origin in fragment.origins
+        origin.name.removesuffix(SUFFIX)  # it may be that only the second copy of a stage runs
+        for f in ir.funcs(module)
+        for fragment in ir.fragments(f)
+        for origin in fragment.origins
     }
-    _warn_of_dead([name for name in config.assignment if name in before and name not in left], config)
+    called = [name for name in config.assignment if name in before]
+    _warn_of_dead([name for name in called if name.removesuffix(SUFFIX) not in left], config)
 
 
 def _warn_of_dead(names: Collection[str], config: Config) -> None:

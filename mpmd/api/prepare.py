@@ -1,4 +1,4 @@
-"""What the user's configuration adds to a traced module: donation and shardings."""
+"""Additions of the user's configuration to a traced module: donation and shardings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.block_order import in_block_order
 
 _MESH = "mesh"
-_CUT = "mpmd.microbatches"
+_BATCH_MARK = "mpmd.microbatches"
 
 
 def mark_donated(module: ir.Module, donated: Iterable[int]) -> None:
-    """Marks arguments of `@main` as donated; what JAX paired with results is paired anew after placement."""
+    """Marks arguments of `@main` as donated; JAX's pairs of arguments and results are dropped."""
     main = ir.symbol_table(module)["main"]
     donor = {"jax.buffer_donor": ir.BoolAttr.get(True)}
     of_args = ir.attribute_dicts(main, "arg_attrs", len(main.args))
@@ -76,10 +76,10 @@ def mark_shardings(
             _shard_within_microbatches(arg, axes_of_dims(spec, len(arg.type.shape)), axes, mesh)
 
 
-def forget_cuts(module: ir.Module) -> None:
-    """Removes the marks of how batches are cut into microbatches."""
+def erase_batch_marks(module: ir.Module) -> None:
+    """Removes the marks of how batches are split into microbatches."""
     for op in ir.walk(module, ir.stablehlo.ReshapeOp):
-        ir.put(op, _CUT, None)
+        ir.put(op, _BATCH_MARK, None)
 
 
 def _shard_within_microbatches(
@@ -87,15 +87,15 @@ def _shard_within_microbatches(
 ) -> None:
     """Splits every microbatch of a sharded batch over the devices that the batch is split over.
 
-    Left alone, propagation shards the dim that counts the microbatches: one device then holds all rows of
+    Without it, propagation shards the dim that counts the microbatches: one device then holds all rows of
     a microbatch, and every device computes all of it.
     """
     for op in ir.users(arg):
         if op.operation.name in ("stablehlo.slice", "stablehlo.convert"):
             _shard_within_microbatches(op.result, dims, axes, mesh)
-        if _CUT not in op.attributes:
+        if _BATCH_MARK not in op.attributes:
             continue
-        batch = ir.IntegerAttr(op.attributes[_CUT]).value
+        batch = ir.IntegerAttr(op.attributes[_BATCH_MARK]).value
         rows, devices = op.result.type.shape[batch + 1], math.prod(axes[name] for name in dims[batch])
         readers = ir.users(op.result)
         if devices > 1 and rows % devices == 0 and readers:
@@ -107,9 +107,9 @@ def _shard_within_microbatches(
 
 
 def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
-    """The name of a mesh with such axes: one that JAX wrote down, if there is one, or else a new one.
+    """The name of a mesh with such axes: that of a mesh in the module, or else a new one.
 
-    JAX writes down others too, such as one without axes for random keys.
+    The module may have other meshes from JAX, such as one without axes for random keys.
     """
     sizes = ", ".join(f'"{name}"={size}' for name, size in axes.items())
     wanted = ir.Attribute.parse(f"#sdy.mesh<[{sizes}]>")
@@ -138,18 +138,18 @@ def _spec_problems(
     problems += [f"{spec} names axis {n!r} twice" for n in dict.fromkeys(names) if names.count(n) > 1]
     parts = [math.prod(axes.get(name, 1) for name in of_dim) for of_dim in dims]
     return problems + [
-        f"dim {i} of size {size} cannot be split into {count} equal parts, as {spec} asks for"
+        f"dim {i} of size {size} cannot be split into {count} equal parts, as {spec} requires"
         for i, (size, count) in enumerate(zip(shape, parts))
         if size % count
     ]
 
 
 def _unread(spec: Any) -> str:
-    """Why a sharding says nothing that can be read; "" if it does."""
+    """Why a sharding cannot be read; "" if it can."""
     if spec is None:
         return ""
     if not isinstance(spec, (PartitionSpec, NamedSharding)):
-        return f"{spec!r} is no jax.sharding.PartitionSpec"
+        return f"{spec!r} is not a jax.sharding.PartitionSpec"
     for entry in spec.spec if isinstance(spec, NamedSharding) else spec:
         names = entry if isinstance(entry, tuple) else (entry,)
         if entry is not None and not all(isinstance(name, str) for name in names):
@@ -174,7 +174,7 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     """The leaves of a pytree prefix spread over a tree; None stands for None everywhere below.
 
     Raises:
-        ConfigError: it is no prefix of the tree.
+        ConfigError: it is not a prefix of the tree.
     """
     if prefix is None:
         return [None] * tree.num_leaves
@@ -189,9 +189,9 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
         subtrees = structure.flatten_up_to(full)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"{what} is no pytree prefix of what it is for\n  got {_tree_text(structure, what)}\n"
+            f"{what} is not a pytree prefix of its target\n  got {_tree_text(structure, what)}\n"
             f"  for {_tree_text(tree, what)}\n"
-            "  a prefix has as many entries as that, or one for all that is below"
+            "  a prefix has as many entries as that, or one entry for a whole subtree"
         ) from None
     for leaf, subtree in zip(flat, subtrees):
         for number in jax.tree.leaves(subtree):

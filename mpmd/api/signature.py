@@ -35,7 +35,7 @@ class ArgumentRules:
         donate_argnums: int | Iterable[int],
         donate_argnames: str | Iterable[str],
     ) -> ArgumentRules:
-        """The rules for a function: what was given by position counts by name too, and the other way.
+        """The rules for a function: positions and names imply each other.
 
         Raises:
             SignatureError: a position or name that the function does not have, or one that is both.
@@ -81,7 +81,7 @@ def _both_ways(
 
 
 def _several(given: Any, kind: type, what: str) -> list[Any]:
-    """One thing of a kind, or several, as a list.
+    """A position or name, or several of them, as a list.
 
     Raises:
         SignatureError: it is neither.
@@ -134,7 +134,7 @@ class Arguments:
 
     @property
     def key(self) -> Hashable:
-        """Equal for calls that one traced function serves: a static 1, 1.0 and True are three values."""
+        """Equal for calls that share one traced function: a static 1, 1.0 and True are three values."""
         statics = tuple((where, type(value), value) for where, value in self.statics)
         return self.tree, tuple(map(describe, self.leaves)), statics
 
@@ -143,7 +143,7 @@ def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any])
     """The arguments of a call by the rules of its function.
 
     Raises:
-        SignatureError: a static argument has no hash, or an argument is no pytree.
+        SignatureError: a static argument has no hash, or an argument is not a pytree.
     """
     statics: list[tuple[Any, Hashable]] = [(i, args[i]) for i in rules.static_argnums if i < len(args)]
     statics += [(name, kwargs[name]) for name in rules.static_argnames if name in kwargs]
@@ -168,14 +168,14 @@ def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any])
         try:
             flat = jax.tree.leaves(argument)
         except (TypeError, ValueError) as error:
-            raise SignatureError(f"an argument is no pytree: {error}") from None
+            raise SignatureError(f"an argument is not a pytree: {error}") from None
         donated += range(len(leaves), len(leaves) + len(flat)) if may else ()
         leaves += flat
     return Arguments(leaves, jax.tree.structure((tuple(dynamic), named)), tuple(statics), tuple(donated))
 
 
 def check_leaves(arguments: Arguments, names: list[str]) -> None:
-    """Looks whether all arguments are what JAX takes for arrays.
+    """Checks that all arguments are array-like for JAX.
 
     Args:
         arguments: the arguments of a call.
@@ -189,7 +189,7 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         if isinstance(leaf, jax.core.Tracer):
             raise SignatureError(
                 f"argument {name} has no value yet: the step is called inside of jax.jit, jax.grad or such\n"
-                "  a step for several meshes takes arrays: transform what is inside, or use its __wrapped__"
+                "  a step for several meshes takes arrays: transform the functions inside, or use __wrapped__"
             )
         if isinstance(leaf, np.ma.MaskedArray):
             problems.append(f"{name} is a masked array, and masks would be lost: use its filled()")
@@ -201,13 +201,13 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
             problems.append(f"{name} is {reprlib.repr(leaf)}, more than the integers of JAX hold here")
         except (TypeError, ValueError):
             kind = f"of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
-            problems.append(f"{name} is {kind}, which is no array and no number")
+            problems.append(f"{name} is {kind}, which is not an array or a number")
     if problems:
         raise collect(SignatureError, problems, "the arguments cannot be used:")
 
 
 def structure_problem(got: Any, expected: Any, names: list[str]) -> str:
-    """What to say of arguments of another structure than a step was compiled for.
+    """The message for arguments of another structure than a step was compiled for.
 
     Args:
         got: their pytree, `(positional, keywords)`.
@@ -263,10 +263,10 @@ def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def describe(leaf: Any) -> Leaf:
-    """Shape, dtype and weakness of an array-like; what a program is compiled for.
+    """Shape, dtype and weakness of an array-like: what a program is compiled for.
 
     Raises:
-        TypeError, OverflowError: it is none; `check_leaves` says so in the user's words.
+        TypeError, OverflowError: it is not array-like; `check_leaves` reports that in the user's words.
     """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array")

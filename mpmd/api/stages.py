@@ -49,7 +49,7 @@ class Traced:
 
     Attributes:
         jax_traced: as JAX traced it.
-        config: what it was configured with.
+        config: its configuration.
         arguments: of the call.
         argument_paths: what the user calls each flat argument.
         names: names that were called.
@@ -75,13 +75,13 @@ class Traced:
 
     @without_ambient_mesh
     def lower(self, observer: LoweringObserver | None = None) -> Lowered:
-        """Partitions, schedules and linearizes; `observer` sees the program after every pass.
+        """Partitions, schedules and linearizes; `observer` is called with the program after every pass.
 
-        What `Lowered.warnings` then holds is also issued as Python warnings.
+        The warnings in `Lowered.warnings` are also issued as Python warnings.
 
         Raises:
             ConfigError: names do not fit the assignment, or a sharding cannot be used.
-            PassError: a pass found the program wrong; holds everything that was found.
+            PassError: a pass found the program wrong; holds all findings.
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
@@ -107,7 +107,7 @@ class Lowered:
 
     @property
     def config(self) -> Config:
-        """What it was configured with."""
+        """Its configuration."""
         return self.traced.config
 
     @property
@@ -122,7 +122,7 @@ class Lowered:
 
     @property
     def notices(self) -> list[str]:
-        """What the passes noted beside that."""
+        """The remarks of the passes."""
         return self.partitioned.notices
 
     def as_text(self, dialect: str = "mpmd") -> str:
@@ -157,7 +157,7 @@ class Lowered:
         calling = [name for name, fragment in made.items() if "_callback" in fragment.text]
         if callbacks is None and calling:
             raise ConfigError(
-                f"fragment {calling[0]!r} calls back to Python, and this version of JAX does not say what\n"
+                f"fragment {calling[0]!r} calls back to Python, and this version of JAX hides the function\n"
                 "  use another version of JAX, or take the callback out of the step"
             )
         return made
@@ -167,12 +167,12 @@ class Lowered:
 
         Args:
             costs: `estimated_costs`, `Compiled.costs`, or seconds of fragments by name; 1 for each that is
-                not there.
+                missing.
         """
         return predicted_timeline(self.program, costs, list(self.config.topology))
 
     def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
-        """What fragments and messages should take on such devices, by the work in them.
+        """Estimated seconds of fragments and messages on such devices, by the work in them.
 
         Args:
             speed: of one device; by default about that of a CPU core.
@@ -214,7 +214,7 @@ class Compiled:
     """A function ready to run on its meshes.
 
     Attributes:
-        fallbacks: the warning that names fragments that XLA compiles although native code was asked for.
+        fallbacks: the warning that names fragments that XLA compiles although native code was requested.
     """
 
     def __init__(self, lowered: Lowered, executables: dict[str, Executable], runtime: RuntimeOptions) -> None:
@@ -223,7 +223,7 @@ class Compiled:
         program = lowered.program
         self._devices = MeshDevices(dict(lowered.config.topology))
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = Executor(program, table, self._devices, runtime)
+        self._executor = Executor(program, table, self._devices, runtime, self._scratch.workspace)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -237,10 +237,10 @@ class Compiled:
         return self.lowered.program
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one step on arguments of the signature it was compiled for (without static arguments).
+        """Runs one step on arguments of the signature it was compiled for, without static arguments.
 
         Raises:
-            SignatureError: they are of another one; names every leaf that differs.
+            SignatureError: the signature differs; names every leaf that differs.
         """
         leaves = self._checked(args, kwargs)
         refuse_within_jit()
@@ -258,17 +258,17 @@ class Compiled:
             check = FiniteCheck(nans=nans, infs=infs)
             with jax.debug_nans(False), jax.debug_infs(False):  # JAX's own check does not know the fragment
                 made = self._executor.run(self._numbers(leaves), observers=[check], one_by_one=True)
-        except jax.errors.ConcretizationTypeError:  # some have no values
+        except jax.errors.ConcretizationTypeError:  # some have no value yet
             traced = self.lowered.traced
             check_leaves(dataclasses.replace(traced.arguments, leaves=leaves), traced.argument_paths)
             raise
         return self._results(made)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Flat arguments that are what this was compiled for.
+        """Flat arguments that match the compiled signature.
 
         Raises:
-            SignatureError: they are not; names every leaf that differs.
+            SignatureError: they do not; names every leaf that differs.
         """
         traced = self.lowered.traced
         expected, names = traced.arguments, traced.argument_paths
@@ -290,7 +290,7 @@ class Compiled:
         return leaves
 
     def _numbers(self, leaves: list[Any]) -> list[Any]:
-        """Flat arguments as the program takes them: random keys are numbers there."""
+        """Flat arguments as the program takes them: random keys become numbers."""
         if self._given_keys and len(leaves) == len(self.lowered.traced.arguments.leaves):
             leaves = list(leaves)
             for i in self._given_keys:
@@ -301,7 +301,7 @@ class Compiled:
     def as_text(self, what: str = "hlo") -> str:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too.
 
-        `"costs"` begins with a table of the whole step: what computing bounds, and what moving data does.
+        `"costs"` begins with the roofline of the whole step: compute-bound and memory-bound seconds.
 
         Raises:
             ConfigError: another word.
@@ -312,17 +312,18 @@ class Compiled:
             words = ", ".join(map(repr, dict.fromkeys([*DIALECTS, *TEXTS])))
             raise ConfigError(f"there is no text {what!r} of a step\n  there are {words}")
         if what == "costs":
-            native = [(name, e) for name, e in self.executables.items() if e.backend == "native"]
-            tables = [f"// {name}\n{e.as_text(what)}" for name, e in native]
+            ours = [(name, e) for name, e in self.executables.items() if e.backend not in ("xla", "zeros")]
+            tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 
     def cost_analysis(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
 
-        `fallbacks` is the number of distinct fragments that the backend asked for could not compile.
-        `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter have
-        calls and transfers in them, which `transfer seconds` says alone.
+        `fallbacks` is the number of distinct fragments that the requested backend could not compile.
+        `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter
+        include
+        calls and transfers, which `transfer seconds` counts alone.
         """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
         runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
@@ -336,12 +337,14 @@ class Compiled:
 
     @functools.cached_property
     def _bounds(self) -> StepBounds:
-        """What bounds the parts of a step."""
-        return step_bounds(self.program, self.executables)
+        """The roofline of the step."""
+        meshes = self.lowered.config.topology
+        platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
+        return step_bounds(self.program, self.executables, platforms)
 
     @functools.cached_property
     def _scratch(self) -> Scratch:
-        """Bytes that fragments need beside arguments and results, over the devices of their meshes."""
+        """Bytes of temporaries of fragments, over the devices of their meshes."""
         workspace, kept = {}, dict[str, dict[int, int]]()
         for name, executable in self.executables.items():
             mesh = executable.fragment.mesh
@@ -351,11 +354,11 @@ class Compiled:
         return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
-        """For each mesh the predicted peak in bytes over its devices, and what holds it.
+        """For each mesh the predicted peak in bytes over its devices, and which values are live there.
 
         On CPUs calls issued ahead may hold 4 % or 16 MiB more, whichever is larger, and messages on their way
-        `in_flight_bytes`.  What the C library keeps of freed memory is not counted: up to what was live at
-        the peak of each of its heaps, unless `RuntimeOptions(keep_freed_memory=False)` gives it back.
+        `in_flight_bytes`.  Freed memory that glibc keeps is not counted; `RuntimeOptions.keep_freed_memory`
+        says how much that is.
         """
         scratch = self._scratch
         return {m.mesh: m for m in predict_memory(self.program, scratch.workspace, scratch.kept)}
@@ -364,7 +367,7 @@ class Compiled:
     def live_bytes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, int]]:
         """Runs one step and counts the arrays of its streams; its results, and the peak of each mesh.
 
-        The scratch memory of fragments cannot be seen from outside, and is not counted.
+        The scratch memory of fragments cannot be observed, and is not counted.
         """
         meter = MemoryMeter(self.program)
         leaves = self._numbers(self._checked(args, kwargs))
@@ -373,14 +376,15 @@ class Compiled:
 
     @property
     def programs(self) -> list[list[str]]:
-        """The distinct programs that were compiled: for each the names of the fragments that are it.
+        """The distinct programs that were compiled: for each the names of its fragments.
 
-        Stages that are alike share their programs, each on its own mesh.  What only makes zeros needs none.
+        Identical stages share their programs, each on its own mesh.  Fragments that only fill zeros have
+        none.
         """
         return programs(self.lowered.fragments, self.lowered.config.topology)
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
-        """What each fragment takes, by the backend's own count."""
+        """Costs of each fragment, by the backend's own count."""
         return {name: e.memory_analysis() for name, e in self.executables.items()}
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
@@ -390,7 +394,7 @@ class Compiled:
 
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
-        """Runs one step fragment by fragment; returns its results and what each fragment took alone."""
+        """Runs one step fragment by fragment; returns its results and the seconds of each fragment."""
         leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
         recorder = recorder_of(self._executor, self._devices)
@@ -402,9 +406,9 @@ class Compiled:
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 
-        On CPUs begin and end are taken where a fragment runs: by native code itself, and of other fragments
-        by stamps before and after it, which cost the host about 10 µs each.  On other devices a thread per
-        mesh watches what ends when.
+        On CPUs begin and end are taken where a fragment runs: by native code itself, and for other fragments
+        by stamps before and after it, which cost the host about 10 µs each.  On other devices one thread per
+        mesh waits for each result.
 
         Raises:
             FragmentError: a fragment failed.

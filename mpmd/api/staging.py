@@ -1,7 +1,7 @@
 """A step inside of a function that JAX traces: one equation, with the shapes of its results.
 
 `jax.eval_shape` and `jax.make_jaxpr` trace a function and never run it; they see the step as one `mpmd_step`
-equation that holds the jaxpr of the step.  Whatever would run it as a part of another program is an error:
+equation that holds the jaxpr of the step.  Transformations that make it part of another program are errors:
 lowering (`jax.jit`, loops), differentiating and batching.
 """
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.api.config import Config
-from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, rounds_of, task_fragments
+from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
-from mpmd.passes.import_.assignment import Place
+from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
-# What stands in for a schedule that comes to every mesh once where microbatches come several times.
+# The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
 
 
 def task_orders(module: ir.Module, config: Config) -> str:
     """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
-    Each loop over microbatches is scheduled by itself.  Stages without a number follow each other as the
-    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh
-    several times.  A program without microbatches has no tasks and keeps the order of its data flow.
+    Loops over microbatches of which one waits for the other are scheduled each by itself, and so are all
+    loops if the schedule has two copies of the stages.  Stages without a number follow each other as the
+    data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh several
+    times.  A program without microbatches has no tasks and keeps the order of its data flow.
 
     Raises:
         ScheduleError: the schedule is unknown or cannot order these stages.
@@ -32,21 +35,23 @@ def task_orders(module: ir.Module, config: Config) -> str:
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[str]] = {}
     fragments = task_fragments(main)
+    first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
         _check_phases(schedule, fragments)
-    for microbatches in rounds_of(main, fragments):
+    of_loops = mirrored_rounds if first_copies else rounds_of
+    for microbatches in of_loops(main, fragments):
         of_round = _of_microbatches(fragments, microbatches)
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
-        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen).items():
+        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
             orders.setdefault(mesh, []).extend(tasks)
     return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
-    """Compares what a schedule orders with what the step has.
+    """Compares the tasks that a schedule orders with those of the step.
 
     Raises:
         ScheduleError: the step has a backward pass, and the schedule does not order it.
@@ -55,7 +60,7 @@ def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment])
         diagnostics.warning(
             f"schedule {schedule.name!r} has nothing to order: no named computation is in a loop over "
             "microbatches, and fragments run in the order of the data flow\n"
-            "  cut the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
+            f"  split the batch by mpmd.accumulate_gradients or mpmd.microbatch_loop, or give no schedule"
         )
     elif not schedule.has_backward and any(fragment.is_backward for fragment in fragments):
         raise ScheduleError(
@@ -74,18 +79,22 @@ def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[i
     return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
 
 
-def mirrored_places(config: Config) -> dict[str, Place]:
+def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
     All names of a stage go together.  Stages without a number have the number of their mesh.
     """
     meshes = list(config.topology)
     stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
-    first = {stages[name]: place.mesh for name, place in config.assignment.items()}
-    numbers = sorted(first)
+    first = _first_copies(config)
+    numbers = list(first)
     used = [mesh for mesh in meshes if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
-    mirror = config.pipeline_schedule.mirror(shape)
+    try:
+        mirror = config.pipeline_schedule.mirror(shape)
+    except ScheduleError as error:
+        names = {number: [name for name in stages if stages[name] == number] for number in numbers}
+        raise ScheduleError(f"{error}\n{_legend(first, names, used)}") from error
     if mirror is None:
         return {}
     opposite = {number: used[mesh] for number, mesh in zip(numbers, mirror.stage_to_mesh)}
@@ -95,7 +104,7 @@ def mirrored_places(config: Config) -> dict[str, Place]:
     }
 
 
-def numbered(config: Config) -> dict[str, Place]:
+def numbered(config: Config) -> dict[str, NamePlacement]:
     """The assignment with a stage for every name."""
     meshes = list(config.topology)
     return {
@@ -104,37 +113,56 @@ def numbered(config: Config) -> dict[str, Place]:
     }
 
 
-def _stage_of(place: Place, meshes: Sequence[str]) -> int:
+def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
     return meshes.index(place.mesh) if place.stage is None else place.stage
 
 
+def _first_copies(config: Config) -> dict[int, str]:
+    """The mesh that each stage is assigned to, in order; it may have a second copy on another one."""
+    meshes = list(config.topology)
+    places = {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
+    return dict(sorted(places.items()))
+
+
 def _round_orders(
-    main: ir.Func, fragments: Sequence[TaskFragment], microbatches: Sequence[int], schedule: PipelineSchedule
+    main: ir.Func,
+    fragments: Sequence[TaskFragment],
+    microbatches: Sequence[int],
+    schedule: PipelineSchedule,
+    first_copies: dict[int, str],
 ) -> dict[str, list[str]]:
-    """The tasks of one loop over microbatches, for each mesh that takes part."""
+    """The tasks of one loop over microbatches, for each mesh that takes part.
+
+    Where the stages have second copies the table is for all stages, those that this loop does not use
+    included, as the place of each second copy depends on all of them.
+    """
     meshes = main.topology.schedulable
     staged = [_staged(fragment, meshes) for fragment in fragments]
-    half = microbatches[: (len(microbatches) + 1) // 2]  # the others may use second copies elsewhere
-    found = {fragment.stage: fragment.mesh for fragment in staged if fragment.microbatch in half}
-    stages = _in_pipeline_order(main, fragments, staged)
-    used = [mesh for mesh in meshes if mesh in found.values()]
+    if first_copies:
+        mesh_of = first_copies
+    else:
+        on = {fragment.stage: fragment.mesh for fragment in staged}
+        mesh_of = {stage: on[stage] for stage in _in_pipeline_order(main, fragments, staged)}
+    stages = list(mesh_of)
+    used = [mesh for mesh in meshes if mesh in mesh_of.values()]
     try:
         table = schedule.table(
             num_stages=len(stages),
             num_meshes=len(used),
             num_microbatches=len(microbatches),
-            stage_to_mesh=[used.index(found[stage]) for stage in stages],
+            stage_to_mesh=[used.index(mesh) for mesh in mesh_of.values()],
         )
     except ScheduleError as error:
-        legend = _stages_text(main, staged, stages, used)
-        raise ScheduleError(f"{error}\n{legend}") from error
+        names = _names_by_stage(main, staged, SUFFIX if first_copies else "")
+        raise ScheduleError(f"{error}\n{_legend(mesh_of, names, used)}") from error
     shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
     for remark in schedule.remarks(shape):
         diagnostics.warning(remark, main.location)
-    if table.mirror is not None and table.mirror.first_microbatch != len(half):
+    half = (len(microbatches) + 1) // 2
+    if table.mirror is not None and table.mirror.first_microbatch != half:
         raise ScheduleError(
             f"schedule {schedule.name!r} uses the second copies of the stages from microbatch "
-            f"{table.mirror.first_microbatch} on\n  expected: from {len(half)} on, for half of them"
+            f"{table.mirror.first_microbatch} on\n  expected: from {half} on, for half of them"
         )
     present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
     split = {fragment.stage for fragment in staged if fragment.phase == "I"}
@@ -149,25 +177,31 @@ def _round_orders(
     return orders
 
 
-def _stages_text(
-    main: ir.Func, staged: Sequence[TaskFragment], stages: Sequence[int], used: Sequence[str]
-) -> str:
-    """What the stages and meshes that a schedule numbers are for the user, a line each."""
+def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
+    """The names in the fragments of each stage, without what the names of second copies end with."""
     ops = ir.ops(main)
+    found: dict[int, list[str]] = {}
+    for fragment in staged:
+        assert fragment.stage is not None
+        names = found.setdefault(fragment.stage, [])
+        names += [origin.name.removesuffix(suffix) for origin in ops[fragment.position].origins]
+    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+
+
+def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used: Sequence[str]) -> str:
+    """The names and the mesh of each stage, a line each, with the numbers that a schedule has for them."""
     lines = []
-    for number, stage in enumerate(stages):
-        fragments = [fragment for fragment in staged if fragment.stage == stage]
-        names = dict.fromkeys(origin.name for f in fragments for origin in ops[f.position].origins)
-        mesh = fragments[0].mesh
-        lines.append(f"  stage {number} is {', '.join(names)} on mesh {used.index(mesh)}, {mesh!r}")
+    for number, (stage, mesh) in enumerate(mesh_of.items()):
+        called = ", ".join(names[stage]) if stage in names else "not in this loop,"
+        lines.append(f"  stage {number} is {called} on mesh {used.index(mesh)}, {mesh!r}")
     return "\n".join(lines)
 
 
 def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
     """The table for a program in which the backward of these stages is whole.
 
-    Nothing waits for the backward of the first stage: it stands where the table has its second half, if
-    the step is shorter so.
+    No stage waits for the backward of the first stage: it takes the position of the second half of the
+    table's backward, if the step is shorter so.
     """
     if not table.splits_backward:
         return table
@@ -197,30 +231,34 @@ def _in_pipeline_order(
     stages = sorted({fragment.stage for fragment in staged if fragment.stage is not None})
     if any(fragment.stage is not None for fragment in fragments):
         return stages
-    first = _first_way(fragments)
-    sign = -1 if first[0].is_backward else 1
+    longest = _longest_way(fragments)
+    sign = -1 if longest[0].is_backward else 1
     depth: dict[int, int] = {}
-    for fragment, found in depths_of(main, first).items():
+    for fragment, found in depths_of(main, longest).items():
         stage = main.topology.schedulable.index(fragment.mesh)
         depth[stage] = max(depth.get(stage, found), found)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 
-def _first_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
-    """The forward fragments of the first microbatch, or its backward fragments if it has no others."""
-    of_first = [fragment for fragment in fragments if fragment.microbatch == fragments[0].microbatch]
-    return [fragment for fragment in of_first if not fragment.is_backward] or of_first
+def _longest_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:
+    """The forward fragments of the first microbatch that has the most; backward ones if there are no others.
+
+    A microbatch has fewer than others where nothing uses what it would compute.
+    """
+    forward = [fragment for fragment in fragments if not fragment.is_backward] or fragments
+    longest, _ = collections.Counter(fragment.microbatch for fragment in forward).most_common(1)[0]
+    return [fragment for fragment in forward if fragment.microbatch == longest]
 
 
 def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     """Gives fragments stages by visit, if a microbatch comes back to a mesh on its forward way.
 
-    The backward way visits in the opposite order; where it comes to a mesh more often than the forward way
-    there are no stages to give.  Whether it gave any.
+    The backward way visits in the opposite order; where a way visits a mesh more often than the longest
+    forward way, no stages are assigned.  Returns whether any were.
     """
     ops, meshes = ir.ops(main), main.topology.schedulable
-    first = depths_of(main, _first_way(fragments))
-    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in first.items()})
+    longest = depths_of(main, _longest_way(fragments))
+    ways = sorted({(depth, meshes.index(fragment.mesh)) for fragment, depth in longest.items()})
     if len(ways) == len({mesh for _, mesh in ways}):
         return False
     visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
@@ -229,10 +267,10 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
         for phases in ("F", "BI", "W"):
             some = [f for f in fragments if f.microbatch == microbatch and f.phase in phases]
             depths = depths_of(main, some)
-            for m, of_mesh in visits.items():
+            for m in {meshes.index(fragment.mesh) for fragment in some}:
                 here = [fragment for fragment in some if meshes.index(fragment.mesh) == m]
                 order = sorted({depths[fragment] for fragment in here})
-                numbers = of_mesh if phases == "F" else of_mesh[::-1]
+                numbers = visits.get(m, []) if phases == "F" else visits.get(m, [])[::-1]
                 if len(order) > len(numbers):
                     return False
                 stages |= {fragment.position: numbers[order.index(depths[fragment])] for fragment in here}
@@ -242,13 +280,13 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
 
 
 def _for_several_visits(schedule: PipelineSchedule, main: ir.Func) -> PipelineSchedule:
-    """The schedule, or one like it that may come to a mesh several times."""
+    """The schedule, or one like it that may visit a mesh several times."""
     other = _FOR_SEVERAL_VISITS.get(schedule.name)
     if other is None:
         return schedule
     diagnostics.warning(
         f"microbatches come to a mesh several times, which schedule {schedule.name!r} cannot order: "
-        f"{other!r} is taken instead",
+        f"{other!r} is used instead",
         main.location,
     )
     return get_schedule(other)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from mpmd.compile.backends.native_cpu.stamp import register_stamp
+from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.errors import ConfigError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
@@ -19,7 +19,7 @@ from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_bu
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, Recorder, TraceRecorder, stamped_types
+from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, stamped_types
 from mpmd.runtime.verify import verify
 from mpmd.runtime.watchers import WatchingRecorder
 from mpmd.scheduling.task import Phase, Task
@@ -32,11 +32,11 @@ _CATEGORIES = (*_BUFFERS, "kept", "workspace")
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """Bytes that fragments need beside their arguments and results, where known.
+    """Bytes of temporaries of fragments, where known.
 
     Attributes:
         workspace: taken while a fragment runs, by (mesh, fragment).
-        kept: held all the time, by mesh.
+        kept: held throughout the step, by mesh.
     """
 
     workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
@@ -64,7 +64,7 @@ def predicted_timeline(
         costs: what fragments and messages take, or seconds of fragments by name; fragments that are not named
             take 1 second, and messages nothing.
         meshes: the order in which to show them.
-        scratch: what fragments need beside their arguments and results.
+        scratch: bytes of temporaries of fragments.
 
     Raises:
         ConfigError: `costs` is something else.
@@ -95,7 +95,7 @@ def predicted_timeline(
 
 
 def _known(costs: Any) -> ProgramCosts:
-    """What a user says of costs, as all of them.
+    """The user's costs, completed.
 
     Raises:
         ConfigError: that is something else, or not seconds.
@@ -115,9 +115,9 @@ def measured_timeline(
     meshes: Sequence[str],
     scratch: Scratch,
 ) -> tuple[list[Any], Timeline]:
-    """Runs one step with a recorder on it; its flat results and what ran when.
+    """Runs one step with a recorder; its flat results and its spans.
 
-    The step before is waited for: a step that starts in its tail would be charged with it.
+    The previous step is waited for: its tail would be charged to this one.
 
     Raises:
         FragmentError: a fragment failed.
@@ -131,8 +131,8 @@ def measured_timeline(
     return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
 
 
-def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
-    """What observes a step of a program on its devices; compiled, so that it takes no time later."""
+def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
+    """An observer of a step of a program on its devices; compiled, so that it takes no time later."""
     program = executor.program
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
         devices.prepare_tokens(program)
@@ -142,8 +142,8 @@ def recorder_of(executor: Executor, devices: MeshDevices) -> Recorder:
     return TraceRecorder(program, executor.executables, stamps)
 
 
-def warn_of_unseen(recorder: Recorder) -> None:
-    """Warns of fragments that no one knows the times of."""
+def warn_of_unseen(recorder: StepRecorder) -> None:
+    """Warns of fragments whose times are unknown."""
     if recorder.unseen:
         warnings.warn(
             f"the timeline does not show {', '.join(recorder.unseen)}: another step with the same fragments "
@@ -182,7 +182,7 @@ def _timeline(
 
 
 def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
-    """What a mesh ran and received, and why it was idle in between."""
+    """The runs and receives of a mesh, and why it was idle in between."""
     stream = program.streams[s]
     sends = _sends(program)
     made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
@@ -217,11 +217,11 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
 def _waits(
     program: Program, arrivals: Mapping[Node, Node], times: _Times, free: float, start: float
 ) -> Iterator[tuple[float, float, str, str]]:
-    """What a run waits for that begins at `start` on a mesh that is free since `free`, one after the other.
+    """The waits of a run that begins at `start` on a mesh that is free since `free`, one after the other.
 
-    For the value of the last of its messages to be made, for the message, and for the host.  Each with begin,
-    end, what it is, and of a message under way the mesh that it comes from.  `arrivals` are the receives of
-    what the run reads, each with its send.
+    They are: until the value of its last message is produced, for the message, and for the host.  Each has
+    begin, end, description, and for a message under way the mesh that it comes from.  `arrivals` are the
+    receives of the run's inputs, each with its send.
     """
     clock = free
     last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
@@ -243,7 +243,7 @@ def _sends(program: Program) -> dict[Node, Node]:
 
 
 def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
-    """The stream of a send, and the run that made what it sends."""
+    """The stream of a send, and the run that produced its value."""
     s, at = send
     op = program.streams[s].instructions[at]
     assert isinstance(op, Send)

@@ -20,7 +20,7 @@ MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
 
 class Topology(Mapping[str, Mesh]):
-    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Made by `make_topology`."""
+    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Built by `make_topology`."""
 
     def __init__(self, meshes: Mapping[str, Mesh]) -> None:
         self._meshes = dict(meshes)
@@ -40,9 +40,9 @@ class Topology(Mapping[str, Mesh]):
 
         return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
 
-    def ir(self) -> ir.Topology:
+    def ir(self) -> ir.TopologyAttr:
         """The topology as an attribute of the IR."""
-        return ir.Topology.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
+        return ir.TopologyAttr.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
 
     @property
     def axes(self) -> dict[str, int]:
@@ -60,7 +60,7 @@ class Topology(Mapping[str, Mesh]):
 
     @property
     def shared_devices(self) -> dict[str, list[str]]:
-        """Device -> names of the meshes that it stands in, for devices in more than one."""
+        """Device -> names of its meshes, for devices in more than one."""
         found: dict[tuple[int, str], list[str]] = {}
         for name, mesh in self.items():
             for device in mesh.devices.flat:
@@ -81,7 +81,7 @@ def make_topology(
         pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
 
     Raises:
-        ConfigError: no mesh, a bad name or size, or fewer devices than asked for; all problems at once.
+        ConfigError: no mesh, a bad name or size, or too few devices; all problems at once.
     """
     if not isinstance(meshes, Mapping) or not meshes:
         got = "" if isinstance(meshes, Mapping) else f": got {meshes!r}"
@@ -96,7 +96,7 @@ def make_topology(
     if devices is not None and not _are_devices(devices):
         problems.append(f"devices is {devices!r}; it must be a list of devices, such as jax.devices()")
     if problems:
-        raise collect(ConfigError, problems, "the topology cannot be made:")
+        raise collect(ConfigError, problems, "the topology cannot be built:")
     sizes = {name: _axes(spec) for name, spec in meshes.items()}
     counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
     chosen = _devices(counts, devices, pinning)
@@ -110,7 +110,7 @@ def make_topology(
     return topology
 
 
-# What text of programs can hold: XLA ends the process on axes with other signs.
+# Characters that the text of programs can hold: XLA ends the process on axes with others.
 _WRITABLE = re.compile(r"[!-~]+")
 _MESH_NAME = re.compile(r'[^\s@"#;:,/\\]+(/cpu)?|[^\s@"\\]+#(pinned_host|device)')
 
@@ -118,16 +118,16 @@ _MESH_NAME = re.compile(r'[^\s@"#;:,/\\]+(/cpu)?|[^\s@"\\]+#(pinned_host|device)
 def _name_problems(name: Any) -> list[str]:
     if not isinstance(name, str) or not _WRITABLE.fullmatch(name) or not _MESH_NAME.fullmatch(name):
         return [
-            f"{name!r} is no mesh name: it must be a text of ASCII letters, digits and signs, not empty,"
+            f"{name!r} is not a mesh name: it must be a text of ASCII letters, digits and signs, not empty,"
             " without spaces, quotes, backslashes and any of @ # / ; : ,"
         ]
     if name.endswith(("#pinned_host", "#device")):
-        return [f"{name!r} is no mesh name: a memory kind belongs to an assignment, not to a mesh"]
+        return [f"{name!r} is not a mesh name: a memory kind belongs to an assignment, not to a mesh"]
     return []
 
 
 def _mesh_problems(name: Any, spec: Any) -> list[str]:
-    """Why something is no mesh."""
+    """Why a value does not describe a mesh."""
     if isinstance(spec, Mesh):
         return _axis_problems(name, spec.axis_names)
     if isinstance(spec, (int, np.integer)) and not isinstance(spec, bool):
@@ -148,9 +148,9 @@ def _mesh_problems(name: Any, spec: Any) -> list[str]:
 
 
 def _axis_problems(name: Any, axes: Iterable[Any]) -> list[str]:
-    """Why some axes of a mesh cannot be called as they are."""
+    """Why axis names of a mesh are not allowed."""
     return [
-        f"mesh {name!r}: {axis!r} is no name of an axis: it must be a text of ASCII letters, digits and signs"
+        f"mesh {name!r}: {axis!r} is not an axis name: it must be a text of ASCII letters, digits and signs"
         " without spaces, quotes and backslashes"
         for axis in axes
         if not isinstance(axis, str) or not _WRITABLE.fullmatch(axis) or '"' in axis or "\\" in axis

@@ -34,7 +34,7 @@ def trace(
 
     Raises:
         SignatureError: the function does not take such arguments.
-        PlacementError: it does something in an order that meshes do not keep.
+        PlacementError: it has ordered effects, which meshes do not keep.
         UnexpectedTracerError: it stores a value of a named computation outside of it, and reads it there.
     """
     try:
@@ -42,7 +42,7 @@ def trace(
     except TypeError as error:
         name = getattr(fn, "__name__", repr(fn))
         raise SignatureError(f"{name} does not take these arguments: {error}") from None
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # without a signature
         pass
     found = paths(rules, args, kwargs)
     check_leaves(arguments, found)
@@ -56,7 +56,7 @@ def trace(
     names: set[str] = set()
     with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
         traced = jitted.trace(*positional, **keywords)
-    if not is_staging():  # else what it closes over may belong to the function around it
+    if not is_staging():  # or its closed-over values may belong to the function around it
         _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
     if ordered:
@@ -75,7 +75,7 @@ _called_by: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary
 
 
 def _called(jaxpr: Any, seen: set[str]) -> set[str]:
-    """The names that were called for a jaxpr, those included of which JAX kept nothing.
+    """The names that were called for a jaxpr, also those that are not in it.
 
     JAX does not trace a function again for equal arguments, but returns the same jaxpr.
     """
@@ -94,7 +94,7 @@ def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
     raise jax.errors.UnexpectedTracerError(
         "the step uses values outside of the computations that computed them, without being given them:\n  "
         + "\n  ".join(problems)
-        + "\n  JAX traces each named computation by itself: what it stores in an object has no value outside"
+        + "\n  JAX traces each named computation by itself: values that it stores elsewhere are unusable"
         "\n  return it as a result, and pass it on as an argument"
     )
 
@@ -103,7 +103,7 @@ _names: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKe
 
 
 def _ever_called(fn: Callable[..., Any], called: set[str]) -> frozenset[str]:
-    """The names that a function was ever seen to call, for whatever static arguments."""
+    """The names that a function called in any trace, for all static arguments."""
     try:
         known = _names.setdefault(fn, set())
     except TypeError:  # it has no hash, or cannot be referred to weakly

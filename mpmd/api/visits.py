@@ -1,11 +1,13 @@
-"""What the data flow of a step says of its microbatches: their loops, and their way over the meshes."""
+"""Microbatches in the data flow of a step: their loops, and their way over the meshes."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection
 
 from mpmd import ir
+from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.entry import phase
 
 BACKWARD = ("B", "I", "W")
@@ -48,12 +50,12 @@ def task_fragments(main: ir.Func) -> list[TaskFragment]:
 def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
     """The microbatches in groups, each of which needs the backward work of those before it.
 
-    Microbatches of one loop over a batch are one group.  Those of a second loop that uses what the first
-    one made of its gradients, such as an evaluation of new parameters, are another.
+    Microbatches of one loop over a batch are one group.  Those of a second loop that uses the gradients of
+    the first, such as an evaluation of new parameters, are another.
     """
     at = {fragment.position: fragment for fragment in fragments}
     found: dict[int, int] = {}
-    level: dict[ir.Value, int] = {}  # even while forward work was last on the way, odd after backward work
+    level: dict[ir.Value, int] = {}  # even if the last work on the way was forward, odd after backward work
     for position, op in enumerate(ir.ops(main)):
         reached = max((level.get(v, 0) for v in op.operands), default=0)
         fragment = at.get(position)
@@ -68,8 +70,35 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     return [groups[number] for number in sorted(groups)]
 
 
+def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
+    """The microbatches in groups of which each has second copies of stages in its second half.
+
+    Each loop over a batch has copies of its own and numbers of its own in a row, and is a group; a loop with
+    one microbatch has no copies.
+    """
+    ops = ir.ops(main)
+    copied = {
+        fragment.microbatch
+        for fragment in fragments
+        if any(origin.name.endswith(SUFFIX) for origin in ops[fragment.position].origins)
+    }
+    groups: list[list[int]] = []
+    first: list[int] = []
+    microbatches = sorted({fragment.microbatch for fragment in fragments})
+    for are_copied, run in itertools.groupby(microbatches, copied.__contains__):
+        if not are_copied:
+            first = list(run)
+            continue
+        second = list(run)
+        own = max(0, len(first) - len(second) - 1)
+        groups += [[microbatch] for microbatch in first[:own]]
+        groups.append([*first[own:], *second])
+        first = []
+    return [*groups, *([microbatch] for microbatch in first)]
+
+
 def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFragment, int]:
-    """How often a microbatch has changed meshes, on its longest way to each of its fragments.
+    """How often a microbatch changes meshes, on its longest way to each of its fragments.
 
     Args:
         main: the entry function.
@@ -77,7 +106,7 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
     """
     at = {fragment.position: fragment for fragment in fragments}
     found: dict[TaskFragment, int] = {}
-    reached: dict[ir.Value, dict[str, int]] = {}  # mesh that was visited last -> depth there
+    reached: dict[ir.Value, dict[str, int]] = {}  # last visited mesh -> depth there
     for position, op in enumerate(ir.ops(main)):
         before: dict[str, int] = {}
         for value in op.operands:

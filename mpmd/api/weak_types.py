@@ -1,4 +1,4 @@
-"""Results of weak types: what JAX makes of Python numbers, and lets give way to other element types."""
+"""Weakly typed results: JAX gives Python numbers weak types, which adopt other element types."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def weak_positions(results: Sequence[Any]) -> tuple[int, ...]:
 def weakly_typed(array: jax.Array) -> jax.Array:
     """A copy of weak type, on the same devices; it does not wait for the array.
 
-    A state that holds a Python number, such as a step counter, is of weak type.  If it came out of a step
-    otherwise, the next step would be traced and compiled for it anew.
+    A state that holds a Python number, such as a step counter, is weakly typed.  If a step returned it with
+    a strong type, the next step would be traced and compiled anew.
     """
     if array.weak_type:
         return array

@@ -9,38 +9,48 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.miscompiled import write_report
+from mpmd.compile.backends.target_backend import TargetBackend, TracedTargetBackend
+from mpmd.compile.backends.targets import NAMED, NATIVE
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.thunks.miscompiled import write_report
 from mpmd.errors import CompileError, MiscompiledError
 
 
 @dataclasses.dataclass(frozen=True)
-class NativeBackend:
-    """Native code where there is some, and XLA's, counted and with the reason, where there is none."""
+class FallbackBackend:
+    """Code of a target where there is some, and XLA's, counted and with the reason, where there is none.
 
-    native: NativeCpuBackend = dataclasses.field(default_factory=NativeCpuBackend)
-    name: str = "native"
+    Attributes:
+        first: the backend of the target.
+    """
+
+    first: TargetBackend
+
+    @property
+    def name(self) -> str:
+        """That of the target's backend."""
+        return self.first.name
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
         """Compiles for the devices of a mesh; see `Backend`."""
-        unfit = self.native.unfit(fragment, mesh)
+        unfit = self.first.unfit(fragment, mesh)
         if unfit:
             return self._by_xla(fragment, mesh, (unfit,))
         try:
-            return self.native.compile(fragment, mesh)
+            return self.first.compile(fragment, mesh)
         except MiscompiledError as error:
             return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
             refused = error
-        if mesh.size > 1:  # parts that wait for other devices would have to run in the same order on all
+        # parts that wait for other devices would have to run in the same order on all
+        if mesh.size > 1 or not isinstance(self.first, TracedTargetBackend):
             return self._by_xla(fragment, mesh, tuple(str(refused).splitlines()[:1]))
         try:
-            return MixedBackend(self.native).compile(fragment, mesh)
+            return MixedBackend(self.first).compile(fragment, mesh)
         except MiscompiledError as error:
             return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
@@ -49,7 +59,7 @@ class NativeBackend:
 
     def _miscompiled(self, fragment: FragmentModule, mesh: Any, error: MiscompiledError) -> XlaExecutable:
         """What is wrong in our own code is not run, and asked to be reported."""
-        path = write_report(fragment, error, self.native.options.dump)
+        path = write_report(fragment, error, self.first.options.dump)
         reasons = (
             "a check found a mistake in the native code before it ran; the results of XLA are right",
             f"please report this; the text of the program is in {path}",
@@ -60,19 +70,24 @@ class NativeBackend:
         return dataclasses.replace(XlaBackend().compile(fragment, mesh), reasons=reasons)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
-        """Loads native or XLA's code onto another mesh; see `Backend`."""
+        """Loads the target's or XLA's code onto another mesh; see `Backend`."""
         if isinstance(executable, MixedExecutable):
-            return MixedBackend(self.native).relocate(executable, fragment, mesh)
+            assert isinstance(self.first, TracedTargetBackend)
+            return MixedBackend(self.first).relocate(executable, fragment, mesh)
         if isinstance(executable, XlaExecutable):
             return XlaBackend().relocate(executable, fragment, mesh)
-        return self.native.relocate(executable, fragment, mesh)
+        return self.first.relocate(executable, fragment, mesh)
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoBackend:
-    """Native code on CPUs, XLA's on other devices."""
+    """Native code on devices that have a target, XLA's on others.
 
-    native: NativeBackend = dataclasses.field(default_factory=NativeBackend)
+    Attributes:
+        options: what the user says about compiling.
+    """
+
+    options: CompileOptions = DEFAULTS
     name: str = "auto"
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -84,10 +99,11 @@ class AutoBackend:
         return self._of(mesh).relocate(executable, fragment, mesh)
 
     def _of(self, mesh: Any) -> Backend:
-        return self.native if mesh.devices.flat[0].platform == "cpu" else XlaBackend()
+        native = NATIVE.get(mesh.devices.flat[0].platform)
+        return XlaBackend() if native is None else FallbackBackend(native(self.options))
 
 
-BACKENDS = ("auto", "native", "xla")
+BACKENDS = ("auto", *NAMED, "xla")
 
 
 def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
@@ -102,8 +118,7 @@ def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
         )
     if name == "xla":
         return XlaBackend()
-    native = NativeBackend(NativeCpuBackend(options=options))
-    return native if name == "native" else AutoBackend(native)
+    return AutoBackend(options) if name == "auto" else FallbackBackend(NAMED[name](options))
 
 
 def compile_fragments(

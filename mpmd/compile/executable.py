@@ -11,7 +11,7 @@ from mpmd.errors import CompileError
 
 _NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "costs", "bars", "llvm", "assembly")
 TEXTS = ("stablehlo", "hlo", "clusters", *_NATIVE_TEXTS)
-"""The words of `Executable.as_text`; of what is not native code most have no meaning."""
+"""The words of `Executable.as_text`; most exist for native code only."""
 
 
 def unknown_text(what: str, of: str) -> str:
@@ -41,7 +41,7 @@ class MemoryStats:
 class Executable(Protocol):
     """A compiled fragment.
 
-    One that gives a token behind its results, as its fragment asks for, has an attribute `has_token`.
+    One that gives a token behind its results, as its fragment requests, has an attribute `has_token`.
     """
 
     @property

@@ -9,8 +9,6 @@ from pathlib import Path
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 
-MODELLED, MEASURED = "modelled", "measured"
-
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
@@ -22,8 +20,6 @@ class CompileOptions:
         pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{approximate=true}"`.
         disable_passes: names of passes over HLO to leave out.
         attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
-        kernel_costs: `modelled` or `measured`: whether fusion and the tilings of products follow from models
-            or from timing kernels on this machine.
         float_jitter: regular expression on the values that are made a little wrong, to find what is fragile;
             empty for none.
         kernel_overrides: a folder of kernels in LLVM's assembly that take the place of generated ones.
@@ -37,7 +33,6 @@ class CompileOptions:
     pass_options: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
     attention_stitching: str = "auto"
-    kernel_costs: str = MODELLED
     float_jitter: str = ""
     kernel_overrides: Path | None = None
     memory_bytes: int = 0
@@ -47,8 +42,8 @@ class CompileOptions:
     def key(self) -> str:
         """Text that differs where the same fragment may become other code."""
         attention = f"attention={self.attention_stitching}"
-        choices = f"costs={self.kernel_costs} jitter={self.float_jitter}"
-        return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {choices} {self.memory_bytes}"
+        jitter = f"jitter={self.float_jitter}"
+        return f"{self.pass_options} {sorted(self.disable_passes)} {attention} {jitter} {self.memory_bytes}"
 
 
 DEFAULTS = CompileOptions()

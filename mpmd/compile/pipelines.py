@@ -7,72 +7,61 @@ import functools
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
-from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
-from mpmd.compile.passes.fusion.prices import PROJECTED
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.schedule.latency_hiding_schedule import LatencyHidingSchedule
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
 
-def cpu_pipeline(
-    devices: int = 1, attention_stitching: str = "auto", costs: str = PROJECTED, jitter: str = ""
+def optimization_pipeline(
+    devices: int = 1, attention_stitching: str = "auto", jitter: str = "", device: Device = HOST
 ) -> list[Pass]:
-    """What runs before kernels are planned, on a CPU.  All arrays are row-major: kernels read any order.
+    """The passes before kernels are planned.  All arrays are row-major: kernels read any order.
 
     Args:
         devices: how many run the program together.
         attention_stitching: the mode of that pass.
-        costs: what prices groups for fusion.
         jitter: regular expression on the values that are made a little wrong; empty for none.
+        device: what kernels are priced for, and whose limits they keep.
     """
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *cpu_preparation(devices),  # before this each instruction stands alone, after it they are kernels
+        *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
-        SortPrefix(),  # before fusion, which takes the slices to what reads them
-        AttentionStitching(attention_stitching),  # before fusion, which takes products one by one
-        Fusion(costs=costs),  # last change of what computes
-        *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
+        SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
+        AttentionStitching(attention_stitching, device),  # before fusion, which takes products one by one
+        Fusion(device=device),  # last change of what computes
     ]
 
 
-def scheduling_pipeline(devices: int = 1) -> list[Pass]:
-    """What runs once kernels are planned and donated parameters have their results.
+def scheduling_pipeline() -> list[Pass]:
+    """What runs once kernels are planned and donated parameters have their results."""
+    return [MemorySchedule()]  # memory is assigned for one order
+
+
+def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pass]:
+    """The passes after which kernels can compute each instruction by itself.
 
     Args:
         devices: how many run the program together.
-    """
-    # Devices that share memory send nothing: what is hidden is that one is later than another.
-    apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=1e-3, link=1e12)
-    return [
-        MemorySchedule(),  # memory is assigned for one order
-        *([apart] if devices > 1 else []),  # of all orders that need no more memory
-    ]
-
-
-def cpu_preparation(devices: int = 1) -> list[Pass]:
-    """What makes of any program one of instructions that kernels can compute, each by itself.
-
-    Args:
-        devices: how many run the program together.
+        limits: of the device.
     """
     together = groups.communication() if devices > 1 else []
     return [
         LayoutRemoval(),  # no later pass need know of layouts
         *groups.inlining(),  # everything later looks at one computation at a time
-        *groups.expansion(),  # only operations that kernels have
+        *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: what depends on the device alone can be told
         *groups.products(),  # products as the kernels like them
@@ -121,8 +110,8 @@ def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None
     found: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):
-            tell = functools.partial(after, f"{number:03d}.{pass_.label}")
-            inner = tuple(Watched(p, tell) for p in pass_.passes)
+            report = functools.partial(after, f"{number:03d}.{pass_.label}")
+            inner = tuple(Watched(p, report) for p in pass_.passes)
             pass_ = dataclasses.replace(pass_, passes=inner)
         found.append(pass_)
     return found

@@ -34,7 +34,7 @@ from mpmd.ir.ops import (
 )
 from mpmd.ir.query import (
     PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
-    read_by, result_index, stands_before, symbol_table, users, uses, walk,
+    read_by, result_index, comes_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse
-from mpmd.ir.types import MeshTensor, Origin, Topology
+from mpmd.ir.types import MeshTensor, Origin, TopologyAttr

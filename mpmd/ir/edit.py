@@ -17,7 +17,7 @@ from jax.extend.mlir.ir import Value
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury, bury_block, keep, stand_ins
+from mpmd.ir.kept import defer_block_deletion, defer_deletion, keep, placeholders
 from mpmd.ir.ops import Fragment, Func, Transfer
 from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, string_array
@@ -113,7 +113,7 @@ def erase(op: Op) -> None:
     if not is_unused(op):
         raise IRError(f"cannot erase {op.operation.name} at {op.location}: it is still used")
     counting.note_edit()
-    bury(op)
+    defer_deletion(op)
 
 
 def replace(op: Op, values: Sequence[Value]) -> None:
@@ -130,7 +130,7 @@ def replace(op: Op, values: Sequence[Value]) -> None:
     for old, new in zip(results, values):
         replace_uses(old, new)
     counting.note_edit()
-    bury(op)
+    defer_deletion(op)
 
 
 def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
@@ -155,7 +155,7 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
         spare.replace_all_uses_with(new)
     for _ in range(len(block.operations)):
         made.append(at_start(block).ref_operation)
-    bury_block(block)
+    defer_block_deletion(block)
     return made
 
 
@@ -163,7 +163,7 @@ def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
     """Changes the arguments of a block to ones like those values; what then stands where each was used."""
     counting.note_edit()
     args, kinds = list(block.arguments), [(v.type, v.location) for v in like]
-    first, second = stand_ins(len(args)), stand_ins(len(args))
+    first, second = placeholders(len(args)), placeholders(len(args))
     for arg, once, twice in zip(args, first, second):
         arg.replace_all_uses_with(once)  # with the caller's replacement it is three times, as good as once
         once.replace_all_uses_with(twice)

@@ -7,7 +7,7 @@ from jax.extend.mlir import ir, passmanager
 from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury_contents
+from mpmd.ir.kept import defer_contents_deletion
 
 
 def run_mlir(pipeline: str, module: ir.Module) -> None:
@@ -21,7 +21,7 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
     with context():
         result = module.operation.clone()
     run_mlir_alone(pipeline, result)
-    bury_contents(module)
+    defer_contents_deletion(module)
     for op in list(result.opview.body.operations):
         module.body.append(op)
     for name, attribute in result.attributes.items():

@@ -11,8 +11,8 @@ from jax.extend.mlir.dialects import func, mpmd
 
 from mpmd.ir import counting
 from mpmd.ir.context import context
-from mpmd.ir.kept import bury
-from mpmd.ir.types import Origin, Topology, string_array, string_list
+from mpmd.ir.kept import defer_deletion
+from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
 
 NamedTensor = mpmd.NamedTensorOp
@@ -104,7 +104,7 @@ class _HasBody:
                 old.operands[i] = value
             return
         ir.Operation.create(old.name, operands=list(values), loc=old.location, ip=ir.InsertionPoint(old))
-        bury(old)
+        defer_deletion(old)
 
 
 def _extends(kind: Any) -> Any:
@@ -147,12 +147,12 @@ class Func(func.FuncOp):
         return self.is_mpmd and self.is_public
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> TopologyAttr:
         """Its meshes."""
-        return Topology.of(self.attributes["topology"])
+        return TopologyAttr.of(self.attributes["topology"])
 
     @topology.setter
-    def topology(self, topology: Topology) -> None:
+    def topology(self, topology: TopologyAttr) -> None:
         put(self, "topology", topology.attribute())
 
     def arg_attribute(self, index: int, name: str) -> ir.Attribute | None:

@@ -83,7 +83,7 @@ def uses(v: Value) -> list[tuple[Op, int]]:
     return [(use.owner, use.operand_number) for use in v.uses]
 
 
-def stands_before(a: Op, b: Op) -> bool:
+def comes_before(a: Op, b: Op) -> bool:
     """Whether `a` comes before `b` in the block of both.  Amortised constant time, moves included."""
     return bool(a.operation.is_before_in_block(b.operation))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable
 
@@ -11,6 +10,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import mpmd, sdy
 
 from mpmd.ir.context import context
+from mpmd.support.memoisation import memoised
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -50,7 +50,7 @@ class MeshTensor(ir.ShapedType):
         return self._parts[0]
 
     @property
-    @functools.lru_cache(None)  # noqa: B019
+    @memoised
     def tensor(self) -> ir.Type:
         """The global tensor type: what it is outside of any mesh, and inside of fragments."""
         return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
@@ -82,7 +82,7 @@ class MeshTensor(ir.ShapedType):
         return _mesh_tensor_parts(self)
 
 
-@functools.lru_cache(None)
+@memoised
 def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str | None) -> MeshTensor:
     text = f'!mpmd.mesh_tensor<"{mesh}", {tensor}'
     if sharding is not None:
@@ -92,7 +92,7 @@ def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str 
     return ir.Type.parse(text + ">", context())
 
 
-@functools.lru_cache(None)
+@memoised
 def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
     text = str(kind)
     found = re.fullmatch(
@@ -105,22 +105,22 @@ def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
     return found[1], found[2], found[3]
 
 
-class Topology(dict[str, sdy.MeshAttr]):
+class TopologyAttr(dict[str, sdy.MeshAttr]):
     """Mesh name -> sdy mesh, in pipeline order: a function's `topology` attribute."""
 
     @staticmethod
-    def of(attribute: ir.Attribute) -> Topology:
+    def of(attribute: ir.Attribute) -> TopologyAttr:
         """The meshes of `#mpmd.topology<...>`."""
-        return Topology(_topology_meshes(str(attribute)))
+        return TopologyAttr(_topology_meshes(str(attribute)))
 
     @staticmethod
-    def from_axes(meshes: dict[str, dict[str, int]]) -> Topology:
+    def from_axes(meshes: dict[str, dict[str, int]]) -> TopologyAttr:
         """A topology from mesh name -> axis name -> size."""
 
         def text(axes: dict[str, int]) -> str:
             return ", ".join(f'"{name}"={size}' for name, size in axes.items())
 
-        return Topology(
+        return TopologyAttr(
             (name, sdy.MeshAttr(ir.Attribute.parse(f"#sdy.mesh<[{text(axes)}]>", context())))
             for name, axes in meshes.items()
         )
@@ -136,7 +136,7 @@ class Topology(dict[str, sdy.MeshAttr]):
         return [name for name in self if not name.endswith("/cpu")]
 
 
-@functools.lru_cache(None)
+@memoised
 def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
     found = re.findall(r'<"([^"]*)" : (<.*?\]>)>', text)
     return tuple(
@@ -156,7 +156,7 @@ def string_array(strings: Iterable[str]) -> ir.Attribute:
 
 def _register() -> None:
     sample = ir.Type.parse('!mpmd.mesh_tensor<"m", tensor<f32>>', context())
-    ir.register_type_caster(sample.typeid, replace=True)(functools.lru_cache(None)(MeshTensor))
+    ir.register_type_caster(sample.typeid, replace=True)(memoised(MeshTensor))
 
 
 _register()

@@ -59,7 +59,7 @@ class MlirPass(Pass):
 
     pipeline: str = ""
     name: ClassVar[str] = "mlir"
-    tells_changes: ClassVar[bool] = False
+    reports_changes: ClassVar[bool] = False
 
     def run(self, module: ir.Module) -> bool:
         """Runs it; always True, as MLIR does not say whether it changed anything.

@@ -28,7 +28,7 @@ def verify(module: ir.Module) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError as e:
-        problems = list(_uses_of_what_was_erased(module))
+        problems = list(_uses_of_erased_values(module))
         raise IRError(f"the program is invalid: {' '.join(problems) or e}") from None
     ir.free_erased()
 
@@ -54,7 +54,7 @@ def violations(module: ir.Module) -> Iterator[str]:
                 yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 
-def _uses_of_what_was_erased(module: ir.Module) -> Iterator[str]:
+def _uses_of_erased_values(module: ir.Module) -> Iterator[str]:
     for op in ir.walk(module):
         for i, value in enumerate(op.operands):
             made_by = ir.producer(value) or value.owner.owner.opview

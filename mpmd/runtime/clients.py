@@ -111,7 +111,7 @@ def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[st
     Raises:
         ConfigError: `pinning` asks for more cores than there are, or for what this jaxlib does not do.
     """
-    places = plan_places(counts, _available_cores(), pinning)
+    places = plan_places(counts, available_cores(), pinning)
     if all(place.cores is None for place in places):
         return {}
     clients = {place.mesh: _client(place, number) for number, place in enumerate(places)}
@@ -151,7 +151,7 @@ def cores_of(device: Any) -> tuple[int, ...]:
         for (_, cores, _), client in _clients.items():
             if client is device.client:
                 return cores
-    return _available_cores()
+    return available_cores()
 
 
 def cores_of_meshes(topology: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -168,7 +168,8 @@ def cores_of_meshes(topology: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _available_cores() -> tuple[int, ...]:
+def available_cores() -> tuple[int, ...]:
+    """Numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -203,4 +204,4 @@ def _let_float(threads: set[int]) -> None:
     """Lets threads run on every core of this process; what they start later may too."""
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, _available_cores())
+            os.sched_setaffinity(thread, available_cores())

@@ -14,9 +14,9 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, StepState, failure_of
 from mpmd.runtime.program import Program
-from mpmd.runtime.trace import Recorder
+from mpmd.runtime.trace import StepRecorder
 
 _REPEATS = 5
 
@@ -37,22 +37,22 @@ class ProgramCosts:
 class OneAtATime:
     """Observes a step that one thread issues, and waits for everything: each fragment runs alone."""
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """What it reads is there."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Waits for a call; a failure is told by the executor."""
         for slot in call.outputs:
             failure_of(frame.slots[slot])
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Waits for a message, so that no fragment is timed that waits for one."""
         if isinstance(instruction, BoundRecv):
             failure_of(frame.slots[instruction.buffer])
 
 
 def measure_costs(
-    executor: Executor, devices: MeshDevices, inputs: Sequence[Any], recorder: Recorder
+    executor: Executor, devices: MeshDevices, inputs: Sequence[Any], recorder: StepRecorder
 ) -> tuple[list[Any], ProgramCosts]:
     """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
 

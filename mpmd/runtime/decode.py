@@ -19,14 +19,14 @@ from mpmd.runtime.interpreter import (
     BoundInstruction,
     BoundRecv,
     BoundSend,
-    Executable,
-    Lane,
+    FragmentExecutable,
+    PendingCalls,
 )
 from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.run_ahead import unfinished_calls
 
 
-class Engine(Protocol):
+class ArrayEngine(Protocol):
     """What computes with arrays: places, copies and moves them, without waiting for them."""
 
     def placer(self, type_: BufferType, path: str, *, fresh: bool) -> Callable[[Any], Any]:
@@ -52,14 +52,14 @@ class Decoded:
 
     feeds: tuple[BoundFeed, ...]
     streams: tuple[tuple[BoundInstruction, ...], ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[PendingCalls, ...]
     num_slots: int
 
 
 def decode(
     program: Program,
-    executables: Mapping[tuple[str, str], Executable],
-    engine: Engine,
+    executables: Mapping[tuple[str, str], FragmentExecutable],
+    engine: ArrayEngine,
     run_ahead: int,
 ) -> Decoded:
     """Binds every instruction of `program`.
@@ -84,11 +84,11 @@ def decode(
         )
     feeds: list[BoundFeed] = []
     streams: list[tuple[BoundInstruction, ...]] = []
-    lanes: list[Lane] = []
+    lanes: list[PendingCalls] = []
     paths = {spec.index: spec.path for spec in program.inputs}
     base = 0
     for stream in program.streams:
-        lane = Lane(stream.mesh)
+        lane = PendingCalls(stream.mesh)
         watched = watched_results(stream)
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
@@ -122,7 +122,7 @@ def watched_results(stream: Stream) -> dict[int, int]:
 
 
 def _tokens(
-    stream: Stream, watched: Mapping[int, int], executables: Mapping[tuple[str, str], Executable]
+    stream: Stream, watched: Mapping[int, int], executables: Mapping[tuple[str, str], FragmentExecutable]
 ) -> dict[int, int]:
     """Per position of a `Run` that cannot be watched otherwise, where its executable gives a token."""
     return {
@@ -166,9 +166,9 @@ def unwatched_sources(stream: Stream, watched: dict[int, int]) -> dict[int, tupl
 class _Binder:
     stream: Stream
     base: int
-    executables: Mapping[tuple[str, str], Executable]
-    engine: Engine
-    lane: Lane
+    executables: Mapping[tuple[str, str], FragmentExecutable]
+    engine: ArrayEngine
+    lane: PendingCalls
     watched: dict[int, int]
     unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from mpmd import ir
 from mpmd.errors import ProgramError
-from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
 from mpmd.sharding.shards import axes_by_dim, axes_of
 from mpmd.support.source import frames_of
 
@@ -52,7 +52,7 @@ def read_entry(
     inputs = tuple(
         InputSpec(number(arg), i, argument_paths[i], i in donated) for i, arg in enumerate(main.args)
     )
-    ops: list[FragmentCall | TransferOp] = []
+    ops: list[CallNode | TransferOp] = []
     donated_by: dict[str, tuple[int, ...]] = {}
     for op in ir.ops(main):
         if isinstance(op, ir.Transfer):
@@ -84,13 +84,13 @@ def _call(
     outputs: tuple[int, ...],
     donated: tuple[int, ...],
     stages: dict[str, int],
-) -> FragmentCall:
+) -> CallNode:
     """A call; work of a microbatch that has no stage has that of its mesh in `stages`."""
     frames = frames_of(op)
     names = ", ".join(dict.fromkeys(o.name for o in op.origins)) or "unnamed work"
     task = phase(op)
     stage = stages.get(op.mesh) if task and op.stage is None else op.stage
-    return FragmentCall(
+    return CallNode(
         name=op.callee_name,
         mesh=op.mesh,
         inputs=inputs,

@@ -19,22 +19,24 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
-from mpmd.runtime.decode import Engine, decode
-from mpmd.runtime.host_memory import keep_freed_memory
+from mpmd.runtime.decode import ArrayEngine, decode
+from mpmd.runtime.host_memory import freed_memory, limit_of
 from mpmd.runtime.instructions import Feed, Fetch
 from mpmd.runtime.interpreter import (
     BoundCall,
     BoundInstruction,
     CallFailed,
-    Executable,
-    Frame,
+    FragmentExecutable,
     Observer,
+    StepState,
     failure_of,
     issue_all,
 )
+from mpmd.runtime.memory import peak_and_freed
 from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.program import Program
@@ -59,7 +61,10 @@ class RuntimeOptions:
             predicted to need; see `run_ahead`.
         blocking: wait in every step until everything is computed.
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
-        keep_freed_memory: on CPU, let this process keep the memory that fragments free; see `host_memory`.
+        keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
+            takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
+            frees again, and a quarter of its predicted peak or 64 MiB; what is more is returned to the
+            system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
     """
 
     issue: Issue = "auto"
@@ -87,9 +92,10 @@ class Executor:
     def __init__(
         self,
         program: Program,
-        executables: Mapping[tuple[str, str], Executable],
-        engine: Engine,
+        executables: Mapping[tuple[str, str], FragmentExecutable],
+        engine: ArrayEngine,
         options: RuntimeOptions = RuntimeOptions(),
+        workspace: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
         """Verifies and decodes.
 
@@ -98,18 +104,20 @@ class Executor:
             executables: by (mesh, name), for every pair in `program.executables`.
             engine: where arrays live, and how they move: a `MeshDevices`.
             options: see RuntimeOptions.
+            workspace: scratch bytes by (mesh, executable) while it runs, where known.
 
         Raises:
             ProgramError: the program breaks a rule, or an executable is missing.
         """
-        if options.keep_freed_memory:
-            keep_freed_memory()
         self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
+        self._freed_memory = freed_memory() if options.keep_freed_memory else None
+        if self._freed_memory is not None:
+            self._freed_memory.allow(self, limit_of(*peak_and_freed(program, workspace)))
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
-        self._one_thread = self._issues_from_one_thread(executables)
-        if self._one_thread:
+        self.issues_from_one_thread = self._needs_one_thread(executables)
+        if self.issues_from_one_thread:
             for lane in self._decoded.lanes:
                 lane.others = tuple(other for other in self._decoded.lanes if other is not lane)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
@@ -121,11 +129,6 @@ class Executor:
         self._lock = threading.Lock()
         self._closed = self._interrupted = False
         self.steps = 0
-
-    @property
-    def issues_from_one_thread(self) -> bool:
-        """Whether the caller's thread issues everything."""
-        return self._one_thread
 
     def run(
         self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
@@ -151,8 +154,10 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
+            if self._freed_memory is not None:
+                self._freed_memory.trim()
             watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
-            frame = Frame(
+            frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
                 channels=self._make_channels(),
@@ -162,13 +167,13 @@ class Executor:
             )
             self.steps += 1
             try:
-                self._issue(frame, one_by_one or self._one_thread)
+                self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
                     self._wait()
             except CallFailed as failed:
                 first = self._first_failure(failed)
                 frame.forget()
-                raise first.as_error(self._what_is_gone(frame, first.number)) from first.cause
+                raise first.as_error(self._consumed_arguments(frame, first.number)) from first.cause
             except BaseException:  # an interrupt, or a transfer that cannot be made: nothing of it may stay
                 frame.stop()
                 frame.forget()
@@ -231,7 +236,7 @@ class Executor:
                     f"pass a copy"
                 )
 
-    def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], Executable]) -> bool:
+    def _needs_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
         if len(self.program.streams) == 1:
@@ -269,7 +274,7 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.forget_finished()
 
-    def _issue(self, frame: Frame, one_thread: bool) -> None:
+    def _issue(self, frame: StepState, one_thread: bool) -> None:
         self._settle()
         issue_all(self._decoded.feeds, frame)
         if one_thread:
@@ -303,7 +308,7 @@ class Executor:
         self._forget()
         return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
 
-    def _what_is_gone(self, frame: Frame, failed: int) -> str:
+    def _consumed_arguments(self, frame: StepState, failed: int) -> str:
         if failed != frame.number:
             return "the results of that step have no value; continue from a checkpoint"
         if not self.program.donated_inputs:
@@ -327,7 +332,7 @@ class Executor:
         for lane in self._decoded.lanes:
             lane.unfinished.clear()
 
-    def _delete_donated(self, frame: Frame) -> None:
+    def _delete_donated(self, frame: StepState) -> None:
         """Ends the donated arguments that no fragment consumed: the user gave them away."""
         for k in self.program.donated_inputs:
             if k not in self._forwarded and not _is_deleted(frame.inputs[k]):

@@ -53,7 +53,7 @@ class BufferType:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FragmentCall:
+class CallNode:
     """One call of a fragment on its mesh.
 
     Attributes:
@@ -118,7 +118,7 @@ class EntryGraph:
         name: name of the entry function.
     """
 
-    ops: tuple[FragmentCall | TransferOp, ...]
+    ops: tuple[CallNode | TransferOp, ...]
     types: dict[int, BufferType]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]

@@ -23,7 +23,7 @@ def hoist_receives(program: Program, distance: int) -> Program:
     Ensures: a valid program with the same instructions.
     Cost: O(instructions × meshes).
     """
-    sweep = _Sweep(program, [_Lane(stream.instructions, distance) for stream in program.streams])
+    sweep = _StreamSweep(program, [_Lane(stream.instructions, distance) for stream in program.streams])
     while sweep.advance() or sweep.put_one_back():
         pass
     streams = tuple(
@@ -73,7 +73,7 @@ class _Lane:
         return True
 
 
-class _Sweep:
+class _StreamSweep:
     """All streams, advanced by what has been sent and received."""
 
     def __init__(self, program: Program, lanes: list[_Lane]) -> None:

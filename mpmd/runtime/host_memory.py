@@ -1,40 +1,136 @@
-"""What the C library does with memory that fragments free.
+"""What the C library does with memory that fragments free, and how much of it the process keeps.
 
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
 step takes a page fault for each 4 KiB that it touches: 90,000 faults and 0.2 of 2.4 CPU seconds in a step of
-eight transformer layers.  Kept, the same pages serve the next fragment; the process stays at its peak size.
+eight transformer layers.  Kept, the same pages serve the next fragment.
 
-glibc also gives the threads of a process heaps of their own, and what is freed in one serves no other: each
-keeps the peak of its own threads, and these do not coincide.  `MALLOC_ARENA_MAX=1` in the environment makes
-it one heap; setting that later, when JAX has started its threads, has no measurable effect.
+Unlimited, glibc keeps much more than a step needs: what is freed in the heap of one thread serves no other
+thread, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
+their meshes stay as well.  So between steps `FreedMemory.trim` compares what is kept with a limit, and
+returns all of it to the system when it is more.
+
+    kept = growth of anonymous resident memory - growth of what malloc has given out,  since the last trim
+
+Memory that grows beside malloc counts as kept, too: it causes a trim that returns little, once per limit.
+Blocks that were given out and not touched yet hide as much of what is kept.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
 
 # From <malloc.h>; glibc takes at most half of a thread's heap for the first, and an int for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
+_MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
+
+_INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
+"""Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/100 of the time at most."""
+
+SLACK_SHARE, SLACK_BYTES = 4, 64 << 20
+"""What may be kept beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
+
+
+class _Mallinfo2(ctypes.Structure):
+    """`struct mallinfo2` of <malloc.h>."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    )
+
+
+class FreedMemory:
+    """The memory of this process that was freed and is still resident.  Needs glibc 2.33."""
+
+    def __init__(self, libc: Any) -> None:
+        self._libc = libc
+        self._lock = threading.Lock()
+        self._limits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._anonymous = self._given_out = 0
+        self._next_check = 0.0
+        self._return_all()
+
+    def kept(self) -> int:
+        """Bytes that were freed and are resident, from those that changed since the last trim."""
+        grown = _anonymous_bytes() - self._anonymous
+        return max(0, grown - (given_out() - self._given_out))
+
+    def allow(self, owner: Any, limit: int) -> None:
+        """Lets so many bytes be kept while `owner` lives; of several owners the largest limit counts."""
+        with self._lock:
+            self._limits[owner] = limit
+
+    def trim(self) -> bool:
+        """Returns freed memory to the system if more of it is kept than is allowed.
+
+        Looks at most every 0.1 s, and less often where looking takes more than 1 ms.
+
+        Returns:
+            Whether it did.
+        """
+        now = time.monotonic()
+        if now < self._next_check or not self._lock.acquire(blocking=False):  # another thread looks
+            return False
+        try:
+            kept = self.kept()
+            self._next_check = now + max(_INTERVAL_SECONDS, _CHECK_SHARE * (time.monotonic() - now))
+            if kept <= max(self._limits.values(), default=0):
+                return False
+            self._return_all()
+            return True
+        finally:
+            self._lock.release()
+
+    def _return_all(self) -> None:
+        self._libc.malloc_trim(0)
+        self._anonymous, self._given_out = _anonymous_bytes(), given_out()
 
 
 @functools.cache
-def keep_freed_memory() -> bool:
+def freed_memory() -> FreedMemory | None:
     """Has this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
 
     Returns:
-        Whether the C library does that: glibc does, others have policies of their own.
+        What is kept; None, and nothing changes, with C libraries other than glibc from 2.33 on: they have
+        policies of their own.
 
-    Source: mallopt(3).
+    Source: mallopt(3), malloc_trim(3), mallinfo(3).
     """
-    return _set((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER))
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallinfo2")):
+        return None
+    libc.mallopt.argtypes, libc.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    settings = (_MMAP_THRESHOLD, _MAX_BLOCK), (_TRIM_THRESHOLD, _NEVER)
+    return FreedMemory(libc) if all(libc.mallopt(*setting) == 1 for setting in settings) else None
 
 
-def _set(*settings: tuple[int, int]) -> bool:
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    library.mallopt.argtypes, library.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return all(library.mallopt(setting, value) == 1 for setting, value in settings)
+def given_out() -> int:
+    """Bytes that glibc (2.33 or later) has given out and that were not freed."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo2
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def limit_of(peak: int, freed: int) -> int:
+    """How many bytes may be kept between steps.
+
+    Args:
+        peak: the most bytes that a step holds at once.
+        freed: how many of them it has freed when it ends: the next step uses their memory again.
+    """
+    return freed + max(peak // SLACK_SHARE, SLACK_BYTES)
+
+
+def _anonymous_bytes() -> int:
+    """Resident bytes of this process that are not those of files."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

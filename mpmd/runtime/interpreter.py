@@ -19,7 +19,7 @@ from mpmd.runtime.instructions import Run, task_text
 from mpmd.support.execution_log import ExecutionLog
 
 
-class Executable(Protocol):
+class FragmentExecutable(Protocol):
     """A compiled fragment: called with its arrays it returns the arrays it makes, usually not ready yet.
 
     An optional attribute `asynchronous` says whether a call returns before the work is done; without
@@ -54,18 +54,18 @@ class Timer(Protocol):
 class Observer(Protocol):
     """Watches one step while it is issued; its methods are called by the thread that issues the mesh."""
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """A fragment is about to be called; its arguments are in the frame."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """A fragment was called at time `issued`, in seconds; its results are in the frame."""
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Any instruction was issued."""
 
 
 @dataclasses.dataclass(slots=True)
-class Frame:
+class StepState:
     """The state of one step of training while it is issued."""
 
     number: int
@@ -97,7 +97,7 @@ class Unfinished:
     handle: Any
 
 
-class Lane:
+class PendingCalls:
     """The unfinished calls of one mesh, oldest first, over all steps.
 
     A result that is waited for is held until its call was seen to end: a mesh may hold as many small results
@@ -107,7 +107,7 @@ class Lane:
     def __init__(self, mesh: str) -> None:
         self.mesh = mesh
         self.unfinished: deque[Unfinished] = deque()
-        self.others: tuple[Lane, ...] = ()
+        self.others: tuple[PendingCalls, ...] = ()
         """Lanes issued by the same thread: looked after while this one waits."""
 
     def forget_finished(self) -> None:
@@ -126,7 +126,7 @@ class Lane:
                     raise CallFailed(unfinished[0].call, unfinished[0].number, failure)
             unfinished.popleft()
 
-    def make_room(self, frame: Frame, unfinished: int) -> None:
+    def make_room(self, frame: StepState, unfinished: int) -> None:
         """Waits while so many calls have not ended.
 
         Raises:
@@ -188,7 +188,7 @@ class BoundInstruction(Protocol):
     mesh: str
     at: int
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Does it."""
 
 
@@ -219,10 +219,10 @@ class BoundCall:
     results: int
     handle: int | None
     unwatched: tuple[str, ...]
-    lane: Lane
+    lane: PendingCalls
     unfinished: int
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Calls the executable and stores its results; remembers the call until its end is seen."""
         lane, slots = self.lane, frame.slots
         if lane.unfinished:
@@ -258,7 +258,7 @@ class BoundSend:
     channel: int
     sequence: int
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Offers the buffer."""
         frame.channels[self.channel].send(self.sequence, frame.slots[self.buffer])
 
@@ -273,7 +273,7 @@ class BoundRecv:
     channel: int
     sequence: int
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Takes the message."""
         frame.slots[self.buffer] = frame.channels[self.channel].recv(self.sequence)
 
@@ -288,7 +288,7 @@ class BoundCopy:
     buffer: int
     copy: Callable[[Any], Any]
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Starts the copy."""
         frame.slots[self.buffer] = self.copy(frame.slots[self.source])
 
@@ -301,7 +301,7 @@ class BoundFree:
     at: int
     buffers: tuple[int, ...]
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Forgets the buffers."""
         slots = frame.slots
         for i in self.buffers:
@@ -319,7 +319,7 @@ class BoundFeed:
     place: Callable[[Any], Any]
     path: str
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Places the argument."""
         frame.slots[self.buffer] = self.place(frame.inputs[self.input])
 
@@ -333,12 +333,12 @@ class BoundFetch:
     buffer: int
     output: int
 
-    def issue(self, frame: Frame) -> None:
+    def issue(self, frame: StepState) -> None:
         """Stores the result."""
         frame.outputs[self.output] = frame.slots[self.buffer]
 
 
-def issue_all(instructions: Iterable[BoundInstruction], frame: Frame) -> None:
+def issue_all(instructions: Iterable[BoundInstruction], frame: StepState) -> None:
     """Issues the instructions in order.
 
     Raises:

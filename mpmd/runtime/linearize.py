@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
-from mpmd.runtime.graph import BufferType, EntryGraph, FragmentCall, InputSpec, TransferOp
+from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
 from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import (
     Copy,
@@ -58,7 +58,7 @@ def linearize(
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _Layout(graph, properties).build()
+    program = _StreamLayout(graph, properties).build()
     verify(program)
     distance = int(properties.receiver_pulls) if early_receives is None else early_receives
     return hoist_receives(program, distance) if distance else program
@@ -84,7 +84,7 @@ def check_graph(graph: EntryGraph) -> None:
     for spec in graph.inputs:
         define(spec.value, f"input {spec.index} ({spec.path})")
     for at, op in enumerate(graph.ops):
-        if isinstance(op, FragmentCall):
+        if isinstance(op, CallNode):
             where = f"op {at}, call of {op.name!r} on mesh {op.mesh!r}"
             for value in op.inputs:
                 use(value, where)
@@ -106,7 +106,7 @@ def check_graph(graph: EntryGraph) -> None:
         )
 
 
-def _call_problems(op: FragmentCall, where: str, types: dict[int, BufferType]) -> list[str]:
+def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> list[str]:
     problems = [
         f"{where}: value {value} lives on mesh {types[value].mesh!r}"
         for value in dict.fromkeys((*op.inputs, *op.outputs))
@@ -116,7 +116,7 @@ def _call_problems(op: FragmentCall, where: str, types: dict[int, BufferType]) -
     return problems + [f"{where}: donates argument {k}, but has {len(op.inputs)}" for k in wrong]
 
 
-class _Layout:
+class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
     def __init__(self, graph: EntryGraph, properties: ChannelProperties) -> None:
@@ -146,13 +146,13 @@ class _Layout:
         """Tells arguments of other meshes, needed messages and superfluous transfers apart."""
         needed = {spec.value for spec in self.graph.outputs}
         for op in reversed(self.graph.ops):
-            if isinstance(op, FragmentCall):
+            if isinstance(op, CallNode):
                 needed.update(op.inputs)
             elif op.target in needed:
                 needed.add(op.source)
         self.copies: dict[int, TransferOp] = {}
         for op in self.graph.ops:
-            if isinstance(op, FragmentCall) or op.target not in needed:
+            if isinstance(op, CallNode) or op.target not in needed:
                 continue
             if op.source in self.argument:
                 self.argument[op.target] = self.argument[op.source]
@@ -164,7 +164,7 @@ class _Layout:
 
     def build(self) -> Program:
         for op in self.graph.ops:
-            if isinstance(op, FragmentCall):
+            if isinstance(op, CallNode):
                 self._call(op)
             elif op.target in self.copies:
                 self._need(op.source)
@@ -197,7 +197,7 @@ class _Layout:
         feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
         return [*feeds, *self.bodies[mesh]]
 
-    def _call(self, op: FragmentCall) -> None:
+    def _call(self, op: CallNode) -> None:
         for value in op.inputs:
             self._need(value)
         fields = (op.stage, op.microbatch, op.phase, op.label)

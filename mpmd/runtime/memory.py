@@ -24,7 +24,7 @@ from mpmd.runtime.instructions import (
     ended_buffers,
     writes,
 )
-from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, Frame
+from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, StepState
 from mpmd.runtime.program import Program, Stream, instruction_text
 from mpmd.runtime.verify import verify
 
@@ -91,10 +91,33 @@ def predict_memory(
     for channel, count in zip(program.channels, order.occupancy, strict=True):
         in_flight[channel.target] += count * max((t.bytes for t in channel.types), default=0)
     kept = kept or {}
-    return tuple(_walk(s, workspace or {}, kept.get(s.mesh, 0), in_flight[s.mesh]) for s in program.streams)
+    return tuple(
+        _traverse(s, workspace or {}, kept.get(s.mesh, 0), in_flight[s.mesh]) for s in program.streams
+    )
 
 
-def _walk(stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int) -> MeshMemory:
+def peak_and_freed(program: Program, workspace: Mapping[tuple[str, str], int]) -> tuple[int, int]:
+    """The peaks of all meshes together, and how many bytes of them are free again after a step.
+
+    Results, and arguments that the step does not consume, belong to the user and stay.
+
+    Args:
+        program: a valid program.
+        workspace: see `predict_memory`.
+    """
+    peak = freed = 0
+    for stream in program.streams:
+        memory = _traverse(stream, workspace, 0, 0)
+        stay = {op.buffer for op in stream.instructions if isinstance(op, Feed | Fetch)}
+        stay.difference_update(*(donated_buffers(op) for op in stream.instructions if isinstance(op, Run)))
+        peak += memory.peak_bytes
+        freed += max(0, memory.peak_bytes - sum(stream.buffers[b].type.bytes for b in stay))
+    return peak, freed
+
+
+def _traverse(
+    stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int
+) -> MeshMemory:
     size = [buffer.type.bytes for buffer in stream.buffers]
     live = kept + sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
     curve: list[int] = []
@@ -183,13 +206,13 @@ class MemoryMeter:
             self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
             start += len(stream.buffers)
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """A run is counted when it has been issued."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """A run is counted when it has been issued."""
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Counts what the mesh of the instruction holds now."""
         if isinstance(instruction, BoundFeed):
             return

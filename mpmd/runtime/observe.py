@@ -13,8 +13,8 @@ from mpmd.runtime.interpreter import (
     BoundFeed,
     BoundInstruction,
     CallFailed,
-    Frame,
     Observer,
+    StepState,
     failure_of,
 )
 
@@ -25,17 +25,17 @@ class Observers:
 
     members: tuple[Observer, ...]
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """Passes it on."""
         for member in self.members:
             member.calling(call, frame)
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Passes it on."""
         for member in self.members:
             member.ran(call, frame, issued)
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Passes it on."""
         for member in self.members:
             member.issued(instruction, frame)
@@ -55,10 +55,10 @@ class FiniteCheck:
         ]
         self._arguments: dict[int, tuple[str, str]] = {}
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """Nothing to look at before a call."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Looks at the results of a call.
 
         Raises:
@@ -75,7 +75,7 @@ class FiniteCheck:
                     text += f", and so did argument {path} of the step: {of_argument}"
                 raise CallFailed(call, frame.number, FloatingPointError(text))
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Remembers arguments that hold such a value; other instructions compute nothing."""
         if isinstance(instruction, BoundFeed) and (found := self._found(frame.slots[instruction.buffer])):
             self._arguments[instruction.buffer] = (instruction.path, found)

@@ -32,7 +32,7 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Order:
+class InstructionOrder:
     """A legal order of all instructions, equal in every process, and what it proves.
 
     Attributes:
@@ -134,7 +134,7 @@ def occupancy(
     return tuple(worst)
 
 
-def issue_order(program: Program, order: Order) -> list[Node]:
+def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
     """The order in which one thread should issue everything: by the time each instruction could begin.
 
     Every run counts as one unit of time and everything else as none, so no mesh is issued far ahead of

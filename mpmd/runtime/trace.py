@@ -24,9 +24,9 @@ from mpmd.runtime.interpreter import (
     BoundFeed,
     BoundInstruction,
     BoundRecv,
-    Executable,
-    Frame,
+    FragmentExecutable,
     Observer,
+    StepState,
     Timer,
     failure_of,
 )
@@ -61,7 +61,7 @@ class MeasuredSpan:
     at: int = -1
 
 
-class Recorder(Observer, Protocol):
+class StepRecorder(Observer, Protocol):
     """Observes one step: that which is run inside its `with`.
 
     Attributes:
@@ -110,7 +110,7 @@ class TraceRecorder:
     """
 
     def __init__(
-        self, program: Program, executables: Mapping[tuple[str, str], Executable], stamps: Stamper
+        self, program: Program, executables: Mapping[tuple[str, str], FragmentExecutable], stamps: Stamper
     ) -> None:
         """Takes what the executor was given, and what makes stamps."""
         self.program = program
@@ -118,15 +118,15 @@ class TraceRecorder:
         self.unseen: tuple[str, ...] = ()
         self._meshes = {s.mesh: _MeshRecord(s, executables, stamps) for s in program.streams}
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """Stamps what the call waits for, unless it takes the time itself, or none."""
         self._meshes[call.mesh].begin(call, frame)
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Stamps a result of the call, likewise."""
         self._meshes[call.mesh].end(call, frame, issued)
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Stamps a message; waits for an argument, so that the step begins when all are there."""
         if isinstance(instruction, BoundFeed):
             failure_of(frame.slots[instruction.buffer])
@@ -162,7 +162,7 @@ class _MeshRecord:
     """
 
     def __init__(
-        self, stream: Stream, executables: Mapping[tuple[str, str], Executable], stamps: Stamper
+        self, stream: Stream, executables: Mapping[tuple[str, str], FragmentExecutable], stamps: Stamper
     ) -> None:
         self.mesh, self._stamps = stream.mesh, stamps
         self.unseen: list[str] = []
@@ -196,20 +196,20 @@ class _MeshRecord:
         for timer in self._timers.values():
             timer.write_to(self.log)
 
-    def expect(self, instruction: BoundRecv | BoundCopy, frame: Frame) -> None:
+    def expect(self, instruction: BoundRecv | BoundCopy, frame: StepState) -> None:
         self._awaited.add(instruction.buffer)
         if isinstance(instruction, BoundRecv):
             mark, array = self._marks[2 * instruction.at], frame.slots[instruction.buffer]
             self._handles += self._stamps.stamp_in_own_order(instruction.channel + 1, mark, array)
 
-    def begin(self, call: BoundCall, frame: Frame) -> None:
+    def begin(self, call: BoundCall, frame: StepState) -> None:
         arrived = [slot for slot in dict.fromkeys(call.inputs) if slot in self._awaited]
         self._awaited.difference_update(arrived)
         if call.at in self._stamped:
             for slot in arrived or call.inputs[:1]:
                 self._handles += self._stamps.stamp(self._marks[2 * call.at], frame.slots[slot])
 
-    def end(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def end(self, call: BoundCall, frame: StepState, issued: float) -> None:
         self._calls.append((call, issued))
         if call.handle is not None:
             handle = call.lane.unfinished[-1].handle
@@ -264,7 +264,7 @@ class _MeshRecord:
 
 
 def stamped_types(
-    program: Program, executables: Mapping[tuple[str, str], Executable]
+    program: Program, executables: Mapping[tuple[str, str], FragmentExecutable]
 ) -> Iterator[BufferType]:
     """The types of the buffers that may be stamped: messages, and those of fragments without a timer.
 

@@ -27,11 +27,11 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
-from mpmd.runtime.order import Node, Order, linear_order, messages, occupancy, waits_for
+from mpmd.runtime.order import InstructionOrder, Node, linear_order, messages, occupancy, waits_for
 from mpmd.runtime.program import Program, Stream, instruction_text
 
 
-def verify(program: Program) -> Order:
+def verify(program: Program) -> InstructionOrder:
     """Checks every rule and returns a legal order of all instructions.
 
     Raises:
@@ -48,7 +48,7 @@ def verify(program: Program) -> Order:
     if findings:
         heading = f"program {program.name!r} breaks {len(findings)} rules of its streams:"
         raise collect(ProgramError, findings, heading)
-    return Order(tuple(nodes), before, occupancy(program, nodes, before, pairs))
+    return InstructionOrder(tuple(nodes), before, occupancy(program, nodes, before, pairs))
 
 
 def _place(stream: Stream, at: int) -> str:
@@ -61,7 +61,7 @@ def _buffer(stream: Stream, number: int) -> str:
 
 
 @dataclass
-class _Walk:
+class _StreamCheck:
     """One pass over a stream: what is there, what is gone, and how."""
 
     stream: Stream
@@ -141,15 +141,15 @@ def stream_findings(program: Program, stream: Stream) -> list[str]:
         known = 0 <= channel < len(program.channels)
         return known and not program.channels[channel].properties.sender_may_donate
 
-    walk = _Walk(stream, keeps_sent)
+    check = _StreamCheck(stream, keeps_sent)
     for at, op in enumerate(stream.instructions):
-        walk.visit(at, op)
-    walk.findings += [
+        check.visit(at, op)
+    check.findings += [
         f"{stream.mesh}: {_buffer(stream, number)}, defined at [{at}], is neither freed nor a result"
-        for number, at in walk.alive.items()
-        if number not in walk.fetched
+        for number, at in check.alive.items()
+        if number not in check.fetched
     ]
-    return walk.findings
+    return check.findings
 
 
 def edge_findings(program: Program) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Frame, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, StepState, failure_of
 from mpmd.runtime.order import Node
 from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
@@ -84,17 +84,17 @@ class WatchingRecorder:
             (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
         }
 
-    def calling(self, call: BoundCall, frame: Frame) -> None:
+    def calling(self, call: BoundCall, frame: StepState) -> None:
         """A call is watched once it was made."""
 
-    def ran(self, call: BoundCall, frame: Frame, issued: float) -> None:
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Watches a call."""
         if call.handle is not None:
             self._add(call, issued, call.lane.unfinished[-1].handle)
         elif call.outputs:  # they will be consumed, and cannot be waited for
             self._add(call, issued, self._token(frame.slots[call.outputs[0]]))
 
-    def issued(self, instruction: BoundInstruction, frame: Frame) -> None:
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Watches a receive."""
         if isinstance(instruction, BoundRecv):
             array = frame.slots[instruction.buffer]

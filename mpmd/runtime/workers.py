@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.interpreter import BoundInstruction, Frame, issue_all
+from mpmd.runtime.interpreter import BoundInstruction, StepState, issue_all
 
 _STOP_SECONDS = 0.5
 """How long a stopped step may take until its threads are left to themselves."""
@@ -17,7 +17,7 @@ _STOP_SECONDS = 0.5
 class _Job:
     """The streams of one step; done when every thread has ended its own, be it twice."""
 
-    def __init__(self, frame: Frame, streams: int) -> None:
+    def __init__(self, frame: StepState, streams: int) -> None:
         self.frame, self.failures = frame, list[BaseException]()
         self.done = threading.Event()
         self._left, self._lock = set(range(streams)), threading.Lock()
@@ -56,7 +56,7 @@ class Workers:
             self.threads.append(thread)
             thread.start()
 
-    def issue(self, streams: Sequence[Sequence[BoundInstruction]], frame: Frame) -> None:
+    def issue(self, streams: Sequence[Sequence[BoundInstruction]], frame: StepState) -> None:
         """Issues one stream per thread; returns when all have been issued.
 
         Raises:

@@ -16,7 +16,7 @@ from mpmd.scheduling.schedule import (
     from_table,
     get_schedule,
 )
-from mpmd.scheduling.search import Problem, SearchResult, search
+from mpmd.scheduling.search import SchedulingProblem, SearchResult, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import MemoryCurve, Span, Timeline
@@ -30,8 +30,8 @@ __all__ = [
     "Phase",
     "PipelineSchedule",
     "PipelineShape",
-    "Problem",
     "ScheduleTable",
+    "SchedulingProblem",
     "SearchResult",
     "Skip",
     "Span",

@@ -10,13 +10,14 @@ from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Workload
 
 @dataclass(frozen=True)
 class Paths:
-    """Seconds one microbatch needs without waiting, per lane.
+    """Seconds one microbatch needs without waiting, per chain.
 
     Attributes:
-        head: before the lane's forward can start.
-        tail: after the lane's backward, to the end of the step: backwards of earlier lanes, then what the
-            first lane has left to do.
-        life: from the start of the lane's forward to the end of its backward.
+        head: before the chain's forward can start.
+        tail: after the chain's backward, to the end of the step: backwards of earlier chains, then the
+            remaining
+        work of the first chain.
+        life: from the start of the chain's forward to the end of its backward.
     """
 
     head: tuple[float, ...]
@@ -25,21 +26,21 @@ class Paths:
 
 
 def paths(workload: Workload) -> Paths:
-    """The unavoidable seconds of one microbatch around each lane."""
+    """The unavoidable seconds of one microbatch around each chain."""
     seconds, delays = workload.seconds, workload.delays
-    head = [0.0] * len(workload.lanes)
-    tail = [0.0] * len(workload.lanes)
-    life = [0.0] * len(workload.lanes)
-    for index, lane in enumerate(workload.lanes):  # lanes of one direction follow each other
-        previous = lane.previous
+    head = [0.0] * len(workload.chains)
+    tail = [0.0] * len(workload.chains)
+    life = [0.0] * len(workload.chains)
+    for index, chain in enumerate(workload.chains):  # chains of one direction follow each other
+        previous = chain.previous
         if previous is None:
             tail[index] = seconds[index][WEIGHTS]
         else:
             head[index] = head[previous] + seconds[previous][FORWARD] + delays[index][FORWARD]
             back = delays[previous][BACKWARD] + seconds[previous][BACKWARD] + tail[previous]
             tail[index] = max(seconds[index][WEIGHTS], back)
-    for index in reversed(range(len(workload.lanes))):
-        following = workload.lanes[index].following
+    for index in reversed(range(len(workload.chains))):
+        following = workload.chains[index].following
         there_and_back = 0.0
         if following is not None:
             there_and_back = delays[following][FORWARD] + life[following] + delays[index][BACKWARD]
@@ -50,32 +51,32 @@ def paths(workload: Workload) -> Paths:
 def lower_bound(workload: Workload, limits: Sequence[int] | None = None) -> float:
     """Seconds that no order of this workload can beat.
 
-    The largest, over meshes, of: what comes before its first forward, all its work, and what must follow;
-    the same without weight gradients, which others need not wait for; one microbatch there and back; and,
-    where memory is limited, the time the mesh's activations are held over what it may hold at once.
+    The largest, over meshes, of: the work before its first forward, all its work, and the work that must
+    follow; the same without weight gradients, for which no other mesh waits; one microbatch there and back;
+    and, where memory is limited, the time the mesh's activations are held over the limit.
 
     Args:
-        workload: lanes with their costs.
-        limits: per mesh, the most it may hold; None: anything.
+        workload: chains with their costs.
+        limits: per mesh, its memory limit; None: unlimited.
     """
     way = paths(workload)
     best = 0.0
     for mesh in range(workload.num_meshes):
-        lanes = workload.lanes_on(mesh)
-        if not lanes:
+        chains = workload.chains_on(mesh)
+        if not chains:
             continue
-        head = min(way.head[lane] for lane in lanes)
-        tail = min(way.tail[lane] for lane in lanes)
+        head = min(way.head[chain] for chain in chains)
+        tail = min(way.tail[chain] for chain in chains)
         work = workload.work_s(mesh)
-        weights = sum(workload.seconds[k][WEIGHTS] * len(workload.lanes[k].microbatches) for k in lanes)
+        weights = sum(workload.seconds[k][WEIGHTS] * len(workload.chains[k].microbatches) for k in chains)
         best = max(best, head + work, head + work - weights + tail)
-        best = max(best, *(way.head[k] + way.life[k] + way.tail[k] for k in lanes))
+        best = max(best, *(way.head[k] + way.life[k] + way.tail[k] for k in chains))
         if limits is not None and limits[mesh] > 0:
             held = sum(
                 (way.life[k] + workload.seconds[k][WEIGHTS])
                 * workload.sizes[k]
-                * len(workload.lanes[k].microbatches)
-                for k in lanes
+                * len(workload.chains[k].microbatches)
+                for k in chains
             )
             best = max(best, head + held / limits[mesh])
     return best

@@ -1,6 +1,6 @@
 """Timelines as a trace that Perfetto and chrome://tracing open.
 
-What a reader needs to keep every slice and arrow:
+Constraints of the readers, which drop slices and arrows otherwise:
 
 * Slices of one track nest or do not overlap; so transfers that overlap are drawn on tracks of their own, and
   times are whole microseconds, rounded once for each begin and each end, which no reader rounds again.
@@ -26,10 +26,9 @@ Event = dict[str, Any]
 def chrome_trace(*timelines: Timeline) -> str:
     """One JSON document for one timeline, or several side by side (predicted and measured).
 
-    A process per timeline and mesh.  In it a track for what the mesh computes, tracks for what it sends to
-    each mesh and for what it receives from each, and a counter for the bytes it holds.  A transfer is drawn
-    where it is sent and where it is received, with an arrow from one to the other.  Idle spans are left out:
-    the reader sees them.
+    A process per timeline and mesh.  It has a track for the mesh's computations, tracks for its sends to
+    each mesh and its receives from each, and a counter of its bytes.  A transfer is drawn where it is sent
+    and where it is received, with an arrow from one to the other.  Idle spans are left out: they are visible.
     """
     writer = _Writer()
     for timeline in timelines:

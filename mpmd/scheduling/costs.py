@@ -1,4 +1,4 @@
-"""What tasks and transfers cost: seconds and bytes, counted in units, estimated or measured."""
+"""Costs of tasks and transfers: seconds and bytes, counted in units, estimated or measured."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StageCosts:
         backward_s: seconds of a whole backward ``B``.
         input_gradient_s: seconds of ``I``.
         weight_gradient_s: seconds of ``W``.
-        output_bytes: what ``F`` hands to the next stage.
-        input_gradient_bytes: what ``B`` or ``I`` hands to the previous stage.
-        residual_bytes: what ``F`` keeps until the backward is over.
-        weight_residual_bytes: what is kept between ``I`` and ``W``; None: the same residuals.
+        output_bytes: the output of ``F``, for the next stage.
+        input_gradient_bytes: the output of ``B`` or ``I``, for the previous stage.
+        residual_bytes: held from ``F`` until the backward is over.
+        weight_residual_bytes: held between ``I`` and ``W``; None: the same residuals.
         workspace_bytes: temporaries while a task of the stage runs.
         parameter_bytes: parameters and optimizer state, the whole step.
         gradient_bytes: the gradient accumulator, from the first backward to the end of the step.
@@ -59,7 +59,7 @@ class StageCosts:
 
     @property
     def bytes_between_halves(self) -> int:
-        """Bytes kept between ``I`` and ``W``."""
+        """Bytes held between ``I`` and ``W``."""
         return self.residual_bytes if self.weight_residual_bytes is None else self.weight_residual_bytes
 
 
@@ -112,7 +112,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """What it takes to move bytes from one mesh to another.
+    """The cost of moving bytes from one mesh to another.
 
     Attributes:
         latency_s: seconds from the last byte leaving to the value being usable; the link is free meanwhile.

@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: a rule that orders the tasks of any pipeline."""
+"""Definition of a pipeline schedule: a rule that orders the tasks of any pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpmd.scheduling.validate import validate
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """What a schedule is asked to order: meshes, microbatches, and the mesh of each stage."""
+    """The input of a schedule: meshes, microbatches, and the mesh of each stage."""
 
     num_meshes: int
     num_microbatches: int
@@ -41,11 +41,11 @@ class PipelineSchedule(ABC):
     has_backward = True
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Where this schedule puts the stages if the user does not say."""
+        """The mesh of each stage if the user does not choose."""
         return contiguous(num_stages, num_meshes)
 
     def remarks(self, shape: PipelineShape) -> list[str]:
-        """What the user should know of this schedule on such a shape: that it does not do what it is for."""
+        """Warnings for the user: that this schedule has no advantage on such a shape."""
         return []
 
     @abstractmethod
@@ -63,7 +63,7 @@ class PipelineSchedule(ABC):
         num_microbatches: int,
         stage_to_mesh: Sequence[int] | None = None,
     ) -> ScheduleTable:
-        """The tasks of one step in order, proven to be possible.
+        """The tasks of one step in order, verified to be legal.
 
         Args:
             num_stages: stages of the program, at least one.
@@ -72,7 +72,7 @@ class PipelineSchedule(ABC):
             stage_to_mesh: the mesh index of each stage; by default the schedule's own ``placement``.
 
         Raises:
-            ScheduleError: the schedule cannot order this, or orders it in an impossible way.
+            ScheduleError: the schedule cannot order this, or its order is illegal.
         """
         for what, number in (("stage", num_stages), ("mesh", num_meshes), ("microbatch", num_microbatches)):
             if not isinstance(number, int) or number < 1:
@@ -93,7 +93,7 @@ def checked_placement(stage_to_mesh: Any, num_stages: int, num_meshes: int) -> P
     """The mesh of each stage, as the user gave it.
 
     Raises:
-        ScheduleError: there are more or fewer stages, or a mesh that there is not.
+        ScheduleError: there are more or fewer stages, or a mesh is unknown.
     """
     if isinstance(stage_to_mesh, str) or not isinstance(stage_to_mesh, Iterable):
         raise ScheduleError(

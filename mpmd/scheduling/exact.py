@@ -1,10 +1,10 @@
-"""The best order, by branch and bound; for small pipelines to the proof that there is no better one.
+"""The best order, by branch and bound; for small pipelines to the proof of optimality.
 
-Microbatches are alike, so there is a best order in which every lane takes them by number.  What is left to
-decide is which lane's forward, backward or weight gradient a mesh takes next.  Of all steps that could
-start, the one that would end first decides where to branch: on its mesh, some step must start before that
-end (Giffler and Thompson, 1960).  A forward may also be refused for the moment, because what it holds may
-be in the way of what comes later.
+Microbatches are alike, so there is a best order in which every chain takes them by number.  The decision
+that remains is which chain's forward, backward or weight gradient a mesh takes next.  Of all steps that
+could start, the one that would end first decides where to branch: on its mesh, some step must start before
+that end (Giffler and Thompson, 1960).  A forward may also be deferred, because its memory may block later
+steps.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mpmd.scheduling.bounds import paths
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
 
 _EPSILON = 1e-9
-_MOST_STATES = 200_000
+_MAX_STATES = 200_000
 
 
 @dataclass(frozen=True)
 class ExactResult:
-    """What branch and bound found.
+    """Result of branch and bound.
 
     Attributes:
-        orders: steps per mesh of the best order found, if it beats what was known.
-        makespan_s: its length, or what was known.
+        orders: steps per mesh of the best order found, if it beats the known one.
+        makespan_s: its length, or the known one.
         proved: nothing shorter exists.
         nodes: decisions tried.
     """
@@ -43,8 +43,8 @@ def branch_and_bound(
     """Searches for an order shorter than ``known_s``.
 
     Args:
-        workload: lanes with their costs, one stage each and one direction.
-        limits: per mesh, the most it may hold; None: anything.
+        workload: chains with their costs, one stage each and one direction.
+        limits: per mesh, its memory limit; None: unlimited.
         known_s: the length of the best order known.
         most_nodes: after so many decisions the search gives up.
         enough_s: a length at which to stop, because a bound says there is no shorter one.
@@ -62,7 +62,7 @@ class _Undo:
 
 
 class _Search:
-    """Depth first, the most promising branch first; every decision can be taken back."""
+    """Depth first, the most promising branch first; every decision can be undone."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class _Search:
         self.best: tuple[tuple[Step, ...], ...] | None = None
         self.best_s, self.most_nodes, self.enough_s = known_s, most_nodes, enough_s
         self.nodes, self.gave_up = 0, False
-        lanes = workload.lanes
-        self.mesh_of = [lane.mesh for lane in lanes]
-        self.lanes_on = [workload.lanes_on(mesh) for mesh in range(workload.num_meshes)]
-        self.count = len(lanes[0].microbatches)
-        self.begun = [[0] * len(lanes) for _ in range(3)]  # per kind and lane, how many were started
-        self.ends: list[list[list[float]]] = [[[] for _ in lanes] for _ in range(3)]
+        chains = workload.chains
+        self.mesh_of = [chain.mesh for chain in chains]
+        self.chains_on = [workload.chains_on(mesh) for mesh in range(workload.num_meshes)]
+        self.count = len(chains[0].microbatches)
+        self.begun = [[0] * len(chains) for _ in range(3)]  # per kind and chain, the number started
+        self.ends: list[list[list[float]]] = [[[] for _ in chains] for _ in range(3)]
         self.free = [0.0] * workload.num_meshes
         self.held = [0] * workload.num_meshes
         self.refused = [frozenset[int]()] * workload.num_meshes
         self.left = [workload.work_s(mesh) for mesh in range(workload.num_meshes)]
         self.left_weights = [
-            sum(workload.seconds[lane][WEIGHTS] * self.count for lane in lanes_here)
-            for lanes_here in self.lanes_on
+            sum(workload.seconds[chain][WEIGHTS] * self.count for chain in chains_here)
+            for chains_here in self.chains_on
         ]
         self.orders: list[list[Step]] = [[] for _ in range(workload.num_meshes)]
         self.paths = paths(workload)
@@ -96,7 +96,7 @@ class _Search:
         self.states = 0
 
     def run(self) -> None:
-        """Explores without recursion: a stack of what is still to be tried at each depth."""
+        """Explores without recursion: a stack of the remaining choices at each depth."""
         stack: list[tuple[Iterator[tuple[Step, bool]], _Undo | None]] = [(self._branches(), None)]
         while stack:
             if self.nodes >= self.most_nodes or self.best_s <= self.enough_s + _EPSILON:
@@ -120,7 +120,7 @@ class _Search:
                 stack.append((self._branches(), undo))
 
     def _branches(self) -> Iterator[tuple[Step, bool]]:
-        """What to try here, best first: a step to run, or (True) a forward to refuse for the moment."""
+        """The choices here, best first: a step to run, or (True) a forward to defer."""
         eligible = list(self._eligible())
         if not eligible:
             return iter(())
@@ -142,79 +142,86 @@ class _Search:
     def _eligible(self) -> Iterator[tuple[float, Step]]:
         """Steps whose inputs are scheduled and that fit, with the earliest time they can start."""
         workload = self.workload
-        for mesh, lanes in enumerate(self.lanes_on):
+        for mesh, chains in enumerate(self.chains_on):
             free = self.free[mesh]
-            for lane in lanes:
-                forward = self.begun[FORWARD][lane]
-                if forward < self.count and lane not in self.refused[mesh] and self._fits(mesh, lane):
-                    ready = self._arrival(FORWARD, workload.lanes[lane].previous, lane, forward)
+            for chain in chains:
+                forward = self.begun[FORWARD][chain]
+                if forward < self.count and chain not in self.refused[mesh] and self._fits(mesh, chain):
+                    ready = self._arrival(FORWARD, workload.chains[chain].previous, chain, forward)
                     if ready < math.inf:
-                        yield max(free, ready), (FORWARD, lane, forward)
-                backward = self.begun[BACKWARD][lane]
+                        yield max(free, ready), (FORWARD, chain, forward)
+                backward = self.begun[BACKWARD][chain]
                 if backward < forward:
-                    ready = self._arrival(BACKWARD, workload.lanes[lane].following, lane, backward)
+                    ready = self._arrival(BACKWARD, workload.chains[chain].following, chain, backward)
                     if ready < math.inf:
-                        yield max(free, ready, self.ends[FORWARD][lane][backward]), (BACKWARD, lane, backward)
-                weights = self.begun[WEIGHTS][lane]
+                        yield (
+                            max(free, ready, self.ends[FORWARD][chain][backward]),
+                            (BACKWARD, chain, backward),
+                        )
+                weights = self.begun[WEIGHTS][chain]
                 if weights < backward:
-                    yield max(free, self.ends[BACKWARD][lane][weights]), (WEIGHTS, lane, weights)
+                    yield max(free, self.ends[BACKWARD][chain][weights]), (WEIGHTS, chain, weights)
 
-    def _arrival(self, kind: int, source: int | None, lane: int, microbatch: int) -> float:
+    def _arrival(self, kind: int, source: int | None, chain: int, microbatch: int) -> float:
         if source is None:
             return 0.0
         ends = self.ends[kind][source]
-        return ends[microbatch] + self.workload.delays[lane][kind] if microbatch < len(ends) else math.inf
+        return ends[microbatch] + self.workload.delays[chain][kind] if microbatch < len(ends) else math.inf
 
-    def _fits(self, mesh: int, lane: int) -> bool:
-        return self.limits is None or self.held[mesh] + self.workload.sizes[lane] <= self.limits[mesh]
+    def _fits(self, mesh: int, chain: int) -> bool:
+        return self.limits is None or self.held[mesh] + self.workload.sizes[chain] <= self.limits[mesh]
 
     def _seconds(self, step: Step) -> float:
         return self.workload.seconds[step[1]][step[0]]
 
     def _apply(self, step: Step, refuse: bool) -> _Undo:
-        kind, lane, microbatch = step
-        mesh = self.mesh_of[lane]
+        kind, chain, microbatch = step
+        mesh = self.mesh_of[chain]
         if refuse:
-            undo = _Undo((-1, lane, microbatch), self.free[mesh], self.refused[mesh])
-            self.refused[mesh] = self.refused[mesh] | {lane}
+            undo = _Undo((-1, chain, microbatch), self.free[mesh], self.refused[mesh])
+            self.refused[mesh] = self.refused[mesh] | {chain}
             return undo
         undo = _Undo(step, self.free[mesh], self.refused[mesh])
         self._run(step)
         self.refused[mesh] = frozenset()
-        if kind == BACKWARD and (not self.workload.splits or self.workload.seconds[lane][WEIGHTS] == 0.0):
-            self._run((WEIGHTS, lane, microbatch))
+        if kind == BACKWARD and (not self.workload.splits or self.workload.seconds[chain][WEIGHTS] == 0.0):
+            self._run((WEIGHTS, chain, microbatch))
         return undo
 
     def _run(self, step: Step) -> None:
-        kind, lane, microbatch = step
-        mesh = self.mesh_of[lane]
+        kind, chain, microbatch = step
+        mesh = self.mesh_of[chain]
         ready = self.free[mesh]
         if kind == FORWARD:
-            ready = max(ready, self._arrival(FORWARD, self.workload.lanes[lane].previous, lane, microbatch))
-            self.held[mesh] += self.workload.sizes[lane]
+            ready = max(
+                ready, self._arrival(FORWARD, self.workload.chains[chain].previous, chain, microbatch)
+            )
+            self.held[mesh] += self.workload.sizes[chain]
         elif kind == BACKWARD:
-            ready = max(ready, self._arrival(BACKWARD, self.workload.lanes[lane].following, lane, microbatch))
+            ready = max(
+                ready, self._arrival(BACKWARD, self.workload.chains[chain].following, chain, microbatch)
+            )
         else:
-            self.held[mesh] -= self.workload.sizes[lane]
+            self.held[mesh] -= self.workload.sizes[chain]
             self.left_weights[mesh] -= self._seconds(step)
         self.free[mesh] = ready + self._seconds(step)
         self.left[mesh] -= self._seconds(step)
-        self.ends[kind][lane].append(self.free[mesh])
-        self.begun[kind][lane] += 1
+        self.ends[kind][chain].append(self.free[mesh])
+        self.begun[kind][chain] += 1
         self.orders[mesh].append(step)
 
     def _take_back(self, undo: _Undo) -> None:
-        kind, lane, _ = undo.step
-        mesh = self.mesh_of[lane]
+        kind, chain, _ = undo.step
+        mesh = self.mesh_of[chain]
         while kind >= 0:
             step = self.orders[mesh].pop()
-            self.ends[step[0]][lane].pop()
-            self.begun[step[0]][lane] -= 1
+            self.ends[step[0]][chain].pop()
+            self.begun[step[0]][chain] -= 1
             self.left[mesh] += self._seconds(step)
             if step[0] == FORWARD:
-                self.held[mesh] -= self.workload.sizes[lane]
+                self.held[mesh] -= self.workload.sizes[chain]
             elif step[0] == WEIGHTS:
-                self.held[mesh] += self.workload.sizes[lane]
+                self.held[mesh] += self.workload.sizes[chain]
                 self.left_weights[mesh] += self._seconds(step)
             if step == undo.step:
                 break
@@ -232,26 +239,28 @@ class _Search:
             self.best = tuple(tuple(s for s in order if splits or s[0] != WEIGHTS) for order in self.orders)
 
     def _bound(self) -> float:
-        """A length no completion can beat: per mesh what is left of its work, and what must follow."""
+        """A lower bound on every completion: per mesh its remaining work, and the work that must follow."""
         bound = 0.0
-        for mesh, lanes in enumerate(self.lanes_on):
+        for mesh, chains in enumerate(self.chains_on):
             start = self.free[mesh]
             tail = 0.0
-            begins = [lane for lane in lanes if self.begun[FORWARD][lane] < self.count]
-            if len(begins) == len(lanes) and not self.orders[mesh] and lanes:
-                start = max(start, min(self.paths.head[lane] for lane in lanes))
-            remaining = [self.paths.tail[lane] for lane in lanes if self.begun[BACKWARD][lane] < self.count]
+            begins = [chain for chain in chains if self.begun[FORWARD][chain] < self.count]
+            if len(begins) == len(chains) and not self.orders[mesh] and chains:
+                start = max(start, min(self.paths.head[chain] for chain in chains))
+            remaining = [
+                self.paths.tail[chain] for chain in chains if self.begun[BACKWARD][chain] < self.count
+            ]
             if remaining:
                 tail = min(remaining)
             bound = max(
                 bound, start + self.left[mesh], start + self.left[mesh] - self.left_weights[mesh] + tail
             )
-            for lane in begins:
+            for chain in begins:
                 ready = self._arrival(
-                    FORWARD, self.workload.lanes[lane].previous, lane, self.begun[FORWARD][lane]
+                    FORWARD, self.workload.chains[chain].previous, chain, self.begun[FORWARD][chain]
                 )
                 if ready < math.inf:
-                    rest = self.paths.life[lane] + self.paths.tail[lane]
+                    rest = self.paths.life[chain] + self.paths.tail[chain]
                     bound = max(bound, max(ready, self.free[mesh]) + rest)
         return bound
 
@@ -259,19 +268,19 @@ class _Search:
         """The same steps were run before, and everything that still matters was ready no later."""
         key = (*map(tuple, self.begun), tuple(self.refused))
         times = list(self.free)
-        for lane, record in enumerate(self.workload.lanes):
+        for chain, record in enumerate(self.workload.chains):
             if record.previous is not None:
-                arrivals = self.ends[FORWARD][record.previous][self.begun[FORWARD][lane] :]
-                delay = self.workload.delays[lane][FORWARD]
+                arrivals = self.ends[FORWARD][record.previous][self.begun[FORWARD][chain] :]
+                delay = self.workload.delays[chain][FORWARD]
                 times += (max(self.free[record.mesh], end + delay) for end in arrivals)
             if record.following is not None:
-                arrivals = self.ends[BACKWARD][record.following][self.begun[BACKWARD][lane] :]
-                delay = self.workload.delays[lane][BACKWARD]
+                arrivals = self.ends[BACKWARD][record.following][self.begun[BACKWARD][chain] :]
+                delay = self.workload.delays[chain][BACKWARD]
                 times += (max(self.free[record.mesh], end + delay) for end in arrivals)
         known = self.seen.setdefault(key, [])
         if any(all(a <= b + _EPSILON for a, b in zip(other, times, strict=True)) for other in known):
             return True
-        if self.states < _MOST_STATES:
+        if self.states < _MAX_STATES:
             self.states += 1
             known.append(tuple(times))
         return False

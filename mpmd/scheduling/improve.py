@@ -1,4 +1,4 @@
-"""Makes a given order shorter by small changes where it is tight."""
+"""Shortens a given order by small changes on its critical path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.scheduling.list_schedule import Ordered
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
 
 _SEED = 20
-_LONGEST_MOVE = 6
+_MAX_MOVE = 6
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ def improve(
     the length are taken too, since they lead on.
 
     Args:
-        workload: lanes with their costs.
+        workload: chains with their costs.
         orders: steps per mesh; legal.
-        limits: per mesh, the most it may hold; None: anything.
+        limits: per mesh, its memory limit; None: unlimited.
         effort: steps timed in all; each move costs as many as there are steps.
 
     Returns:
         A shorter order, the same for the same input; None if none was found.
     """
-    chance = random.Random(_SEED)
+    candidate = random.Random(_SEED)
     current = [list(order) for order in orders]
     size = max(1, sum(map(len, current)))
     timed = _Timing(workload, current)
@@ -49,8 +49,8 @@ def improve(
         moves = timed.moves()
         if not moves:
             break
-        node = moves[chance.randrange(len(moves))]
-        distance = 1 + chance.randrange(min(node.at, _LONGEST_MOVE))
+        node = moves[candidate.randrange(len(moves))]
+        distance = 1 + candidate.randrange(min(node.at, _MAX_MOVE))
         order = current[node.mesh]
         early = node.at - distance
         changed = [*order[:early], order[node.at], *order[early : node.at], *order[node.at + 1 :]]
@@ -70,18 +70,18 @@ def improve(
 def _holds(workload: Workload, order: Sequence[Step], limit: int) -> bool:
     releases = WEIGHTS if workload.splits else BACKWARD
     held = 0
-    for kind, lane, _ in order:
+    for kind, chain, _ in order:
         if kind == FORWARD:
-            held += workload.sizes[lane]
+            held += workload.sizes[chain]
             if held > limit:
                 return False
         if kind == releases:
-            held -= workload.sizes[lane]
+            held -= workload.sizes[chain]
     return True
 
 
 class _Timing:
-    """Start and end of every step of an order, and what each start was bound by."""
+    """Start and end of every step of an order, and the reason of each start."""
 
     def __init__(self, workload: Workload, orders: Sequence[Sequence[Step]]) -> None:
         self.workload, self.orders = workload, orders
@@ -125,18 +125,20 @@ class _Timing:
 
     def _inputs(self, step: Step) -> list[tuple[Step, float]]:
         kind, index, microbatch = step
-        lane, delays = self.workload.lanes[index], self.workload.delays[index]
+        chain, delays = self.workload.chains[index], self.workload.delays[index]
         if kind == WEIGHTS:
             return [((BACKWARD, index, microbatch), 0.0)]
         if kind == FORWARD:
-            return [] if lane.previous is None else [((FORWARD, lane.previous, microbatch), delays[FORWARD])]
+            return (
+                [] if chain.previous is None else [((FORWARD, chain.previous, microbatch), delays[FORWARD])]
+            )
         own = ((FORWARD, index, microbatch), 0.0)
-        if lane.following is None:
+        if chain.following is None:
             return [own]
-        return [((BACKWARD, lane.following, microbatch), delays[BACKWARD]), own]
+        return [((BACKWARD, chain.following, microbatch), delays[BACKWARD]), own]
 
     def moves(self) -> list[_Node]:
-        """Steps on the critical path that could stand before the step their mesh runs before them."""
+        """Steps on the critical path that could come before the step their mesh runs before them."""
         if not self.ends:
             return []
         step: Step | None = max(self.ends, key=lambda s: (self.ends[s], s))

@@ -1,8 +1,8 @@
 """Orders steps by running them: whenever a mesh is free it takes the most urgent step that can start.
 
-Two generators share the clockwork.  ``list_schedule`` is free to take any step; ``fill_weights`` keeps a
-given order of forwards and backwards and places weight gradients where the mesh would idle.  Both hold to a
-limit of what a mesh may hold, and neither can lock itself out by it.
+Two generators share the simulation.  ``list_schedule`` is free to take any step; ``fill_weights`` keeps a
+given order of forwards and backwards and places weight gradients where the mesh would idle.  Both respect
+a memory limit per mesh, and neither can deadlock by it.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class Ordered:
 
 def backward_first(step: Step) -> tuple[float, ...]:
     """Backwards of old microbatches, then forwards that are furthest on, then weight gradients."""
-    kind, lane, microbatch = step
+    kind, chain, microbatch = step
     if kind == BACKWARD:
-        return (0, microbatch, -lane)
-    return (1, -lane, microbatch) if kind == FORWARD else (2, microbatch, lane)
+        return (0, microbatch, -chain)
+    return (1, -chain, microbatch) if kind == FORWARD else (2, microbatch, chain)
 
 
 def old_first(step: Step) -> tuple[float, ...]:
     """Backwards of old microbatches, then forwards of old microbatches, then weight gradients."""
-    kind, lane, microbatch = step
-    return (float(kind), microbatch, -lane if kind != WEIGHTS else lane)
+    kind, chain, microbatch = step
+    return (float(kind), microbatch, -chain if kind != WEIGHTS else chain)
 
 
 def forward_first(step: Step) -> tuple[float, ...]:
     """Forwards that are furthest on, then backwards of old microbatches, then weight gradients."""
-    kind, lane, microbatch = step
+    kind, chain, microbatch = step
     if kind == FORWARD:
-        return (0, -lane, microbatch)
-    return (1, microbatch, -lane) if kind == BACKWARD else (2, microbatch, lane)
+        return (0, -chain, microbatch)
+    return (1, microbatch, -chain) if kind == BACKWARD else (2, microbatch, chain)
 
 
 class Clockwork:
-    """Runs steps as they are chosen; knows when each is ready and what each mesh holds."""
+    """Simulates steps in the order of choice: when each is ready and how much each mesh holds."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -63,23 +63,23 @@ class Clockwork:
         self._events: list[float] = []
 
     def ready_s(self, step: Step) -> float:
-        """When a step can start as far as its inputs go; infinite while that is unknown."""
+        """When the inputs of a step are ready; infinite while that is unknown."""
         kind, index, microbatch = step
-        lane, delays, ends = self.workload.lanes[index], self.workload.delays[index], self.ends
+        chain, delays, ends = self.workload.chains[index], self.workload.delays[index], self.ends
         if kind == FORWARD:
-            if lane.previous is None:
+            if chain.previous is None:
                 return 0.0
-            return ends.get((FORWARD, lane.previous, microbatch), math.inf) + delays[0]
+            return ends.get((FORWARD, chain.previous, microbatch), math.inf) + delays[0]
         ready = ends.get((FORWARD, index, microbatch), math.inf)
-        if lane.following is not None:
-            ready = max(ready, ends.get((BACKWARD, lane.following, microbatch), math.inf) + delays[1])
+        if chain.following is not None:
+            ready = max(ready, ends.get((BACKWARD, chain.following, microbatch), math.inf) + delays[1])
         return ready
 
     def run(self, step: Step) -> None:
         """Starts a step now."""
         kind, index, _ = step
         workload = self.workload
-        mesh = workload.lanes[index].mesh
+        mesh = workload.chains[index].mesh
         end = self.now + workload.seconds[index][kind]
         self.ends[step] = self.free[mesh] = end
         self.orders[mesh].append(step)
@@ -95,8 +95,8 @@ class Clockwork:
             if workload.splits:  # takes no time: nothing to wait for
                 self.orders[mesh].append((WEIGHTS, index, step[2]))
         heapq.heappush(self._events, end)
-        lane = workload.lanes[index]
-        follower = {FORWARD: lane.following, BACKWARD: lane.previous}.get(kind)
+        chain = workload.chains[index]
+        follower = {FORWARD: chain.following, BACKWARD: chain.previous}.get(kind)
         if follower is not None:
             arrival = end + workload.delays[follower][kind]
             if arrival > end:
@@ -112,33 +112,33 @@ class Clockwork:
         return True
 
     def result(self) -> Ordered:
-        """What was run."""
+        """The steps that were run."""
         return Ordered(tuple(map(tuple, self.orders)), max(self.free, default=0.0))
 
 
 def list_schedule(
-    workload: Workload, limits: Sequence[int], priority: Priority = backward_first, patience: float = 0.0
+    workload: Workload, limits: Sequence[int], priority: Priority = backward_first, max_wait: float = 0.0
 ) -> Ordered:
     """Every free mesh takes the most urgent step that is ready and fits.
 
-    A forward fits if, besides it, there is still room for all that the oldest unfinished microbatch will
-    need on the mesh.  So the oldest can always go on, and with it, one after the other, all of them.
+    A forward fits if, besides it, there is still room for everything that the oldest unfinished microbatch
+    will need on the mesh.  So the oldest can always continue, and after it, one by one, all of them.
 
     Args:
         workload: what to order.
-        limits: per mesh, the most it may hold; at least what one microbatch needs.
-        priority: who goes first among the ready.
-        patience: a weight gradient lets the mesh wait instead if another step will be ready within this
+        limits: per mesh, its memory limit; at least the need of one microbatch.
+        priority: the order among the ready steps.
+        max_wait: a weight gradient lets the mesh wait instead if another step will be ready within this
             part of the weight gradient's own time.
 
     Raises:
         ScheduleError: a limit is too small for one microbatch.
     """
-    chooser = _FreeChoice(workload, limits, priority, patience)
+    chooser = _FreeChoice(workload, limits, priority, max_wait)
     clock = chooser.clock
     remaining = sum(
-        len(lane.microbatches) * (3 if workload.splits and seconds[WEIGHTS] > 0 else 2)
-        for lane, seconds in zip(workload.lanes, workload.seconds, strict=True)
+        len(chain.microbatches) * (3 if workload.splits and seconds[WEIGHTS] > 0 else 2)
+        for chain, seconds in zip(workload.chains, workload.seconds, strict=True)
     )
     while remaining:
         for mesh in range(workload.num_meshes):
@@ -151,25 +151,25 @@ def list_schedule(
         if remaining and not clock.advance():
             raise ScheduleError(
                 f"list scheduling stopped with {remaining} steps left, each of which waits for another\n"
-                "  give more memory: a limit below what one microbatch holds lets nothing begin"
+                f"  give more memory: a limit below the need of one microbatch lets no step begin"
             )
     return clock.result()
 
 
 class _FreeChoice:
-    """Which steps are next in each lane, and which of them may start."""
+    """Which steps are next in each chain, and which of them may start."""
 
     def __init__(
-        self, workload: Workload, limits: Sequence[int], priority: Priority, patience: float
+        self, workload: Workload, limits: Sequence[int], priority: Priority, max_wait: float
     ) -> None:
         self.clock = Clockwork(workload)
-        self.workload, self.limits, self.priority, self.patience = workload, limits, priority, patience
-        self.lanes_on = [workload.lanes_on(mesh) for mesh in range(workload.num_meshes)]
-        self.following = [[lane.microbatches.start, lane.microbatches.start] for lane in workload.lanes]
-        self.needs: dict[tuple[int, int], int] = {}  # (mesh, microbatch): what it will still take
-        for lane, size in zip(workload.lanes, workload.sizes, strict=True):
-            for microbatch in lane.microbatches:
-                key = (lane.mesh, microbatch)
+        self.workload, self.limits, self.priority, self.max_wait = workload, limits, priority, max_wait
+        self.chains_on = [workload.chains_on(mesh) for mesh in range(workload.num_meshes)]
+        self.following = [[chain.microbatches.start, chain.microbatches.start] for chain in workload.chains]
+        self.needs: dict[tuple[int, int], int] = {}  # (mesh, microbatch): the memory it will still take
+        for chain, size in zip(workload.chains, workload.sizes, strict=True):
+            for microbatch in chain.microbatches:
+                key = (chain.mesh, microbatch)
                 self.needs[key] = self.needs.get(key, 0) + size
         for mesh, limit in enumerate(limits):
             least = max((need for (m, _), need in self.needs.items() if m == mesh), default=0)
@@ -178,11 +178,11 @@ class _FreeChoice:
                     f"mesh {mesh} may hold {limit}, but a single microbatch needs {least} there\n"
                     "  raise the limit, or put fewer stages on the mesh"
                 )
-        last = [index for index, lane in enumerate(workload.lanes) if lane.following is None]
-        starts = {index: workload.lanes[index].microbatches for index in last}
+        last = [index for index, chain in enumerate(workload.chains) if chain.following is None]
+        starts = {index: workload.chains[index].microbatches for index in last}
         age = {m: (m - r.start, i) for i, r in starts.items() for m in r}
         self.by_age = sorted(age, key=lambda m: age[m])
-        self.last_lane = {m: i for i, r in starts.items() for m in r}
+        self.last_chain = {m: i for i, r in starts.items() for m in r}
         self.oldest = 0
 
     def run(self, step: Step) -> None:
@@ -190,21 +190,21 @@ class _FreeChoice:
         if kind != WEIGHTS:
             self.following[index][kind] += 1
         if kind == FORWARD:
-            self.needs[self.workload.lanes[index].mesh, microbatch] -= self.workload.sizes[index]
+            self.needs[self.workload.chains[index].mesh, microbatch] -= self.workload.sizes[index]
             while self.oldest < len(self.by_age) and self._entered(self.by_age[self.oldest]):
                 self.oldest += 1
         self.clock.run(step)
 
     def _entered(self, microbatch: int) -> bool:
         """All forwards of a microbatch were run."""
-        return self.following[self.last_lane[microbatch]][FORWARD] > microbatch
+        return self.following[self.last_chain[microbatch]][FORWARD] > microbatch
 
     def choose(self, mesh: int) -> Step | None:
         clock = self.clock
         best: Step | None = None
         soonest = math.inf
-        for index in self.lanes_on[mesh]:
-            end = self.workload.lanes[index].microbatches.stop
+        for index in self.chains_on[mesh]:
+            end = self.workload.chains[index].microbatches.stop
             for kind in (FORWARD, BACKWARD):
                 microbatch = self.following[index][kind]
                 if microbatch >= end:
@@ -218,7 +218,7 @@ class _FreeChoice:
                     best = step
         if clock.pending[mesh]:
             weights = min(clock.pending[mesh], key=self.priority)
-            wait = self.patience * self.workload.seconds[weights[1]][WEIGHTS]
+            wait = self.max_wait * self.workload.seconds[weights[1]][WEIGHTS]
             if best is None:
                 return None if wait and soonest <= clock.now + wait else weights
             return weights if self.priority(weights) < self.priority(best) else best
@@ -247,7 +247,7 @@ def fill_weights(
     Args:
         workload: what to order; its backwards are split.
         orders: per mesh, its forwards and backwards.
-        limits: per mesh, the most it may hold.
+        limits: per mesh, its memory limit.
         lookahead: how many steps behind the next one may overtake it.
         weights_first: a step overtakes only where no weight gradient waits.
 

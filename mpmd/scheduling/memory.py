@@ -1,4 +1,4 @@
-"""How many bytes a mesh holds when, and what for."""
+"""Bytes that a mesh holds over time, by category."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def memory_over_time(
 ) -> tuple[MemoryCurve, ...]:
     """Bytes of every mesh at every change.
 
-    A result lives from the start of the task that makes it.  What is sent lives on the sending mesh until
+    A result lives from the start of the task that produces it.  A sent value lives on the sending mesh until
     the last of its transfers has ended, and on the receiving mesh from the start of the transfer to the end
     of the task that needs it.  Residuals live to the end of ``B``, or of ``W``.
 
@@ -136,7 +136,7 @@ def _add_residuals(
 def _add_local_messages(
     table: ScheduleTable, costs: Costs, spans: Mapping[Task, Span], ledgers: Sequence[_Ledger]
 ) -> None:
-    """What a task hands to the next stage on its own mesh; the forward of the last stage hands on nothing."""
+    """Bytes that a task passes to the next stage on its own mesh; none for the last forward."""
     for mesh, order in enumerate(table.orders):
         for task in order:
             for source in table.dependencies(task):

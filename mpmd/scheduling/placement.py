@@ -20,7 +20,7 @@ def contiguous(num_stages: int, num_meshes: int) -> Placement:
 
 
 def looped(num_stages: int, num_meshes: int) -> Placement:
-    """Round and round: 5 stages on 2 meshes are ``0 1 0 1 0``."""
+    """Round-robin: 5 stages on 2 meshes are ``0 1 0 1 0``."""
     _need_stages(num_stages, num_meshes)
     return tuple(stage % num_meshes for stage in range(num_stages))
 
@@ -42,7 +42,7 @@ def _need_stages(num_stages: int, num_meshes: int) -> None:
 
 @dataclass(frozen=True)
 class Visit:
-    """Neighbouring stages of one mesh: what a microbatch passes through before it goes to another mesh."""
+    """Neighbouring stages of one mesh, which a microbatch passes before it goes to another mesh."""
 
     mesh: int
     stages: range
@@ -60,22 +60,12 @@ def visits(placement: Sequence[int]) -> list[Visit]:
 
 
 def visits_of_mesh(placement: Sequence[int]) -> dict[int, int]:
-    """How often a microbatch comes to each mesh on its forward way."""
+    """How often a microbatch visits each mesh on its forward way."""
     return dict(Counter(visit.mesh for visit in visits(placement)))
 
 
-def nothing_to_loop(placement: Sequence[int], schedule: str, instead: str) -> list[str]:
-    """A remark on schedules that come to meshes several times, if the placement comes to each once."""
-    if any(count > 1 for count in visits_of_mesh(placement).values()):
-        return []
-    return [
-        f"schedule {schedule!r} comes to every mesh several times, but here to each once: it has "
-        f"nothing to interleave\n  give each mesh several stages that are not neighbours, or use {instead}"
-    ]
-
-
 def pipeline_positions(placement: Sequence[int], schedule: str) -> list[Visit]:
-    """The visits of a placement that comes to each mesh once, for schedules that need that.
+    """The visits of a placement that visits each mesh once, for schedules that need that.
 
     Raises:
         ScheduleError: some mesh is visited twice.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.timeline import Span, Timeline
 
-_SHORTEST = 3  # columns of the shortest task, if the chart can be as wide as that makes it
+_MIN_COLUMNS = 3  # width of the shortest task, if the chart may be wide enough
 
 
 def render_text(timeline: Timeline, width: int = 150) -> str:
@@ -15,8 +15,8 @@ def render_text(timeline: Timeline, width: int = 150) -> str:
     holds several.  Dots are idle.  Tasks too short for their text show the letter of their phase.
 
     Args:
-        timeline: what to draw.
-        width: most columns for the lanes.
+        timeline: the timeline to draw.
+        width: columns for the lanes, at most.
     """
     if not timeline.makespan_s:
         return "(nothing ran)\n"
@@ -42,7 +42,7 @@ def _columns_per_second(timeline: Timeline, width: int, stages: dict[str, set[in
         (s.seconds for m in timeline.meshes for s in timeline.compute(m) if s.seconds > 0), default=1.0
     )
     labels = [_label(s, len(stages[m]) > 1) for m in timeline.meshes for s in timeline.compute(m)]
-    widest_label = 2 + max(map(len, labels), default=_SHORTEST)
+    widest_label = 2 + max(map(len, labels), default=_MIN_COLUMNS)
     for columns in range(widest_label, 0, -1):
         if timeline.makespan_s / shortest * columns <= width:
             return columns / shortest

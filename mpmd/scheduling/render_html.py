@@ -15,8 +15,8 @@ _CATEGORY_COLOURS = ("#6f7f8f", "#5aa469", "#d9a441", "#4e8fd0", "#b06fb0", "#9a
 def render_html(predicted: Timeline, measured: Timeline | None = None, title: str = "") -> str:
     """A page with one pair of lanes per mesh, transfers, and bytes over time.
 
-    Hovering over a task shows stage, microbatch, milliseconds, bytes, and, where the other timeline has the
-    task too, how the two compare; over a gap, what the mesh waits for.
+    Hovering over a task shows stage, microbatch, milliseconds, bytes, and the ratio to the same task of the
+    other timeline, if it has it; over a gap, the reason of the wait.
 
     Args:
         predicted: by simulation.

@@ -7,7 +7,7 @@ from html import escape
 from mpmd.scheduling.timeline import Span, Timeline
 
 COLOURS = {"F": "#4e8fd0", "B": "#5aa469", "I": "#79b791", "W": "#d9a441", "": "#9a9a9a"}
-"""Fill per phase; the empty phase is for spans that are no task."""
+"""Fill per phase; the empty phase is for spans without a task."""
 
 _MARGIN, _LANE, _GAP, _TITLE, _AXIS = 90, 26, 6, 26, 30
 
@@ -16,7 +16,7 @@ def render_svg(*timelines: Timeline, width: int = 1200) -> str:
     """One lane per mesh, one rectangle per task, a time axis below; hovering shows the details.
 
     Args:
-        *timelines: what to draw, one below the other on one time scale.
+        *timelines: the timelines to draw, one below the other on one time scale.
         width: of the picture, in pixels.
     """
     longest = max((timeline.makespan_s for timeline in timelines), default=0.0)
@@ -65,7 +65,7 @@ def _lanes(timeline: Timeline, above: int, scale: float) -> list[str]:
 
 
 def describe(span: Span) -> str:
-    """What hovering over a span shows."""
+    """The text on hovering over a span."""
     lines = [span.name, f"{span.start_s:.6g} s to {span.end_s:.6g} s: {span.seconds * 1e3:.6g} ms"]
     if span.task is not None:
         lines.insert(

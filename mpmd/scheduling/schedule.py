@@ -70,7 +70,7 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "CIRCULAR": ("circular", {}),
     "CIRCULAR_WITH_REVERSED_BACKWARD": ("circular", {"reversed_backward": True}),
 }
-"""Names of the Shardy registry, for programs that come from there: our name and the options that match."""
+"""Names in the Shardy registry, for programs from there: our name and the matching options."""
 
 
 def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: Any) -> PipelineSchedule:

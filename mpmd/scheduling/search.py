@@ -1,4 +1,4 @@
-"""Finds a schedule for given costs and a memory limit, and says how far it is from the best there can be."""
+"""Finds a schedule for given costs and a memory limit, and how far it is from the optimum."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from mpmd.scheduling.zigzag import zigzag
 
 _TOLERANCE = 1e-9
 _PRIORITIES = (backward_first, old_first, forward_first)
-_PATIENCES = (0.0, 0.5)
+_MAX_WAITS = (0.0, 0.5)
 _AHEADS = (1.0, 1.25, 1.5, 2.0)
-_IMPROVED = 3  # as many of the best candidates are worked on
+_IMPROVED = 3  # number of the best candidates that are improved
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SearchResult:
         timeline: its prediction.
         origin: the schedule or method it comes from.
         bound_s: no schedule for the same placements and limits is shorter.
-        candidates: all that was tried, in order.
+        candidates: all schedules that were tried, in order.
         nodes: decisions of branch and bound.
     """
 
@@ -79,7 +79,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much longer it may be than the best one: 0.02 is 2 percent."""
+        """Upper bound on the distance to the optimum: 0.02 is 2 percent."""
         return max(0.0, self.makespan_s / self.bound_s - 1.0) if self.bound_s else 0.0
 
     @property
@@ -88,7 +88,7 @@ class SearchResult:
         return self.gap <= _TOLERANCE
 
     def report(self) -> str:
-        """What was tried and what came out, as text."""
+        """The candidates and their results, as text."""
         lines = [
             f"{c.name:<28} {c.makespan_s:.6g} s" if c.makespan_s is not None else f"{c.name:<28} {c.problem}"
             for c in self.candidates
@@ -99,8 +99,8 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What a schedule is searched for.
+class SchedulingProblem:
+    """Input of the search.
 
     Attributes:
         costs: per stage.
@@ -148,18 +148,18 @@ class Problem:
         return limits
 
 
-def search(problem: Problem, *, effort: int = 1_000_000) -> SearchResult:
+def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResult:
     """The best schedule found, never worse than any named schedule that fits the same limits.
 
-    Named schedules come first; then list scheduling with the given costs; then branch and bound, which for
-    small pipelines ends with a proof; then small changes to the best.
+    Candidates are named schedules first; then list scheduling with the given costs; then branch and bound,
+    which for small pipelines proves optimality; then small changes to the best.
 
     Args:
         problem: costs, sizes and limits.
         effort: steps timed by the improvement, and a fiftieth as many decisions of branch and bound.
 
     Raises:
-        ScheduleError: nothing fits the limits; says what comes closest.
+        ScheduleError: nothing fits the limits; names the closest candidate.
     """
     hunt = _Hunt(problem)
     for name, kind in SCHEDULES.items():
@@ -175,7 +175,7 @@ def search(problem: Problem, *, effort: int = 1_000_000) -> SearchResult:
 class _Hunt:
     """Keeps the best while candidates are tried."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SchedulingProblem) -> None:
         self.problem = problem
         self.limit_bytes = problem.per_mesh(problem.limit_bytes)
         self.limit_activations = problem.per_mesh(problem.limit_activations)
@@ -188,7 +188,7 @@ class _Hunt:
         self.nodes = 0
 
     def placements(self) -> list[Placement]:
-        """The placement that was asked for, or all those of named schedules that could be used."""
+        """The given placement, or those of the named schedules."""
         if self.problem.stage_to_mesh is not None:
             return [self.problem.stage_to_mesh]
         return list(self.named_placements)
@@ -230,7 +230,7 @@ class _Hunt:
             self.best = (timeline.makespan_s, name, table, timeline)
 
     def _excess(self, table: ScheduleTable, timeline: Timeline) -> tuple[str, float]:
-        """What is too much, and by which factor in the worst place."""
+        """The limit that is exceeded, and by which factor in the worst place."""
         worst, problem = 0.0, ""
         if self.limit_bytes is not None:
             for memory, limit in zip(timeline.memory, self.limit_bytes, strict=True):
@@ -256,11 +256,11 @@ class _Hunt:
     def _list_orders(self, workload: Workload) -> Iterator[tuple[str, Ordered]]:
         for number, limits in enumerate(self._step_limits(workload)):
             for priority in _PRIORITIES:
-                for patience in _PATIENCES if workload.splits else (0.0,):
+                for max_wait in _MAX_WAITS if workload.splits else (0.0,):
                     try:
                         yield (
                             f"list {priority.__name__} {number}",
-                            list_schedule(workload, limits, priority, patience),
+                            list_schedule(workload, limits, priority, max_wait),
                         )
                     except ScheduleError:
                         break  # not even one microbatch fits
@@ -271,13 +271,15 @@ class _Hunt:
                         yield f"zigzag {ahead:g} {number}", filled
 
     def _step_limits(self, workload: Workload) -> list[list[int]]:
-        """Limits in stages to give to the generators; the prediction decides in the end what fits."""
-        lanes = max(sum(workload.sizes[k] for k in workload.lanes_on(m)) for m in range(workload.num_meshes))
-        everything = [max(1, lanes) * self.problem.num_microbatches] * workload.num_meshes
+        """Limits in stages for the generators; the prediction decides in the end what fits."""
+        chains = max(
+            sum(workload.sizes[k] for k in workload.chains_on(m)) for m in range(workload.num_meshes)
+        )
+        everything = [max(1, chains) * self.problem.num_microbatches] * workload.num_meshes
         limits = [everything if self.limit_activations is None else list(self.limit_activations)]
         if self.limit_activations is None:
             limits += [
-                [max(1, lanes) * depth] * workload.num_meshes for depth in _depths(workload.num_meshes)
+                [max(1, chains) * depth] * workload.num_meshes for depth in _depths(workload.num_meshes)
             ]
         return limits
 
@@ -319,7 +321,7 @@ class _Hunt:
                 self.consider(f"{name}, improved", improved)
 
     def finish(self, most_nodes: int) -> None:
-        """Branch and bound on every placement; what it cannot finish leaves the simple bound."""
+        """Branch and bound on every placement; an unfinished search leaves the simple bound."""
         for placement in self.placements():
             for splits in (False, True) if self.problem.split_backward else (False,):
                 workload = self._workload(placement, splits, merge=False)
@@ -353,14 +355,17 @@ def _depths(num_meshes: int) -> list[int]:
     return sorted({1, num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
 
 
+"""Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
+
+
 def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
-    """Forwards before the first backward, by the place of a mesh and its lanes, for zero-bubble orders."""
-    meshes = len({lane.mesh for lane in workload.lanes})
-    return lambda place, lanes: (lanes - 1) * meshes + int(ahead * (meshes - 1 - place))
+    """Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
+    meshes = len({chain.mesh for chain in workload.chains})
+    return lambda place, chains: (chains - 1) * meshes + int(ahead * (meshes - 1 - place))
 
 
 def _steps(table: ScheduleTable) -> list[list[Step]]:
-    """The tasks of a table as steps of lanes that are single stages."""
+    """The tasks of a table as steps of chains that are single stages."""
     kinds = {
         Phase.F: (FORWARD,),
         Phase.I: (BACKWARD,),

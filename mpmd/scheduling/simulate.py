@@ -1,4 +1,4 @@
-"""Predicts a step: when every task and transfer runs, and what every mesh holds.
+"""Predicts a step: when every task and transfer runs, and how much every mesh holds.
 
 Each mesh runs one task at a time in its order; each link carries one message at a time in the order in
 which the receiving mesh needs them.  Both orders are fixed, so there is nothing to decide: time is a
@@ -50,7 +50,7 @@ def simulate(
     names = tuple(f"mesh{m}" for m in range(table.num_meshes)) if mesh_names is None else tuple(mesh_names)
     if len(names) != table.num_meshes:
         raise ScheduleError(f"{len(names)} mesh names are given, the schedule has {table.num_meshes} meshes")
-    sweep = _Sweep(table, costs, transfer, host_s, names)
+    sweep = _ClockSweep(table, costs, transfer, host_s, names)
     for task in linearize(table):
         sweep.run(task)
     sweep.finish()
@@ -60,7 +60,7 @@ def simulate(
 
 
 def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:
-    """The tasks a task needs something from, those over skip connections included."""
+    """The tasks that a task depends on, those over skip connections included."""
     needed = list(table.dependencies(task))
     for skip in costs.skips:
         if task.phase is Phase.F and task.stage == skip.target:
@@ -73,8 +73,8 @@ def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:
 
 
 @dataclass
-class _Sweep:
-    """The clocks of meshes and links while the sweep goes on."""
+class _ClockSweep:
+    """The clocks of meshes and links during the sweep."""
 
     table: ScheduleTable
     costs: Costs
@@ -91,7 +91,7 @@ class _Sweep:
         self.link_free: dict[tuple[int, int], float] = {}
 
     def run(self, task: Task) -> None:
-        """Places one task, and the transfers that bring what it needs."""
+        """Places one task, and the transfers of its inputs."""
         mesh = self.table.mesh_of(task)
         ready, reason = 0.0, ""
         for source in messages(self.table, self.costs, task):
@@ -112,7 +112,7 @@ class _Sweep:
         self.spans[task] = Span(self.names[mesh], str(task), task, start, end)
 
     def _receive(self, source: Task, target: Task, origin: int, mesh: int) -> tuple[float, str]:
-        """The transfer between two tasks: when its value can be used, and what to say to who waits for it."""
+        """The transfer between two tasks: when its value is usable, and a message for the waiting task."""
         link = link_between(self.transfer, origin, mesh)
         size = self.costs.message_bytes(source, target)
         self.host[mesh] += self.host_s
@@ -135,7 +135,7 @@ class _Sweep:
         self.idle.append(Span(self.names[mesh], "idle", None, self.device[mesh], until, IDLE, note=note))
 
     def finish(self) -> None:
-        """Marks what is left of the step on meshes that are done early."""
+        """Adds the idle time at the end of meshes that finish early."""
         last = max(self.device, default=0.0)
         for mesh, end in enumerate(self.device):
             if end < last:

@@ -68,7 +68,7 @@ class ScheduleTable:
         return self.stage_to_mesh
 
     def mesh_of(self, task: Task) -> int:
-        """The mesh on which a task runs."""
+        """The mesh of a task."""
         return self.placement_of(task.microbatch)[task.stage]
 
     @functools.cached_property
@@ -98,15 +98,15 @@ class ScheduleTable:
         return (forward, Task(stage + 1, microbatch, self.backward_phases(stage + 1, microbatch)[0]))
 
     def with_whole_backward(self, stages: Collection[int], late: Collection[int] = ()) -> ScheduleTable:
-        """The same order with ``I`` and ``W`` of these stages joined where ``I`` stood.
+        """The same order with ``I`` and ``W`` of these stages joined at the position of ``I``.
 
         For stages whose backward cannot be split, such as a first stage whose input needs no gradient.
         Nothing but ``W`` moves, and nothing waits for a ``W``, so a legal table stays legal.
 
         Args:
             stages: those whose backward is whole.
-            late: those of them whose backward stands where ``W`` stood: only stages whose input
-                gradient no stage waits for.
+            late: those of them whose backward is at the position of ``W``: only stages whose input
+            gradient no stage waits for.
         """
         kept = {s: Phase.W if s in late else Phase.I for s in stages}
         orders = tuple(

@@ -10,16 +10,16 @@ from mpmd.errors import ScheduleError
 
 
 class Phase(enum.Enum):
-    """What a task does for its stage.
+    """The work of a task for its stage.
 
-    ``B`` is the whole backward.  A split backward is ``I``, which produces what the previous stage waits
-    for, followed at any later time by ``W``, which produces what stays on the mesh.
+    ``B`` is the whole backward.  A split backward is ``I``, which produces the input of the previous stage's
+    backward, followed at any later time by ``W``, whose results stay on the mesh.
     """
 
     F = "F"  # forward
     B = "B"  # whole backward
-    I = "I"  # gradient of the stage's input: the half that is kept in place when a backward is split
-    W = "W"  # gradient of the stage's weights: the half that is dropped behind it
+    I = "I"  # gradient of the stage's input: the half that keeps its position when a backward is split
+    W = "W"  # gradient of the stage's weights: the half that may come later
 
     @property
     def is_backward(self) -> bool:
@@ -28,7 +28,7 @@ class Phase(enum.Enum):
 
     @property
     def sends_gradient(self) -> bool:
-        """True for the phases whose result the previous stage's backward waits for."""
+        """True for the phases whose result the previous stage's backward needs."""
         return self is Phase.B or self is Phase.I
 
 
@@ -51,7 +51,7 @@ class Task:
         """The task written ``text``: stage, phase letter, microbatch, as in ``1B0``.
 
         Raises:
-            ScheduleError: the text is no task.
+            ScheduleError: the text is not a task.
         """
         match = _TEXT.fullmatch(text.strip())
         if match is None:

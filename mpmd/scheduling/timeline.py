@@ -1,4 +1,4 @@
-"""A timeline: what ran where and when, predicted or measured, as plain spans."""
+"""A timeline: spans of work on meshes, predicted or measured."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ IDLE = "idle"
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time on a mesh.
+    """An interval of time on a mesh.
 
     Attributes:
         mesh: name of the mesh; of a transfer, the mesh that sends.
-        name: what to call it: a task, a fragment, a transfer.
+        name: of the task, fragment or transfer.
         task: the task it is or carries, if it belongs to one.
         start_s: seconds from the begin of the step.
         end_s: likewise.
         kind: ``compute``, ``transfer`` or ``idle``.
         peer: of a transfer, the mesh that receives; of an idle span in which the mesh waits for a message
-            under way, the mesh that sent it.
-        nbytes: of a transfer, what it moves; of a computation, what the mesh holds while it runs, if known.
-        note: more for the reader; of an idle span, what the mesh waits for.
+        under way, the mesh that sent it.
+        nbytes: of a transfer, its size; of a computation, the bytes on the mesh while it runs, if known.
+        note: a remark; of an idle span, the reason of the wait.
     """
 
     mesh: str
@@ -49,13 +49,14 @@ class Span:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes of one mesh over time, by what holds them.
+    """Bytes of one mesh over time, by category.
 
     Attributes:
         mesh: its name.
-        categories: what bytes are held for, in the order of the samples.
+        categories: names, in the order of the samples.
         samples: (seconds, bytes per category), at each change, in order; the first at the begin of the step.
-        peak_activations: most (stage, microbatch) pairs between their forward and the end of their backward.
+        peak_activations: the maximum of (stage, microbatch) pairs between their forward and the end of their
+            backward.
     """
 
     mesh: str
@@ -76,7 +77,7 @@ class MemoryCurve:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes held at once."""
+        """The maximum of bytes held at once."""
         return sum(self._peak[1])
 
     @property
@@ -86,12 +87,12 @@ class MemoryCurve:
 
     @property
     def at_peak(self) -> dict[str, int]:
-        """What holds the bytes at the peak."""
+        """Bytes per category at the peak."""
         return dict(zip(self.categories, self._peak[1], strict=True))
 
     @property
     def peak_by_category(self) -> dict[str, int]:
-        """The peak of each category by itself, which need not fall together."""
+        """The peak of each category by itself; they may be at different times."""
         return {
             category: max((sizes[k] for _, sizes in self.samples), default=0)
             for k, category in enumerate(self.categories)
@@ -105,7 +106,7 @@ class Timeline:
     Attributes:
         spans: in any order.
         meshes: names, in the order to show them.
-        title: what this is a timeline of.
+        title: of the timeline.
         memory: bytes over time, per mesh, if known.
     """
 
@@ -133,7 +134,7 @@ class Timeline:
         return {mesh: tuple(sorted(lane, key=lambda s: (s.start_s, s.end_s))) for mesh, lane in lanes.items()}
 
     def compute(self, mesh: str) -> tuple[Span, ...]:
-        """What a mesh computed, in order."""
+        """The computations of a mesh, in order."""
         return tuple(span for span in self._by_mesh[mesh] if span.kind == COMPUTE)
 
     def idle(self, mesh: str) -> tuple[Span, ...]:
@@ -159,7 +160,7 @@ class Timeline:
         return sum(span.seconds for span in self.idle(mesh) if span.peer)
 
     def breakdown(self, mesh: str) -> dict[str, float]:
-        """Seconds of the step by what a mesh did: `busy`, `transfer` and `idle`, which add up to the step.
+        """Seconds of the step by state of a mesh: `busy`, `transfer` and `idle`, which add up to the step.
 
         `transfer` is the time in which it had nothing to compute and waited for a message under way.
         """
@@ -176,8 +177,8 @@ class Timeline:
     def span_idle_s(self, mesh: str) -> float:
         """Seconds a mesh did not compute between its own first begin and last end.
 
-        What counts where steps follow each other without a barrier: one mesh's late begin then overlaps
-        with the step before.
+        The measure where steps follow each other without a barrier: one mesh's late begin then overlaps with
+        the previous step.
         """
         lane = self.compute(mesh)
         return lane[-1].end_s - lane[0].start_s - self.busy_s(mesh) if lane else 0.0
@@ -199,7 +200,7 @@ class Timeline:
 
     @functools.cached_property
     def peak_bytes(self) -> int:
-        """Most bytes that all meshes together hold at once, as far as they are known."""
+        """The maximum of bytes that all meshes together hold at once, as far as they are known."""
         held, peak = dict.fromkeys(range(len(self.memory)), 0), 0
         changes = sorted(
             (seconds, order, k, sum(sizes))

@@ -1,8 +1,8 @@
-"""Repeating patterns for V-shaped placements: each microbatch does what the one before did, six steps later.
+"""Repeating patterns for V-shaped placements: each microbatch repeats the one before, six steps later.
 
-With two lanes per mesh and steps of equal length a mesh has six steps per microbatch.  A pattern says at
-which time microbatch 0 passes each mesh on its four ways (forward down, forward up, backward down, backward
-up) by the steps it takes from mesh to mesh on each way.  What a mesh holds is then the time between forward
+With two chains per mesh and steps of equal length a mesh has six steps per microbatch.  A pattern gives the
+time at which microbatch 0 passes each mesh on its four ways (forward down, forward up, backward down,
+backward up) by the steps it takes from mesh to mesh on each way.  A mesh then holds the time between forward
 and backward over six, so short ways hold little.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024 (the idea of the pattern and the
@@ -51,11 +51,11 @@ class VPattern:
             if len({start % _PERIOD for start in starts.values()}) < len(starts):
                 return None
             timed = sorted(
-                (start + _PERIOD * microbatch, kind, lane, microbatch)
-                for (kind, lane), start in starts.items()
+                (start + _PERIOD * microbatch, kind, chain, microbatch)
+                for (kind, chain), start in starts.items()
                 for microbatch in range(num_microbatches)
             )
-            orders.append([(kind, lane, microbatch) for _, kind, lane, microbatch in timed])
+            orders.append([(kind, chain, microbatch) for _, kind, chain, microbatch in timed])
         return orders
 
 
@@ -71,7 +71,7 @@ V_MIN_PATTERNS = tuple(
 
 def is_v_shaped(workload: Workload) -> bool:
     """One direction that goes down all meshes and up again."""
-    meshes = [lane.mesh for lane in workload.lanes]
+    meshes = [chain.mesh for chain in workload.chains]
     down = list(range(workload.num_meshes))
     return meshes == down + down[::-1]
 
@@ -86,7 +86,7 @@ def pattern_candidates(
     """The patterns that fit the number of meshes, with weight gradients filled in under the limits."""
     found = []
     for pattern in patterns:
-        orders = pattern.orders(workload.num_meshes, len(workload.lanes[0].microbatches))
+        orders = pattern.orders(workload.num_meshes, len(workload.chains[0].microbatches))
         if orders is None:
             continue
         for lookahead, weights_first in _FILLS:

@@ -1,4 +1,4 @@
-"""Is a table possible?  A proof, as one legal order of all tasks, or the first impossible task."""
+"""Verifies that a table can run: one legal order of all tasks, or the first impossible task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mpmd.errors import ScheduleError, collect
 from mpmd.scheduling.table import ScheduleTable
 from mpmd.scheduling.task import Phase, Task
 
-_MOST_PROBLEMS = 8
+_MAX_PROBLEMS = 8
 
 
 def validate(table: ScheduleTable, num_microbatches: int | None = None) -> list[Task]:
@@ -33,7 +33,7 @@ def validate(table: ScheduleTable, num_microbatches: int | None = None) -> list[
     if not problems:
         problems = _missing_problems(table, expected)
     if problems:
-        raise collect(ScheduleError, problems[:_MOST_PROBLEMS], f"{len(problems)} problems in the schedule:")
+        raise collect(ScheduleError, problems[:_MAX_PROBLEMS], f"{len(problems)} problems in the schedule:")
     return linearize(table)
 
 
@@ -86,7 +86,7 @@ def _membership_problems(table: ScheduleTable, num_microbatches: int) -> list[st
             elif table.mesh_of(task) != mesh:
                 problems.append(f"{where}: stage {task.stage} is on mesh {table.mesh_of(task)}")
             elif task in seen:
-                problems.append(f"{where}: stands already at number {seen[task][1]}")
+                problems.append(f"{where}: it is already at number {seen[task][1]}")
             elif task.phase.is_backward and not table.has_backward:
                 problems.append(f"{where}: the schedule is forward only")
             elif _split_twin(task, seen):
@@ -98,7 +98,7 @@ def _membership_problems(table: ScheduleTable, num_microbatches: int) -> list[st
 
 
 def _split_twin(task: Task, seen: dict[Task, tuple[int, int]]) -> Task | None:
-    """A task already there that, together with this one, would compute a gradient twice."""
+    """A task that is already there and would compute the same gradient."""
     others = {Phase.B: (Phase.I, Phase.W), Phase.I: (Phase.B,), Phase.W: (Phase.B,)}.get(task.phase, ())
     twins = (Task(task.stage, task.microbatch, phase) for phase in others)
     return next((twin for twin in twins if twin in seen), None)
@@ -117,7 +117,7 @@ def _missing_problems(table: ScheduleTable, num_microbatches: int) -> list[str]:
 
 
 def _deadlock_message(table: ScheduleTable, at: Sequence[int], done: set[Task]) -> str:
-    """Follows what the first stuck mesh waits for until a mesh repeats: that is the cycle."""
+    """Follows the waits of the first stuck mesh until a mesh repeats: that is the cycle."""
     mesh = next(m for m, k in enumerate(at) if k < len(table.orders[m]))
     path: list[int] = []
     needs: dict[int, tuple[Task, Task]] = {}
@@ -132,15 +132,15 @@ def _deadlock_message(table: ScheduleTable, at: Sequence[int], done: set[Task]) 
     if len(cycle) == 1:
         later = table.orders[mesh].index(missing)
         return (
-            f"task {first} is impossible: it needs {missing}, which stands behind it on mesh {mesh}\n"
+            f"task {first} is impossible: it needs {missing}, which comes after it on mesh {mesh}\n"
             f"  {first} is number {at[mesh]}, {missing} is number {later}; put {missing} first"
         )
     lines = [f"task {first} is impossible: the schedule deadlocks"]
     for m in cycle:
         task, missing = needs[m]
         lines.append(
-            f"  mesh {m} stands at {task} (number {at[m]}), "
+            f"  mesh {m} waits at {task} (number {at[m]}), "
             f"which needs {missing} from mesh {table.mesh_of(missing)}"
         )
-    lines.append("  move one of these tasks behind the work the others wait for")
+    lines.append("  move one of these tasks after the work that the others wait for")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""What the schedule generators work on: stages grouped into lanes, with seconds and sizes.
+"""Input of the schedule generators: stages grouped into chains, with seconds and sizes.
 
-Neighbouring stages of one mesh always run together, so a generator orders *steps*: a lane's forward,
+Neighbouring stages of one mesh always run together, so a generator orders *steps*: a chain's forward,
 backward or weight gradient on one microbatch.  ``expand`` turns steps into tasks.
 """
 
@@ -18,18 +18,18 @@ FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 """Kinds of steps.  ``BACKWARD`` is ``B``, or ``I`` where the backward is split."""
 
 Step = tuple[int, int, int]
-"""Kind, lane, microbatch."""
+"""Kind, chain, microbatch."""
 
 
 @dataclass(frozen=True)
-class Lane:
+class StageChain:
     """Neighbouring stages on one mesh, as the microbatches of one direction pass through them.
 
     Attributes:
         mesh: where it runs.
         stages: the stages in it.
-        previous: the lane a microbatch comes from; None for the first.
-        following: the lane it goes to; None for the last.
+        previous: the chain a microbatch comes from; None for the first.
+        following: the chain it goes to; None for the last.
         microbatches: those that pass through.
     """
 
@@ -42,20 +42,20 @@ class Lane:
 
 @dataclass(frozen=True)
 class Workload:
-    """Lanes with their costs.
+    """Chains with their costs.
 
     Attributes:
         num_meshes: number of meshes.
-        lanes: all lanes; those of one direction follow each other.
+        chains: all chains; those of one direction follow each other.
         splits: backwards are two steps.
-        seconds: per lane, of its forward, backward and weight gradient.
-        delays: per lane, seconds until the output of the previous lane is here, and the gradient of the
+        seconds: per chain, of its forward, backward and weight gradient.
+        delays: per chain, seconds until the output of the previous chain is here, and the gradient of the
             following.
-        sizes: per lane, what it holds for one microbatch from its forward to the end of its backward.
+        sizes: per chain, its memory for one microbatch from its forward to the end of its backward.
     """
 
     num_meshes: int
-    lanes: tuple[Lane, ...]
+    chains: tuple[StageChain, ...]
     splits: bool
     seconds: tuple[tuple[float, float, float], ...]
     delays: tuple[tuple[float, float], ...]
@@ -66,15 +66,15 @@ class Workload:
         """The kinds of steps there are."""
         return (FORWARD, BACKWARD, WEIGHTS) if self.splits else (FORWARD, BACKWARD)
 
-    def lanes_on(self, mesh: int) -> list[int]:
-        """The lanes of a mesh, in order."""
-        return [index for index, lane in enumerate(self.lanes) if lane.mesh == mesh]
+    def chains_on(self, mesh: int) -> list[int]:
+        """The chains of a mesh, in order."""
+        return [index for index, chain in enumerate(self.chains) if chain.mesh == mesh]
 
     def work_s(self, mesh: int) -> float:
         """Seconds of all steps of a mesh."""
         return sum(
-            self.seconds[index][kind] * len(self.lanes[index].microbatches)
-            for index in self.lanes_on(mesh)
+            self.seconds[index][kind] * len(self.chains[index].microbatches)
+            for index in self.chains_on(mesh)
             for kind in self.kinds
         )
 
@@ -82,17 +82,19 @@ class Workload:
 def unit_workload(
     shape: PipelineShape, splits: bool, mirror: Placement | None = None, split_turns: bool = False
 ) -> Workload:
-    """Every lane takes one second per step, whole backwards two, and holds one unit.
+    """Every chain takes one second per step, whole backwards two, and holds one unit.
 
     Args:
-        shape: the problem; with a mirror, the second half of the microbatches uses the mirror's placement.
+        shape: the pipeline; with a mirror, the second half of the microbatches uses the mirror's placement.
         splits: whether backwards are two steps.
         mirror: placement of the second copy of the stages.
-        split_turns: stages of a mesh where the way turns back are two lanes, one for each way.
+        split_turns: stages of a mesh where the way turns back are two chains, one for each way.
     """
-    lanes = _lanes(shape, mirror, _visits_with_split_turns if split_turns else visits)
-    seconds = ((1.0, 1.0, 1.0) if splits else (1.0, 2.0, 0.0),) * len(lanes)
-    return Workload(shape.num_meshes, lanes, splits, seconds, ((0.0, 0.0),) * len(lanes), (1,) * len(lanes))
+    chains = _chains(shape, mirror, _visits_with_split_turns if split_turns else visits)
+    seconds = ((1.0, 1.0, 1.0) if splits else (1.0, 2.0, 0.0),) * len(chains)
+    return Workload(
+        shape.num_meshes, chains, splits, seconds, ((0.0, 0.0),) * len(chains), (1,) * len(chains)
+    )
 
 
 def costed_workload(
@@ -105,59 +107,64 @@ def costed_workload(
     merge: bool = True,
     mirror: Placement | None = None,
 ) -> Workload:
-    """Lanes with the seconds of their stages and the delays of their transfers; sizes count stages.
+    """Chains with the seconds of their stages and the delays of their transfers; sizes count stages.
 
     Args:
-        shape: the problem.
+        shape: the pipeline.
         splits: whether backwards are two steps.
         costs: of the stages.
         transfer: links between meshes.
         whole: stages whose backward is never split; their weight gradients take no time of their own.
-        merge: neighbouring stages of a mesh are one lane; otherwise every stage is its own.
+        merge: neighbouring stages of a mesh are one chain; otherwise every stage is its own.
         mirror: placement of the second copy of the stages.
     """
-    lanes = _lanes(shape, mirror, _visits_with_split_turns if merge else _single_stages)
+    chains = _chains(shape, mirror, _visits_with_split_turns if merge else _single_stages)
     seconds, delays = [], []
-    for lane in lanes:
+    for chain in chains:
         forward = backward = weights = 0.0
-        for stage in lane.stages:
+        for stage in chain.stages:
             cost = costs.stages[stage]
             forward += cost.forward_s
             backward += cost.input_gradient_s if splits and stage not in whole else cost.backward_s
             weights += cost.weight_gradient_s if splits and stage not in whole else 0.0
         seconds.append((forward, backward, weights))
-        ahead = _delay(lanes, lane.previous, lane, costs, transfer, forward=True)
-        delays.append((ahead, _delay(lanes, lane.following, lane, costs, transfer, forward=False)))
-    sizes = tuple(len(lane.stages) for lane in lanes)
-    return Workload(shape.num_meshes, lanes, splits, tuple(seconds), tuple(delays), sizes)
+        ahead = _delay(chains, chain.previous, chain, costs, transfer, forward=True)
+        delays.append((ahead, _delay(chains, chain.following, chain, costs, transfer, forward=False)))
+    sizes = tuple(len(chain.stages) for chain in chains)
+    return Workload(shape.num_meshes, chains, splits, tuple(seconds), tuple(delays), sizes)
 
 
 def _delay(
-    lanes: Sequence[Lane], source: int | None, lane: Lane, costs: Costs, transfer: Transfer, forward: bool
+    chains: Sequence[StageChain],
+    source: int | None,
+    chain: StageChain,
+    costs: Costs,
+    transfer: Transfer,
+    forward: bool,
 ) -> float:
-    if source is None or lanes[source].mesh == lane.mesh:
+    if source is None or chains[source].mesh == chain.mesh:
         return 0.0
-    stage = costs.stages[lanes[source].stages[-1 if forward else 0]]
-    link: Link = link_between(transfer, lanes[source].mesh, lane.mesh)
+    stage = costs.stages[chains[source].stages[-1 if forward else 0]]
+    link: Link = link_between(transfer, chains[source].mesh, chain.mesh)
     return link.wire_s(stage.output_bytes if forward else stage.input_gradient_bytes) + link.latency_s
 
 
-def _lanes(
+def _chains(
     shape: PipelineShape, mirror: Placement | None, group: Callable[[Placement], list[Visit]]
-) -> tuple[Lane, ...]:
+) -> tuple[StageChain, ...]:
     count = shape.num_microbatches
     half = (count + 1) // 2 if mirror is not None else count
-    lanes: list[Lane] = []
+    chains: list[StageChain] = []
     for placement, microbatches in ((shape.placement, range(half)), (mirror, range(half, count))):
         if placement is None:
             continue
         way = group(placement)
-        first = len(lanes)
+        first = len(chains)
         for k, visit in enumerate(way):
             previous = first + k - 1 if k else None
             following = first + k + 1 if k + 1 < len(way) else None
-            lanes.append(Lane(visit.mesh, visit.stages, previous, following, microbatches))
-    return tuple(lanes)
+            chains.append(StageChain(visit.mesh, visit.stages, previous, following, microbatches))
+    return tuple(chains)
 
 
 def _single_stages(placement: Placement) -> list[Visit]:
@@ -165,7 +172,7 @@ def _single_stages(placement: Placement) -> list[Visit]:
 
 
 def _visits_with_split_turns(placement: Placement) -> list[Visit]:
-    """Visits before and after which a microbatch is on the same mesh, cut in two."""
+    """Visits before and after which a microbatch is on the same mesh, split in two."""
     way = visits(placement)
     split: list[Visit] = []
     for k, visit in enumerate(way):
@@ -180,13 +187,13 @@ def _visits_with_split_turns(placement: Placement) -> list[Visit]:
 
 
 def expand(workload: Workload, orders: Sequence[Sequence[Step]]) -> list[list[Task]]:
-    """The tasks of the steps: forwards of a lane by rising stage, backwards by falling stage."""
+    """The tasks of the steps: forwards of a chain by rising stage, backwards by falling stage."""
     backward = Phase.I if workload.splits else Phase.B
     expanded: list[list[Task]] = []
     for order in orders:
         tasks: list[Task] = []
         for kind, index, microbatch in order:
-            stages = workload.lanes[index].stages
+            stages = workload.chains[index].stages
             if kind == FORWARD:
                 tasks += (Task(s, microbatch, Phase.F) for s in stages)
             else:

@@ -1,4 +1,4 @@
-"""The family of 1F1B: forwards to warm up, then a forward and a backward in turn, then the backwards left."""
+"""The family of 1F1B: warm-up forwards, then forwards and backwards in turn, then backwards."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ def zigzag(
 ) -> list[list[Step]]:
     """Forwards and backwards per mesh, in the order of Megatron's interleaved schedule.
 
-    Microbatches go in groups.  A mesh with several lanes runs a group through its first lane, then through
-    its second, and so on; backwards likewise from the last lane to the first.
+    Microbatches go in groups.  A mesh with several chains runs a group through its first chain, then through
+    its second, and so on; backwards likewise from the last chain to the first.
 
     Args:
-        workload: what to order.
-        warm_up: forwards before the first backward, given the place of the mesh in the pipeline and its
-            lanes.
-        group: microbatches per group; by default one per mesh that has lanes.
+        workload: the steps to order.
+        warm_up: forwards before the first backward, given the position of the mesh in the pipeline and its
+            chains.
+        group: microbatches per group; by default one per mesh that has chains.
     """
-    places = list(dict.fromkeys(lane.mesh for lane in workload.lanes))
+    places = list(dict.fromkeys(chain.mesh for chain in workload.chains))
     size = group or len(places)
     orders: list[list[Step]] = [[] for _ in range(workload.num_meshes)]
     for place, mesh in enumerate(places):
-        lanes = workload.lanes_on(mesh)
+        chains = workload.chains_on(mesh)
         forwards: list[Step] = []
         backwards: list[Step] = []
-        microbatches = workload.lanes[lanes[0]].microbatches
+        microbatches = workload.chains[chains[0]].microbatches
         for start in range(0, len(microbatches), size):
             together = microbatches[start : start + size]
-            forwards += ((FORWARD, lane, m) for lane in lanes for m in together)
-            backwards += ((BACKWARD, lane, m) for lane in reversed(lanes) for m in together)
-        ahead = min(len(forwards), warm_up(place, len(lanes)))
+            forwards += ((FORWARD, chain, m) for chain in chains for m in together)
+            backwards += ((BACKWARD, chain, m) for chain in reversed(chains) for m in together)
+        ahead = min(len(forwards), warm_up(place, len(chains)))
         order = forwards[:ahead]
         for turn, backward in enumerate(backwards):
             order += forwards[ahead + turn : ahead + turn + 1]
@@ -44,13 +44,13 @@ def zigzag(
 
 
 def most_held(workload: Workload, orders: Sequence[Sequence[Step]]) -> list[int]:
-    """Per mesh, the most it holds if every backward releases at once; at least one microbatch."""
+    """Per mesh, its maximum if every backward releases at once; at least one microbatch."""
     peaks = []
     for mesh, order in enumerate(orders):
         held = 0
-        peak = sum(workload.sizes[lane] for lane in workload.lanes_on(mesh))
-        for kind, lane, _ in order:
-            held += workload.sizes[lane] if kind == FORWARD else -workload.sizes[lane]
+        peak = sum(workload.sizes[chain] for chain in workload.chains_on(mesh))
+        for kind, chain, _ in order:
+            held += workload.sizes[chain] if kind == FORWARD else -workload.sizes[chain]
             peak = max(peak, held)
         peaks.append(peak)
     return peaks
@@ -61,12 +61,12 @@ def best_order(
 ) -> Ordered:
     """The fastest of some patterns, and of list scheduling where no pattern runs to its end.
 
-    Patterns made for whole groups may deadlock where numbers do not divide; list scheduling does not.
+    Patterns for whole groups may deadlock where numbers do not divide; list scheduling does not.
 
     Args:
-        workload: what to order.
+        workload: the steps to order.
         patterns: forwards and backwards per mesh.
-        limits: per mesh, the most it may hold; by default what the pattern holds.
+        limits: per mesh, its memory limit; by default the memory of the pattern.
     """
     found: list[Ordered] = []
     for pattern in patterns:

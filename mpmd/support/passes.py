@@ -24,7 +24,7 @@ class Pass(abc.ABC):
     """
 
     name: ClassVar[str]
-    tells_changes: ClassVar[bool] = True
+    reports_changes: ClassVar[bool] = True
     """Whether what `run` returns is exact; else True may also stand for no change."""
 
     @abc.abstractmethod

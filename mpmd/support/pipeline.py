@@ -88,7 +88,7 @@ def run_pipeline(
 def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> bool:
     """Runs one pass; whether it changed the module, exactly if anybody looks."""
     looks = watch.after is not None or watch.dump_to is not None
-    compares = watch.check_changed or (looks and not pass_.tells_changes)
+    compares = watch.check_changed or (looks and not pass_.reports_changes)
     before = watch.text(module) if compares else ""
     start = time.perf_counter()
     try:
@@ -101,7 +101,7 @@ def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing
     if not compares:
         return changed
     differs = before != watch.text(module)
-    if pass_.tells_changes and changed != differs:
+    if pass_.reports_changes and changed != differs:
         raise AssertionError(f"{pass_.name} says changed={changed}, its text says otherwise")
     return differs
 

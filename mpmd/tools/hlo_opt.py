@@ -9,16 +9,13 @@ are their options.  The module goes to stdout, findings go to stderr.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from mpmd.compile import hlo
-from mpmd.compile.backends.native_cpu.target import host_target
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.errors import ConfigError, MpmdError, close_to
@@ -51,7 +48,6 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -print-ir-after-all         print the module after each pass, to standard error
   -print-ir-after-change      likewise, but only after passes that changed it
   -metadata                   print the metadata of instructions
-  -measure=FILE               for hlo-fusion with costs=measured: time kernels here, and keep that in FILE
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and groups
   -help                       print this
@@ -66,12 +62,11 @@ _PLACE = re.compile(r"input:(\d+):(\d+): (.*)", re.DOTALL)
 
 
 @dataclasses.dataclass
-class Command(TextCommand):
+class HloCommand(TextCommand):
     """A command line, read."""
 
     passes: list[Pass] = dataclasses.field(default_factory=list)
     metadata: bool = False
-    measure: str = ""
 
 
 def run() -> None:
@@ -82,28 +77,26 @@ def run() -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
 
-    def work(command: Command, text: str) -> tuple[bool, str]:
+    def work(command: HloCommand, text: str) -> tuple[bool, str]:
         ok, printed, _ = run_pieces(command, text, lambda t, timing: run_text(t, command, timing))
         return ok, printed
 
     return run_tool("mpmd-hlo-opt", USAGE, {*PASSES, *GROUPS}, lambda: read_command(argv), work)
 
 
-def read_command(argv: Sequence[str]) -> Command:
+def read_command(argv: Sequence[str]) -> HloCommand:
     """What the arguments ask for.
 
     Raises:
         ConfigError: an argument that is no file, switch, pass or group; says what is close to it.
     """
-    command = Command()
+    command = HloCommand()
 
     def take(name: str, value: str, following: Iterator[str]) -> None:
         if name == "pass-pipeline":
             for part in split_outside_brackets(value or next(following, ""), ", \n\t"):
                 stem, _, options = part.partition("{")
                 command.passes += passes_named(stem, options.removesuffix("}"))
-        elif name == "measure":
-            command.measure = value or next(following, "")
         elif not set_switch(command, _SWITCHES, name, value):
             command.passes += passes_named(name, value)
 
@@ -126,7 +119,7 @@ def passes_named(name: str, options: str) -> list[Pass]:
     return [make_pass(name, options)]
 
 
-def run_text(text: str, command: Command, timing: Timing) -> Result:
+def run_text(text: str, command: HloCommand, timing: Timing) -> Result:
     """Parses a text, runs the passes, prints the module."""
     printed: str | None = None
     findings: list[Finding] = []
@@ -145,33 +138,31 @@ def run_text(text: str, command: Command, timing: Timing) -> Result:
     return Result(printed is not None, printed, findings)
 
 
-def _run_passes(text: str, command: Command, timing: Timing) -> str:
+def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
     """The module's text after the passes."""
     module = hlo.parse_module(text, "input")
     hlo.verify(module)
-    options = hlo.PrintOptions(metadata=command.metadata)
+    printed = functools.partial(hlo.print_module, metadata=command.metadata)
     watch = Watch(
         verify=hlo.verify,
-        text=lambda m: hlo.print_module(m, options),
+        text=printed,
         verify_each=command.verify_each,
         check_changed=command.check_changed,
-        after=_after(command, options),
+        after=_after(command, printed),
         suffix=".hlo",
     )
-    measured = Tuning(host_target(), Path(command.measure)).measuring() if command.measure else nullcontext()
-    with measured:
-        run_pipeline(module, command.passes, watch, timing)
-    return hlo.print_module(module, options)
+    run_pipeline(module, command.passes, watch, timing)
+    return printed(module)
 
 
-def _after(command: Command, options: hlo.PrintOptions) -> Callable[[Pass, Any, bool], None] | None:
+def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
     """What is done after each pass; None if nothing."""
     if not (command.print_after_all or command.print_after_change):
         return None
 
     def after(pass_: Pass, module: hlo.HloModule, changed: bool) -> None:
         if command.print_after_all or changed:
-            sys.stderr.write(f"// HLO after {pass_}\n{hlo.print_module(module, options)}\n")
+            sys.stderr.write(f"// HLO after {pass_}\n{printed(module)}\n")
 
     return after
 

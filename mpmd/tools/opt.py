@@ -30,7 +30,7 @@ from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import location_of
 from mpmd.tools.command_line import Result, run_pieces, run_script, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
-from mpmd.tools.explorer import Recorder
+from mpmd.tools.explorer import PassRecorder
 from mpmd.tools.opt_arguments import FLAGS, OF_MLIR_OPT, USAGE, Command, read_command
 
 
@@ -50,7 +50,7 @@ def _run_file(command: Command, text: str) -> tuple[bool, str]:
     for name in command.ignored:
         meant = "" if name in OF_MLIR_OPT else close_to(name, FLAGS)
         sys.stderr.write(f"mpmd-opt: warning: -{name} has no effect here{meant}\n")
-    recorder = Recorder() if command.html else None
+    recorder = PassRecorder() if command.html else None
     with _log_to_stderr(), _dialects(command.allow_unregistered):
         ok, printed, said = run_pieces(
             command, text, lambda t, timing: run_text(t, command, timing, recorder)
@@ -86,7 +86,7 @@ def _log_to_stderr() -> Iterator[None]:
         log.setLevel(level)
 
 
-def run_text(text: str, command: Command, timing: Timing, recorder: Recorder | None = None) -> Result:
+def run_text(text: str, command: Command, timing: Timing, recorder: PassRecorder | None = None) -> Result:
     """Parses a text, runs the passes, prints the module."""
     findings: list[Finding] = []
     with _mlir_findings(findings), diagnostics.collecting() as found:
@@ -107,7 +107,7 @@ def _is_reported(finding: Finding, command: Command) -> bool:
 
 
 def _run_passes(
-    text: str, command: Command, timing: Timing, recorder: Recorder | None
+    text: str, command: Command, timing: Timing, recorder: PassRecorder | None
 ) -> tuple[str | None, Exception | None]:
     """The module's text after the passes, or None, and what was raised.
 
@@ -176,7 +176,7 @@ def _verify(module: mlir.Module) -> None:
 
 
 def _after(
-    command: Command, to: TextIO, timing: Timing, recorder: Recorder | None
+    command: Command, to: TextIO, timing: Timing, recorder: PassRecorder | None
 ) -> Callable[[Pass, Any, bool], None] | None:
     """What is done after each pass; None if nothing."""
     shows = (command.print_after_all, command.print_after_change, command.print_after)

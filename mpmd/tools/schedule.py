@@ -22,14 +22,14 @@ from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable, from_csv, get_schedule
-from mpmd.scheduling.search import Problem, search
+from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.timeline import Timeline
 from mpmd.tools.command_line import run_script
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _ComparedSchedule:
     name: str
     table: ScheduleTable
     timeline: Timeline
@@ -135,7 +135,9 @@ def _placement(options: argparse.Namespace) -> tuple[int, ...] | None:
     return tuple(int(mesh) for mesh in _numbers(options.placement, options.stages, "placement"))
 
 
-def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[list[_Entry], list[str]]:
+def _compare(
+    options: argparse.Namespace, costs: Costs, link: Link
+) -> tuple[list[_ComparedSchedule], list[str]]:
     """All schedules that can order the problem; why the others cannot, and remarks on those that can."""
     everything = options.schedules == "all"
     training = [name for name, kind in SCHEDULES.items() if kind.has_backward]
@@ -153,12 +155,12 @@ def _compare(options: argparse.Namespace, costs: Costs, link: Link) -> tuple[lis
             continue
         shape = PipelineShape(meshes, options.microbatches, table.stage_to_mesh)
         problems += [f"{name}: {remark.splitlines()[0]}" for remark in schedule.remarks(shape)]
-        entries.append(_Entry(name, table, simulate(table, costs, link, title=name)))
+        entries.append(_ComparedSchedule(name, table, simulate(table, costs, link, title=name)))
     return entries, problems
 
 
-def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _Entry:
-    problem = Problem(
+def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _ComparedSchedule:
+    problem = SchedulingProblem(
         costs,
         options.meshes or options.stages,
         options.microbatches,
@@ -168,10 +170,10 @@ def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _Entry:
     )
     result = search(problem)
     print(result.report())
-    return _Entry(f"search ({result.origin})", result.table, result.timeline)
+    return _ComparedSchedule(f"search ({result.origin})", result.table, result.timeline)
 
 
-def _print_table(entries: Sequence[_Entry]) -> None:
+def _print_table(entries: Sequence[_ComparedSchedule]) -> None:
     wide = max([len(entry.name) for entry in entries] + [8])
     print(f"{'schedule':<{wide}} {'step s':>10} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
     for entry in sorted(entries, key=lambda e: e.timeline.makespan_s):
@@ -183,7 +185,7 @@ def _print_table(entries: Sequence[_Entry]) -> None:
         )
 
 
-def _write_files(options: argparse.Namespace, entries: Sequence[_Entry]) -> None:
+def _write_files(options: argparse.Namespace, entries: Sequence[_ComparedSchedule]) -> None:
     if not entries:
         return
     fastest = min(entries, key=lambda entry: entry.timeline.makespan_s)

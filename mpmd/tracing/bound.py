@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 _OF_FEW_VALUES = (bool, str, enum.Enum)
-"""What is worth remembering the nested jit of; others may be made anew for every call."""
+"""What is worth caching_plans the nested jit of; others may be made anew for every call."""
 
 
 def taking_anything(

@@ -35,7 +35,7 @@ _HINTS = ("broadcast", "reduce")
 _TRANSPARENT = ("tensor", *_HINTS)
 
 
-class Scope(enum.Enum):
+class ExpansionScope(enum.Enum):
     """Where ops are, which decides what becomes of calls and loops.
 
     `ENTRY` is the body of the entry function: calls and loops stay.  `INNER` is a callee, a branch or another
@@ -48,9 +48,9 @@ class Scope(enum.Enum):
     NAMED = enum.auto()
 
     @property
-    def of_regions(self) -> Scope:
+    def of_regions(self) -> ExpansionScope:
         """The scope of what is in regions of ops here."""
-        return Scope.NAMED if self is Scope.NAMED else Scope.INNER
+        return ExpansionScope.NAMED if self is ExpansionScope.NAMED else ExpansionScope.INNER
 
 
 @dataclasses.dataclass
@@ -58,7 +58,7 @@ class Expansion:
     """One module's conversion.  `topology` goes to every function that stays."""
 
     module: ir.Module
-    topology: ir.Topology
+    topology: ir.TopologyAttr
 
     def __post_init__(self) -> None:
         self.symbols = ir.symbol_table(self.module)
@@ -72,7 +72,7 @@ class Expansion:
         main.topology = self.topology
         for composite in ir.walk(self.module, _Composite):
             _call_decomposition(composite)
-        self.expand(main.body, 0, Scope.ENTRY)
+        self.expand(main.body, 0, ExpansionScope.ENTRY)
         kept = {"main", *self.callees.values()}
         for name in original - kept:
             if not self.symbols[name].is_public:
@@ -101,11 +101,11 @@ class Expansion:
                     return True
         return False
 
-    def expand(self, block: ir.Block, count: int, scope: Scope) -> None:
+    def expand(self, block: ir.Block, count: int, scope: ExpansionScope) -> None:
         """Converts the ops of a block; `count` is how often its function was transposed."""
         self.expand_ops(ir.ops(block), count, scope)
 
-    def expand_call(self, call: ir.FuncCall, count: int, scope: Scope) -> None:
+    def expand_call(self, call: ir.FuncCall, count: int, scope: ExpansionScope) -> None:
         """Converts one call."""
         symbol = call.callee.value
         kind, name = decode(symbol) or ("", "")
@@ -117,13 +117,13 @@ class Expansion:
         elif kind in _TRANSPARENT:
             _make_marks(call, kind, name)
         elif kind == MICROBATCHES:
-            _mark_cut(inline_call(call, self.symbols[symbol]), int(name))
-        elif kind == "call" and scope is Scope.ENTRY:
+            _mark_batch_dim(inline_call(call, self.symbols[symbol]), int(name))
+        elif kind == "call" and scope is ExpansionScope.ENTRY:
             inner = inline_call(call, self.symbols[symbol])
             for op in inner:
                 if isinstance(op, ir.FuncCall):
                     self.make_call(op, _transposed(op, count), int(name))
-        elif kind == "callee" and scope is Scope.ENTRY:
+        elif kind == "callee" and scope is ExpansionScope.ENTRY:
             self.make_call(call, count, None)
         elif kind or self.holds_names(symbol):
             self.expand_ops(inline_call(call, self.symbols[symbol]), count, scope)
@@ -131,7 +131,7 @@ class Expansion:
             for op in inline_call(call, self.symbols[symbol]):
                 self._inline_inside(op)
 
-    def expand_ops(self, ops: list[ir.Op], count: int, scope: Scope) -> None:
+    def expand_ops(self, ops: list[ir.Op], count: int, scope: ExpansionScope) -> None:
         """Converts ops of a block, or those that were just inlined into one."""
         for op in ops:
             if isinstance(op, ir.FuncCall):
@@ -141,7 +141,7 @@ class Expansion:
                     _split_barrier(op)
             elif not self._names_in(op):
                 self._inline_inside(op)
-            elif op.operation.name == "stablehlo.while" and scope is not Scope.NAMED:
+            elif op.operation.name == "stablehlo.while" and scope is not ExpansionScope.NAMED:
                 self.expand_loop(op, count, scope)
             else:
                 for region in op.operation.regions:
@@ -161,7 +161,7 @@ class Expansion:
     def make_named_computation(self, call: ir.FuncCall, origin: ir.Origin) -> None:
         """Puts the callee's body into a named computation; names in it become nested ones."""
         copy = body_copy(self.symbols[call.callee.value])
-        self.expand(copy.body, origin.transpose_count, Scope.NAMED)
+        self.expand(copy.body, origin.transpose_count, ExpansionScope.NAMED)
         returned = copy.returned
         op = ir.create(
             "mpmd.named_computation", list(call.operands), [r.type for r in call.results], ir.before(call),
@@ -197,17 +197,17 @@ class Expansion:
         ir.put(copy, "sym_visibility", ir.StringAttr.get("private"))
         self.symbols[chosen] = copy
         copy.topology = self.topology
-        self.expand(copy.body, count, Scope.INNER)
+        self.expand(copy.body, count, ExpansionScope.INNER)
         return chosen
 
-    def expand_loop(self, loop: ir.Op, count: int, scope: Scope) -> None:
+    def expand_loop(self, loop: ir.Op, count: int, scope: ExpansionScope) -> None:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
 
         One whose iterations choose between names is unrolled there, too: a callee cannot be one program for
         all of them.
         """
         counted = counted_loop(loop, self._called_in(loop))
-        if scope is not Scope.ENTRY or self._names_in_branches(loop):
+        if scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):
             self.expand_ops(unroll(counted), count, scope)
             return
         made = make_for(counted)
@@ -217,7 +217,7 @@ class Expansion:
                 if kind in ("", "callee"):
                     self.make_call(op, _transposed(op, count), None)
                     continue
-            self.expand_ops([op], count, Scope.INNER)
+            self.expand_ops([op], count, ExpansionScope.INNER)
 
     def _called_in(self, op: ir.Op) -> list[str]:
         """The names of the computations that an op, or a function that it calls, holds."""
@@ -256,7 +256,7 @@ def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
     ir.replace(call, made)
 
 
-def _mark_cut(inlined: list[ir.Op], dim: int) -> None:
+def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
     """Tells which dim of a batch a reshape cuts into microbatches."""
     for op in inlined:
         if op.operation.name == "stablehlo.reshape":

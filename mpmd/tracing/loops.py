@@ -13,8 +13,8 @@ import numpy as np
 from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
 
-_MOST_TOLD = 8
-"""How many leaves that cannot be cut are named."""
+_MAX_REPORTED = 8
+"""How many leaves that cannot be split are named."""
 
 
 def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
@@ -47,7 +47,7 @@ def microbatch_loop(
     Args:
         body: work on one microbatch.
         init: the first carry, a pytree of arrays.
-        *batches: pytrees of arrays, whose dim `axis` is cut into `num_microbatches` equal pieces.
+        *batches: pytrees of arrays, whose dim `axis` is split into `num_microbatches` equal pieces.
         num_microbatches: how many pieces.
         axis: the batch dim.
 
@@ -75,9 +75,9 @@ def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> An
     """The leaves with dim `axis` of size `m * n` reshaped so that a first dim counts the `m` microbatches.
 
     Raises:
-        SignatureError: `num_microbatches` is not positive, or a leaf cannot be cut so.
+        SignatureError: `num_microbatches` is not positive, or a leaf cannot be split so.
     """
-    _check_cut(num_microbatches, axis)
+    _check_split(num_microbatches, axis)
     return _split([("batch", batches)], num_microbatches, axis)[0]
 
 
@@ -85,7 +85,7 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
     """`split_microbatches` of each of several batches, given with what the user calls them.
 
     Raises:
-        SignatureError: leaves that cannot be cut, all of them; or leaves of different lengths.
+        SignatureError: leaves that cannot be split, all of them; or leaves of different lengths.
     """
     problems: list[str] = []
     advice: dict[str, None] = {}
@@ -96,13 +96,13 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
             try:
                 kind = jax.typeof(leaf)
             except TypeError:
-                problems.append(f"{where} is {leaf!r}, which is no array")
-                advice["let the function close over what is no batch"] = None
+                problems.append(f"{where} is {leaf!r}, which is not an array")
+                advice["let the function close over what is not split"] = None
                 continue
             said = str(kind).removeprefix("~")
             if kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
-                advice["let the function close over what is no batch"] = None
+                advice["let the function close over what is not split"] = None
             elif kind.shape[axis] % num_microbatches:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
@@ -111,33 +111,33 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
                     kind.shape[axis], f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows"
                 )
     if problems:
-        more = [f"and {len(problems) - _MOST_TOLD} more"] if len(problems) > _MOST_TOLD else []
+        more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
         raise SignatureError(
-            f"a batch cannot be cut into {num_microbatches} equal microbatches:\n  "
-            + "\n  ".join([*problems[:_MOST_TOLD], *more, *advice])
+            f"a batch cannot be split into {num_microbatches} equal microbatches:\n  "
+            + "\n  ".join([*problems[:_MAX_REPORTED], *more, *advice])
         )
     if len(lengths) > 1:
         raise SignatureError(
             "the batches of one call have different lengths:\n  "
-            + "\n  ".join(list(lengths.values())[:_MOST_TOLD])
-            + "\n  all arrays are cut into the same microbatches, so they need as many rows, or one for each"
-            f" of the {num_microbatches} microbatches; let the function close over what is no batch"
+            + "\n  ".join(list(lengths.values())[:_MAX_REPORTED])
+            + "\n  all arrays are split into the same microbatches: they need as many rows, or one for each"
+            f" of the {num_microbatches} microbatches; let the function close over what is not split"
         )
 
-    def cut(leaf: jax.Array) -> jax.Array:
+    def split(leaf: jax.Array) -> jax.Array:
         shape = jnp.shape(leaf)
         inner = (*shape[:axis], num_microbatches, shape[axis] // num_microbatches, *shape[axis + 1 :])
         named = carrier(lambda x: jnp.reshape(x, inner), MICROBATCHES, str(axis))
         return jnp.moveaxis(named(leaf), axis, 0)
 
-    return [jax.tree.map(cut, batch) for _, batch in batches]
+    return [jax.tree.map(split, batch) for _, batch in batches]
 
 
 def _is_count(number: Any) -> bool:
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _check_cut(num_microbatches: Any, axis: Any) -> None:
+def _check_split(num_microbatches: Any, axis: Any) -> None:
     if not _is_count(num_microbatches) or num_microbatches < 1:
         raise SignatureError(f"num_microbatches must be at least 1, a whole number, got {num_microbatches!r}")
     if not _is_count(axis) or axis < 0:
@@ -177,7 +177,7 @@ def accumulate_gradients(
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
-    _check_cut(num_microbatches, axis)
+    _check_split(num_microbatches, axis)
     given = _positions(argnums)
     value_and_grad = jax.value_and_grad(
         loss_fn, argnums=given[0] if _is_count(argnums) else given, has_aux=has_aux

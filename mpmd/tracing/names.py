@@ -24,7 +24,7 @@ from mpmd.tracing.linen import is_initializing, mutable_states, returning_change
 from mpmd.tracing.nnx import call_with_modules, has_modules
 
 MICROBATCHES = "microbatches"
-"""The kind of a name that marks how a batch is cut; the name itself is the batch dim."""
+"""The kind of a name that marks how a batch is split; the name itself is the batch dim."""
 
 _ESCAPED = re.compile(r"-([0-9a-f]+)-")
 

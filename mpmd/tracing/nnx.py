@@ -43,12 +43,12 @@ def call_with_modules(
 
     def pure(state: Any, arrays: list[Any]) -> tuple[Any, Any]:
         inside = nnx.merge(definition, state)
-        stand_ins = {id(module): other for module, other in zip(modules, inside, strict=True)}
+        placeholders = {id(module): other for module, other in zip(modules, inside, strict=True)}
         before = {path: _value(variable) for path, variable in nnx.to_flat_state(nnx.state(inside))}
         rest = iter(arrays)
-        given = [stand_ins[id(leaf)] if _is_module(leaf) else next(rest) for leaf in leaves]
+        given = [placeholders[id(leaf)] if _is_module(leaf) else next(rest) for leaf in leaves]
         positional, keywords = jax.tree.unflatten(tree, given)
-        made = _rebuilt(fn, stand_ins)(*positional, **keywords)
+        made = _rebuilt(fn, placeholders)(*positional, **keywords)
         after = nnx.to_flat_state(nnx.state(inside))
         changed = [(p, v) for p, v in after if p not in before or _value(v) is not before[p]]
         return made, nnx.from_flat_state(changed)
@@ -90,16 +90,16 @@ def _contents(fn: Any) -> Iterator[Any]:
             continue
 
 
-def _rebuilt(fn: Any, stand_ins: dict[int, Any]) -> Any:
+def _rebuilt(fn: Any, placeholders: dict[int, Any]) -> Any:
     """The function with other modules in it."""
 
     def instead(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: stand_ins.get(id(leaf), leaf), tree, is_leaf=_is_module)
+        return jax.tree.map(lambda leaf: placeholders.get(id(leaf), leaf), tree, is_leaf=_is_module)
 
-    if id(fn) in stand_ins:
-        return stand_ins[id(fn)]
+    if id(fn) in placeholders:
+        return placeholders[id(fn)]
     if isinstance(fn, functools.partial):
-        return functools.partial(_rebuilt(fn.func, stand_ins), *instead(fn.args), **instead(fn.keywords))
+        return functools.partial(_rebuilt(fn.func, placeholders), *instead(fn.args), **instead(fn.keywords))
     if isinstance(fn, types.MethodType):
         return types.MethodType(fn.__func__, instead(fn.__self__))
     if not isinstance(fn, types.FunctionType) or not any(map(_is_module, _leaves(*_contents(fn)))):

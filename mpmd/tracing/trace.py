@@ -10,7 +10,7 @@ from mpmd import ir
 from mpmd.tracing.expand import Expansion
 
 
-def to_module(lowered: jax.stages.Lowered, topology: ir.Topology) -> ir.Module:
+def to_module(lowered: jax.stages.Lowered, topology: ir.TopologyAttr) -> ir.Module:
     """The module of a lowered step, its names and loops in our dialect.
 
     Requires: `lowered` was lowered with `keep_unused=True`.
@@ -22,7 +22,7 @@ def to_module(lowered: jax.stages.Lowered, topology: ir.Topology) -> ir.Module:
     return module
 
 
-def expand(module: ir.Module, topology: ir.Topology) -> None:
+def expand(module: ir.Module, topology: ir.TopologyAttr) -> None:
     """Converts a module that JAX lowered, in place."""
     with ir.context(), ir.Location.unknown():
         Expansion(module, topology).run()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpmd.compile.backends.native_cpu import compilation
+from mpmd.compile import driver
 from mpmd.compile.thunks.emission import Emitter
 
 
@@ -14,5 +14,5 @@ def poison():
         return Emitter(assignment, plans, poison=True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "Emitter", poisoned)
+        patch.setattr(driver, "Emitter", poisoned)
         yield

@@ -157,7 +157,7 @@ def test_batches_by_keyword():
             ["x is float32[7,4]: dim 0 has 7 rows", "y['c'] is float32[5,2]", "a multiple of"],
         ),
         ({"x": X, "y": 0.1}, ["y is float32[]: it has no dim 0\n  let the function close over"]),
-        ({"x": X, "y": "s"}, ["y is 's', which is no array\n  let the function close over"]),
+        ({"x": X, "y": "s"}, ["y is 's', which is not an array\n  let the function close over"]),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_named_as_the_function_does(more, told):
@@ -229,7 +229,7 @@ def test_what_a_compiled_step_does_not_take():
         ((PARAMS, X, Y, 1), {}, "not expected: argument 3"),
         ((PARAMS, X), {"y": Y}, "missing: y\n  not expected: y by keyword"),
         (({"a": PARAMS["a"]}, X, Y), {}, r"missing: params\['b'\]\['b'\], params\['b'\]\['w'\]"),
-        ((PARAMS, "x", Y), {}, "x is a str, which is no array"),
+        ((PARAMS, "x", Y), {}, "x is a str, which is not an array"),
         ((PARAMS, X, 3), {}, r"y: got int32\[\], compiled for float32\[8,2\]"),
     ):
         for call in (compiled, compiled.timeline, compiled.costs, compiled.live_bytes):

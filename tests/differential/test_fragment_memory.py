@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.arrays import numpy_dtype
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.lowering import lower
 from tests.support.comparing import pipelined, sgd_momentum, training_step
 from tests.support.flax_models import FLAX_MODELS
+from tests.support.hlo_meaning import evaluate
 from tests.support.models import MODELS
 from tests.support.native_fragments import check_memory, compiled, run
 

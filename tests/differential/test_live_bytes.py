@@ -10,9 +10,9 @@ import pytest
 from mpmd.runtime.costs import OneAtATime
 from mpmd.runtime.interpreter import BoundFeed
 from mpmd.runtime.memory import bytes_on_mesh, predict_memory
-from tests.differential.test_schedules import jitted, placement
 from tests.support.comparing import copied, sgd_momentum, training_step
 from tests.support.models import MODELS
+from tests.support.scheduled_steps import jitted, placement
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

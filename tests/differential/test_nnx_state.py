@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("plain_xla")
 X = jax.random.normal(jax.random.key(1), (8, 4))
 
 
-class Block(nnx.Module):
+class StatefulBlock(nnx.Module):
     """A layer whose statistics and count of random numbers change with every call."""
 
     def __init__(self, rngs):
@@ -61,7 +61,7 @@ def by_argument(stage, model, x):
 
 @functools.cache
 def model_parts():
-    return nnx.split(nnx.List([Block(nnx.Rngs(i)) for i in range(3)]), nnx.Param, ...)
+    return nnx.split(nnx.List([StatefulBlock(nnx.Rngs(i)) for i in range(3)]), nnx.Param, ...)
 
 
 @pytest.mark.fast_cases("by_closure", "by_argument")

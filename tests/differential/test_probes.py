@@ -358,7 +358,7 @@ def test_a_scan_that_comes_to_every_mesh_twice_says_how_it_was_ordered():
         return mpmd.accumulate_gradients(through_scan, 2)(params, *batch)
 
     lowered = pipelined(step, 2).lower(STACKS, *BATCH)
-    assert any("'interleaved_1f1b' is taken instead" in warning for warning in lowered.warnings)
+    assert any("'interleaved_1f1b' is used instead" in warning for warning in lowered.warnings)
     assert pipelined(step, 2, "interleaved_1f1b").lower(STACKS, *BATCH).warnings == []
 
 

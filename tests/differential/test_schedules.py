@@ -10,31 +10,15 @@ import mpmd
 from mpmd.errors import ScheduleError
 from mpmd.runtime.instructions import Run
 from mpmd.scheduling import SCHEDULES, Costs, Phase, Task, from_csv, from_function, from_table, get_schedule
-from mpmd.scheduling.search import Problem, search
+from mpmd.scheduling.search import SchedulingProblem, search
 from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS
+from tests.support.scheduled_steps import jitted, placement
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-FOLDED = ("zb_v", "v_half", "v_min", "dualpipe_v")
-LOOPED = ("interleaved_1f1b", "looped_bfs", "circular", "interleaved_zb")
 TRAINING = [name for name in SCHEDULES if SCHEDULES[name].has_backward]
 FAST = {("mlp", "zb_h1"), ("mlp", "interleaved_zb"), ("mlp", "zb_v"), ("mlp", "looped_bfs")}
-
-
-def placement(schedule: str, meshes: int) -> list[int]:
-    """The mesh of every stage: two stages per mesh where the schedule is made for them."""
-    if schedule in FOLDED:
-        return [*range(meshes), *reversed(range(meshes))]
-    return [*range(meshes)] * (1 + (schedule in LOOPED))
-
-
-def jitted(step, schedule, meshes: list[int], donate=True, options=None):
-    """`step` with `stage0`, and so on, on these meshes."""
-    topology = mpmd.make_topology({f"m{m}": 1 for m in range(max(meshes) + 1)})
-    assignment = {f"stage{s}": (f"m{m}", s) for s, m in enumerate(meshes)}
-    config = mpmd.make_config(topology, assignment, schedule=schedule, options=options)
-    return mpmd.jit(step, config, donate_argnums=0 if donate else ())
 
 
 def orders(program) -> list[list[str]]:
@@ -145,7 +129,7 @@ class TestSchedulesOfTheUser:
             check("mlp", from_table(self.TABLE), [0, 1], 2)
 
     def test_a_searched_table(self):
-        found = search(Problem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2), effort=3_000)
+        found = search(SchedulingProblem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2), effort=3_000)
         program = check("mlp", found.table, [0, 1, 2], 4)
         middle = next(s for s in program.streams if s.mesh == "m1")
         assert orders(program)[program.streams.index(middle)] == list(map(str, found.table.orders[1]))

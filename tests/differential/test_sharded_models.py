@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import mpmd
 from mpmd.errors import PassError
 from tests.support.comparing import (
     check_training,
@@ -19,25 +18,11 @@ from tests.support.comparing import (
     training_step,
 )
 from tests.support.models import D, chain, normal, regression_batch
-from tests.support.sharded_models import SHARDED_MODELS, STAGES
+from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, UNLIKE, pipelined_on, shardings
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-MESHES = {
-    "one device": {"data": 1, "model": 1},
-    "two for data": {"data": 2},
-    "two for tensors": {"model": 2},
-    "four for data": {"data": 4},
-    "four for tensors": {"model": 4},
-    "two and two": {"data": 2, "model": 2},
-}
 FAST = {("mixture", "two and two")}
-
-
-def shardings(model, axes):
-    """For `step(state, *batch)`: parameters by `model` and batches by `data`, if there are such axes."""
-    state = (model.specs, model.specs) if "model" in axes else None
-    return {"in_shardings": (state, *(P("data") if "data" in axes else None for _ in model.batch))}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
@@ -69,14 +54,6 @@ def check_split(jitted, model, state, axes):
             assert leaf.addressable_shards[0].data.size == leaf.size // parts
 
 
-UNLIKE = {
-    "one and two for data": ({"data": 1}, {"data": 2}),
-    "two and four for data": ({"data": 2}, {"data": 4}),
-    "two and four for tensors": ({"model": 2}, {"model": 4}),
-    "one and four, both": ({"data": 1, "model": 1}, {"data": 2, "model": 2}),
-    "data here, tensors there": ({"data": 4}, {"model": 2}),
-    "four here, one there": ({"data": 2, "model": 2}, {"data": 1}),
-}
 FAST_UNLIKE = {("mixture", "two and four for tensors")}
 
 
@@ -100,12 +77,6 @@ def test_a_model_on_meshes_that_are_not_alike_trains_as_on_one_device(name, mesh
         for s, own in enumerate(axes):
             up = params[f"s{s}"]["up"]
             assert up.addressable_shards[0].data.size == up.size // own.get("model", 1)
-
-
-def pipelined_on(step, meshes, options):
-    topology = mpmd.make_topology({f"m{s}": axes for s, axes in enumerate(meshes)})
-    config = mpmd.make_config(topology, {f"stage{s}": f"m{s}" for s in range(len(meshes))}, **options)
-    return mpmd.jit(step, config, donate_argnums=0)
 
 
 def lower_on(meshes, options):

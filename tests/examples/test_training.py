@@ -11,7 +11,7 @@ import pytest
 
 from examples.pipelined_transformer import data, main, report
 from examples.pipelined_transformer.checkpoint import Checkpoints
-from examples.pipelined_transformer.main import Run, train
+from examples.pipelined_transformer.main import TrainingRun, train
 from examples.pipelined_transformer.train_step import make_state
 from mpmd.errors import ConfigError
 
@@ -66,12 +66,12 @@ def test_both_backends_are_timed_at_the_end(tiny, backend, capsys):
 
 def test_an_interrupted_run_resumes_with_the_same_loss_curve(tiny, monkeypatch, tmp_path, ctrl_c_after):
     config = tiny(output_dir=str(tmp_path))
-    whole = Run(config)
+    whole = TrainingRun(config)
     with monkeypatch.context() as patch:
         patch.setattr(report.Progress, "step_done", ctrl_c_after(3))
         assert whole.train() is None
     assert (whole.step, whole.checkpoints.steps) == (3, [3])
-    resumed = Run(dataclasses.replace(config, resume=True))
+    resumed = TrainingRun(dataclasses.replace(config, resume=True))
     assert resumed.step == 3
     assert resumed.train() is not None and whole.train() is not None
     assert resumed.step == whole.step == 6
@@ -94,18 +94,18 @@ def test_nothing_left_to_train(tiny, tmp_path):
     dataset = data.load(config.data, config.vocab_size, config.seq_len, 1 << 20)
     Checkpoints(tmp_path / "checkpoints", main.facts(config, dataset)).save(1, state, [5.0])
     with pytest.raises(ConfigError, match=r"^the checkpoint is of step 1, and --steps is 1\n"):
-        Run(dataclasses.replace(config, resume=True))
+        TrainingRun(dataclasses.replace(config, resume=True))
 
 
 def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=rf"^cannot write to --output_dir={tmp_path}/file/inside: "):
-        Run(tiny(output_dir=str(tmp_path / "file" / "inside")))
+        TrainingRun(tiny(output_dir=str(tmp_path / "file" / "inside")))
 
 
 @pytest.mark.slow
 def test_a_batch_is_split_over_the_devices_of_a_mesh(tiny):
-    run = Run(tiny(steps=2, devices_per_mesh=2, check=True, check_steps=2))
+    run = TrainingRun(tiny(steps=2, devices_per_mesh=2, check=True, check_steps=2))
     assert run.train() is not None
     assert 0 <= run.check.max_rel_diff < 1e-3
     assert len(run.state.params["block_0"]["up"]["kernel"].sharding.device_set) == 2

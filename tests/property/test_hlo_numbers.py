@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import prepare_fragment
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule, parse_module, print_module, verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError, MpmdError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import fragment_of_module
 from tests.support.random_hlo import FAMILIES, random_case
 
@@ -97,7 +97,7 @@ def goes_through(text: str, native: bool) -> bool:
             evaluate(module, [zeros(p.shape) for p in module.entry.parameters])
     if native:
         with contextlib.suppress(MpmdError):
-            prepare_fragment(fragment_of_module(module), host_target(), module=module.clone())
+            prepare_fragment(fragment_of_module(module), NativeCpu(), module=module.clone())
     return True
 
 

@@ -6,12 +6,12 @@ import jax
 import pytest
 
 from mpmd.compile.hlo import verify
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.compile.passes.groups import inlining
 from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support import diagnostics
+from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.rewritable import rewritable
 

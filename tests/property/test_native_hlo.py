@@ -1,19 +1,17 @@
 """Native code of random HLO programs against the evaluator, of special values and shapes against XLA, too."""
 
-from collections.abc import Iterable
-
 import jax
 import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator import evaluate
-from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
-from tests.support.native_hlo import run_module
+from tests.support.hlo_meaning import evaluate
+from tests.support.native_hlo import quick_code, run_module
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
+from tests.support.random_hlo.sweeping import sweep
 from tests.support.random_hlo.wide import wide
 from tests.support.xla_hlo import XlaWorker
 
@@ -23,31 +21,35 @@ SLOW = 80
 """The same for the slow test."""
 
 
-def compare(case: Case) -> str:
-    """What differs for a case, or why native code was refused; "" if nothing."""
-    try:
-        got = run_module(case.module, case.arguments)
-    except NoPlan as error:
-        return f"{case.name}: refused: {error}"
-    problem = differences(got, jax.tree.leaves(evaluate(case.module, case.arguments)), case)
-    return f"{case.name}: {problem}" if problem else ""
-
-
-def sweep(cases: Iterable[Case]) -> None:
-    """None of the cases may differ, and none be refused."""
-    assert not any(problems := [compare(case) for case in cases]), "\n".join(p for p in problems if p)
+def run(case: Case) -> list[np.ndarray]:
+    return run_module(case.module, case.arguments)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_code_computes_what_the_evaluator_does(family):
-    sweep(random_case(family, seed) for seed in range(FAST))
+    sweep((random_case(family, seed) for seed in range(FAST)), run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_code_computes_what_the_evaluator_does_on_many(family):
-    sweep(random_case(family, seed) for seed in range(1000, 1000 + SLOW))
+    sweep((random_case(family, seed) for seed in range(1000, 1000 + SLOW)), run)
+
+
+# -- all dimensions of one size: no shape tells a transposed read from a right one
+
+
+def test_programs_of_squares_are_exact():
+    with quick_code():
+        sweep((random_case("squares", seed) for seed in range(10, 60)), run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_programs_of_squares_are_exact():
+    with quick_code():
+        sweep((random_case("squares", seed) for seed in range(2000, 6000)), run)
 
 
 # -- whole programs: fusions of many instructions, loops with state, arrays beyond vectors
@@ -55,25 +57,25 @@ def test_native_code_computes_what_the_evaluator_does_on_many(family):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_programs_of_all_types_are_exact(seed):
-    sweep([wide(seed, 25)])
+    sweep([wide(seed, 25)], run)
 
 
 def test_programs_full_of_what_passes_remove():
-    sweep(rewritable(seed) for seed in range(3))
+    sweep((rewritable(seed) for seed in range(3)), run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(1000, 1200, 20))
 def test_many_programs_of_all_types_are_exact(first):
-    sweep(wide(seed) for seed in range(first, first + 20))
+    sweep((wide(seed) for seed in range(first, first + 20)), run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(1000, 1200, 50))
 def test_many_programs_full_of_what_passes_remove(first):
-    sweep(rewritable(seed) for seed in range(first, first + 50))
+    sweep((rewritable(seed) for seed in range(first, first + 50)), run)
 
 
 # -- special values and shapes ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, simulate
 from mpmd.scheduling.memory import peak_activations
-from mpmd.scheduling.search import Problem, search
+from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
 
 costs_of_a_stage = st.builds(
@@ -22,13 +22,13 @@ costs_of_a_stage = st.builds(
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> SchedulingProblem:
     meshes = draw(st.integers(1, 4))
     stages = draw(st.sampled_from([meshes, 2 * meshes, 2 * meshes + 1]))
     costs = Costs(tuple(draw(costs_of_a_stage) for _ in range(stages)))
     limited = draw(st.sampled_from(["not", "activations", "bytes"]))
     least = -(-stages // meshes)
-    return Problem(
+    return SchedulingProblem(
         costs,
         meshes,
         draw(st.integers(1, 6)),
@@ -39,7 +39,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def named_tables(problem: Problem):
+def named_tables(problem: SchedulingProblem):
     """Every named schedule that can order the problem and fits its limits, with what it takes."""
     for name, kind in SCHEDULES.items():
         if not kind.has_backward:
@@ -57,7 +57,7 @@ def named_tables(problem: Problem):
 
 @settings(max_examples=25, deadline=None)
 @given(problem=problems())
-def test_a_search_is_no_worse_than_any_named_schedule_that_fits(problem: Problem) -> None:
+def test_a_search_is_no_worse_than_any_named_schedule_that_fits(problem: SchedulingProblem) -> None:
     named = dict(named_tables(problem))
     try:
         found = search(problem, effort=3_000)

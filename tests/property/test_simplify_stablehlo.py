@@ -18,7 +18,7 @@ SHAPES = [(4, 6), (6, 4), (2, 3), (1, 6), (4, 1), (24,), (6,)]
 DTYPES = {"i32": np.int32, "i8": np.int8, "ui8": np.uint8}
 
 
-class Program:
+class RandomProgram:
     """A random program: lines of text and the values made so far, with their shapes."""
 
     def __init__(self, seed: int) -> None:
@@ -177,7 +177,7 @@ def _evaluated(module: mlir.Module) -> list[bytes]:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_same_values_and_no_larger(seed: int) -> None:
-    text = Program(seed).text()
+    text = RandomProgram(seed).text()
     module = ir.parse(text)
     before, size = _evaluated(module), len(ir.ops(ir.funcs(module)[0]))
     simplify = make_pass("mpmd-simplify-stablehlo")

@@ -20,8 +20,8 @@ from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.order import issue_order, linear_order, messages, waits_for
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
-from tests.unit.runtime.fakes import FakeEngine, expected, fake_arguments, fake_executables
-from tests.unit.runtime.pipelines import GraphBuilder
+from tests.support.fake_engine import FakeEngine, expected, fake_arguments, fake_executables
+from tests.support.pipeline_graphs import GraphBuilder
 
 
 def random_graph(rng: random.Random) -> EntryGraph:

@@ -13,7 +13,7 @@ from tests.support.fast_cases import each_value, mark_slow_cases
 SETTINGS = list(itertools.product((1, 40, 768), ("f32", "bf16"), (False, True)))
 
 
-class Case:
+class CollectedTest:
     """As much of a collected test as is looked at."""
 
     def __init__(self, settings: tuple[Any, ...], *args: Any, slow: bool = False) -> None:
@@ -30,7 +30,7 @@ class Case:
 
 
 def fast(*args: Any) -> list[str]:
-    cases = [Case(settings, *args) for settings in SETTINGS]
+    cases = [CollectedTest(settings, *args) for settings in SETTINGS]
     mark_slow_cases(cases)
     return [case.callspec.id for case in cases if "slow" not in case.marks]
 
@@ -51,13 +51,13 @@ def test_cases_are_named_by_their_ids() -> None:
 
 
 def test_some_cases_alone_may_lack_those_that_are_named() -> None:
-    (case,) = cases = [Case(SETTINGS[0], "40-f32-True")]
+    (case,) = cases = [CollectedTest(SETTINGS[0], "40-f32-True")]
     mark_slow_cases(cases, whole=False)
     assert "slow" in case.marks
 
 
 def test_slow_cases_stay_slow_and_do_not_count() -> None:
-    cases = [Case(SETTINGS[0], slow=True), Case(SETTINGS[0])]
+    cases = [CollectedTest(SETTINGS[0], slow=True), CollectedTest(SETTINGS[0])]
     mark_slow_cases(cases)
     assert ["slow" in case.marks for case in cases] == [True, False]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.mlir import ir as mlir
 from jax.extend.mlir.dialects import stablehlo
@@ -23,9 +24,25 @@ _REDUCE = {"add": "add", "max": "maximum", "min": "minimum", "mul": "multiply", 
 def evaluate(module: mlir.Module, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of the entry point."""
     flat = flattened(module)
+    narrow = _with_wide_results(flat)
     with ir.context():
         given = [mlir.DenseElementsAttr.get(a) for a in arguments]
-        return [np.array(mlir.DenseElementsAttr(r)) for r in stablehlo.eval_module(flat, given)]
+        found = [np.array(mlir.DenseElementsAttr(r)) for r in stablehlo.eval_module(flat, given)]
+    return [a.astype(jnp.bfloat16) if i in narrow else a for i, a in enumerate(found)]
+
+
+def _with_wide_results(flat: mlir.Module) -> set[int]:
+    """Returns bfloat16, of which the bindings make no arrays, as float32; which results those are."""
+    main = ir.funcs(flat)[0]
+    returned = main.returned
+    narrow = {i for i, value in enumerate(returned) if "bf16" in str(value.type)}
+    with ir.context(), mlir.Location.unknown():
+        for i in narrow:
+            kind = mlir.RankedTensorType.get(returned[i].type.shape, mlir.F32Type.get())
+            returned[i] = ir.create("stablehlo.convert", [returned[i]], [kind], ir.at_end(main.body)).result
+        main.returned = returned
+        ir.return_types_changed(main)
+    return narrow
 
 
 def argument_shapes(module: mlir.Module) -> list[tuple[int, ...]]:
@@ -51,10 +68,20 @@ def flattened(module: mlir.Module) -> mlir.Module:
     for op in ir.walk(main):
         if op.operation.name in _SAME:  # in the branch of a conditional, or in a loop
             ir.replace(op, list(op.operands))
-        else:
-            ir.put(op, "sdy.sharding", None)
+            continue
+        ir.put(op, "sdy.sharding", None)
+        if op.operation.name == "stablehlo.scatter":
+            _copy_inputs(op)
     flat.operation.verify()
     return flat
+
+
+def _copy_inputs(scatter: Any) -> None:
+    """Gives a scatter copies of what it updates: the interpreter updates the operands themselves."""
+    for i in range(len(scatter.results)):
+        value = scatter.operands[i]
+        copy = ir.create("stablehlo.reshape", [value], [value.type], ir.before(scatter)).result
+        ir.set_operand(scatter, i, copy)
 
 
 def _plain(kind: Any) -> Any:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from mpmd.compile.hlo import HloModule
-from mpmd.compile.hlo.evaluator import evaluate_devices
 from mpmd.compile.lowering import lower_for_mesh
+from tests.support.hlo_meaning import evaluate_devices
 
 Spec = Sequence[Sequence[str]]
 """For each dim the names of the axes that cut it."""

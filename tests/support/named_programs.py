@@ -131,7 +131,7 @@ def imported(program: NamedProgram, **options: Any) -> ir.Module:
     """The module after our import pipeline, verified after each pass."""
     module = ir.parse(program.text)
     with ir.context():
-        ir.symbol_table(module)["main"].topology = ir.Topology.from_axes(program.meshes)
+        ir.symbol_table(module)["main"].topology = ir.TopologyAttr.from_axes(program.meshes)
     names = tuple(f"{name}@{mesh}" for name, mesh in program.assignment.items())
     steps = pipeline.import_pipeline(
         dataclasses.replace(DIALECT_DEFAULTS, name_to_mesh_assignment=names, **options)

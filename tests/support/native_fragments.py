@@ -8,18 +8,20 @@ import jax
 import numpy as np
 
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
-from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
-from mpmd.compile.backends.native_cpu.direct import aligned_empty
-from mpmd.compile.backends.native_cpu.instance import ProgramInstance
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.buffers.check import check_assignment
+from mpmd.compile.compilation import Compilation
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
+from tests.support.assignment_check import check_assignment
+from tests.support.program_instance import ProgramInstance
 
 POISON = 0xA5
 
@@ -48,7 +50,7 @@ def compiled(
 ) -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
     options = CompileOptions(attention_stitching=attention, pass_options=passes)
-    return prepare_fragment(fragment, host_target(), options, poison=poison).compiled()
+    return prepare_fragment(fragment, NativeCpu(), options, poison=poison).compiled()
 
 
 def check_memory(made: Compilation) -> None:
@@ -71,8 +73,8 @@ def run(
             results.append(given[owners[number]])
         else:
             results.append(_poisoned(value.shape, numpy_dtype(value.dtype)))
-    arena = _poisoned((max(64, made.native.arena_bytes),), np.uint8)
-    arena[: len(made.native.constants)] = np.frombuffer(made.native.constants, np.uint8)
+    arena = _poisoned((max(64, made.program.arena_bytes),), np.uint8)
+    arena[: len(made.program.constants)] = np.frombuffer(made.program.constants, np.uint8)
     instance([a.ctypes.data for a in (*given, *results, arena)])
     return results
 

@@ -10,10 +10,11 @@ from unittest import mock
 import numpy as np
 
 from mpmd.compile.backends.arrays import value_spec
-from mpmd.compile.backends.native_cpu.compilation import Compilation, prepare_fragment
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.llvm import engine
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers import packing
+from mpmd.compile.compilation import Compilation
+from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.schedule import exchange
@@ -32,7 +33,7 @@ def compile_module(
 ) -> tuple[FragmentModule, Compilation]:
     """A module compiled for this machine; the passes work on a copy."""
     fragment = fragment_of_module(module, donated)
-    prepared = prepare_fragment(fragment, host_target(), module=module.clone(), poison=poison)
+    prepared = prepare_fragment(fragment, NativeCpu(), module=module.clone(), poison=poison)
     return fragment, prepared.compiled()
 
 
@@ -52,7 +53,7 @@ def quick_code() -> Iterator[None]:
     """
     with (
         mock.patch.object(engine, "_EFFORT", 0),
-        mock.patch.object(packing, "_MOST_TRIES", 20),
-        mock.patch.object(exchange, "_MOST_TRIES", 10),
+        mock.patch.object(packing, "_MAX_TRIES", 20),
+        mock.patch.object(exchange, "_MAX_TRIES", 10),
     ):
         yield

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, NativeExecutable
 from mpmd.compile.fragment import FragmentModule, ValueSpec
@@ -73,3 +74,15 @@ class OnMesh:
             for mine, its in zip(got.addressable_shards, want.addressable_shards, strict=True):
                 a, b = (np.asarray(x.data, np.float64) for x in (mine, its))
                 np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def values(*dims: int, dtype: str = "float32") -> np.ndarray:
+    """Random numbers, the same for the same dims."""
+    return (np.random.default_rng(0).standard_normal(dims) * 3).astype(jnp.dtype(dtype))
+
+
+def call_on(program: Any, device: jax.Device) -> jax.Array:
+    """The result of a program's call on one device of its mesh, without the other ones."""
+    result = jax.ShapeDtypeStruct((1, 3), np.float32)
+    call = jax.jit(lambda a: program(a, results=[result])[0], out_shardings=SingleDeviceSharding(device))
+    return call(jax.device_put(values(1, 3), device))

@@ -16,8 +16,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -41,15 +41,33 @@ _NOT_FOR_USERS = re.compile(
     r"|A valid program|the program is invalid|operation|tensor<"
 )
 
+_UNORDERED = re.compile(r"the order (says nothing of|has tasks)")
+
+
+class RandomGraph(Protocol):
+    """A step, where it runs, and what it is run on."""
+
+    def step(self) -> Callable[..., Any]:
+        """What is run."""
+
+    def jitted(self) -> Any:
+        """The step under `mpmd.jit`."""
+
+    def config(self, schedule: str) -> mpmd.Config:
+        """Where it runs."""
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Host arrays."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class GraphOutcome:
     """What became of a graph under a schedule.
 
     Attributes:
         schedule: its name.
-        verdict: `equal`, `refused`, `wrong`, `crash` or `unreadable`: an error or a warning in words that are
-            not the user's.
+        verdict: `equal`, `refused`, `wrong`, `crash`, `unreadable` (an error or a warning in words that are
+            not the user's) or `unordered` (the schedule's order and the program do not have the same tasks).
         text: what was said, or how far off the numbers are.
     """
 
@@ -66,16 +84,16 @@ class Outcome:
 def draw_graph(seed: int) -> RandomStep:
     """The graph that a number stands for."""
     rng = random.Random(seed)
-    meshes = _meshes(rng)
+    of_meshes = meshes(rng)
     names = [f"f{i}" for i in range(rng.randint(1, 5))]
     statements, available = _statements(rng, names)
     tensors = [s.tensor for s in statements if s.tensor]
-    assignment: dict[str, Any] = _places(rng, names, list(meshes))
-    assignment |= {name: rng.choice(list(meshes)) for name in tensors}
-    alike = len({str(axes) for axes in meshes.values()}) == 1
+    assignment: dict[str, Any] = places(rng, names, list(of_meshes))
+    assignment |= {name: rng.choice(list(of_meshes)) for name in tensors}
+    alike = len({str(axes) for axes in of_meshes.values()}) == 1
     return RandomStep(
         seed=seed,
-        meshes=meshes,
+        meshes=of_meshes,
         assignment=assignment,
         statements=statements,
         loss=tuple(rng.sample(range(INPUTS, available), rng.randint(1, min(3, available - INPUTS)))),
@@ -89,7 +107,8 @@ def draw_graph(seed: int) -> RandomStep:
     )
 
 
-def _meshes(rng: random.Random) -> dict[str, dict[str, int]]:
+def meshes(rng: random.Random) -> dict[str, dict[str, int]]:
+    """Meshes of one or two devices, alike or not."""
     count = rng.choice([1, 2, 2, 3, 3, 4])
     kind = rng.choice(["one", "one", "two", "sizes", "axes"])
     axes = {
@@ -135,29 +154,29 @@ def _expression(rng: random.Random, operands: int) -> Expression:
     return Expression(tuple(unary), tuple(binary))
 
 
-def _places(rng: random.Random, names: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
+def places(rng: random.Random, names: Sequence[str], of_meshes: Sequence[str]) -> dict[str, Any]:
     """Meshes for names: without stages, with stages on the meshes in turn, or with any stages."""
     kind = rng.choice(["none", "none", "of mesh", "in turn", "v", "own", "some"])
     if kind in ("in turn", "v"):
-        turn = [*meshes, *meshes[::-1]] if kind == "v" else [*meshes, *meshes]
+        turn = [*of_meshes, *of_meshes[::-1]] if kind == "v" else [*of_meshes, *of_meshes]
         stages = sorted(rng.randrange(len(turn)) for _ in names)
         return {name: (turn[stage], stage) for name, stage in zip(names, stages)}
-    on = {name: rng.choice(meshes) for name in names}
+    on = {name: rng.choice(of_meshes) for name in names}
     if kind == "of mesh":
-        return {name: (mesh, meshes.index(mesh)) for name, mesh in on.items()}
+        return {name: (mesh, of_meshes.index(mesh)) for name, mesh in on.items()}
     if kind == "own":
         return {name: (mesh, stage) for stage, (name, mesh) in enumerate(on.items())}
     if kind == "some":
-        return {n: (m, meshes.index(m)) if rng.random() < 0.5 else m for n, m in on.items()}
+        return {n: (m, of_meshes.index(m)) if rng.random() < 0.5 else m for n, m in on.items()}
     return dict(on)
 
 
-def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[Outcome]:
+def outcomes(graph: RandomGraph, schedules: Sequence[str] = tuple(SCHEDULES)) -> Iterator[GraphOutcome]:
     """What becomes of a graph under each schedule."""
     arguments = graph.arguments()
     want = jax.tree.leaves(jax.jit(graph.step())(*copied(arguments)))
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-    known: dict[str, Outcome] = {}
+    known: dict[str, GraphOutcome] = {}
     traced = None
     for schedule in schedules:
         try:
@@ -169,11 +188,15 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
             yield refusal(schedule, error)
             continue
         except Exception as error:  # whatever else arises is what is looked for
-            yield Outcome(schedule, "crash", f"{type(error).__name__}: {error}")
+            yield GraphOutcome(schedule, "crash", f"{type(error).__name__}: {error}")
             continue
         unreadable = [text for text in (*lowered.warnings, *lowered.notices) if _NOT_FOR_USERS.search(text)]
         if unreadable:
-            yield Outcome(schedule, "unreadable", unreadable[0])
+            yield GraphOutcome(schedule, "unreadable", unreadable[0])
+            continue
+        unordered = [text for text in lowered.notices if _UNORDERED.search(text)]
+        if unordered:
+            yield GraphOutcome(schedule, "unordered", unordered[0])
             continue
         text = lowered.as_text("mpmd")
         if text not in known:
@@ -181,20 +204,20 @@ def outcomes(graph: RandomStep, schedules: Sequence[str] = tuple(SCHEDULES)) -> 
         yield dataclasses.replace(known[text], schedule=schedule)
 
 
-def refusal(schedule: str, error: mpmd.errors.MpmdError) -> Outcome:
+def refusal(schedule: str, error: mpmd.errors.MpmdError) -> GraphOutcome:
     """A graph that cannot be: the error has to be one for its reader."""
     internal = isinstance(error, (IRError, ProgramError)) or _NOT_FOR_USERS.search(str(error))
-    return Outcome(schedule, "unreadable" if internal else "refused", f"{type(error).__name__}: {error}")
+    return GraphOutcome(schedule, "unreadable" if internal else "refused", f"{type(error).__name__}: {error}")
 
 
-def _compared(got: Sequence[Any], want: Sequence[Any]) -> Outcome:
+def _compared(got: Sequence[Any], want: Sequence[Any]) -> GraphOutcome:
     if len(got) != len(want):
-        return Outcome("", "wrong", f"{len(got)} results instead of {len(want)}")
+        return GraphOutcome("", "wrong", f"{len(got)} results instead of {len(want)}")
     difference = relative_difference(list(got), list(want))
-    return Outcome("", "equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
+    return GraphOutcome("", "equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
 
 
-def told(found: Mapping[int, Sequence[Outcome]]) -> str:
+def told(found: Mapping[int, Sequence[GraphOutcome]]) -> str:
     """What became of graphs, by seed: how many of each verdict, and the first lines of what was refused."""
     verdicts = collections.Counter(o.verdict for of_seed in found.values() for o in of_seed)
     lines = [f"{len(found)} graphs, {verdicts.total()} programs: {dict(verdicts.most_common())}"]
@@ -209,18 +232,20 @@ def told(found: Mapping[int, Sequence[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def report(seeds: Sequence[int], schedules: Sequence[str] = tuple(SCHEDULES)) -> tuple[str, list[Outcome]]:
+def report(
+    seeds: Sequence[int], draw: Callable[[int], RandomGraph] = draw_graph
+) -> tuple[str, list[GraphOutcome]]:
     """What became of the graphs of some seeds, as text, and the outcomes that no user must see."""
-    found = {seed: list(outcomes(draw_graph(seed), schedules)) for seed in seeds}
+    found = {seed: list(outcomes(draw(seed))) for seed in seeds}
     return told(found), [o for of_seed in found.values() for o in of_seed if not o.is_good]
 
 
-def main(first: int, end: int) -> None:
+def main(first: int, end: int, draw: Callable[[int], RandomGraph] = draw_graph) -> None:
     """Prints what became of the graphs of these seeds: a line for each that is bad or slow, and a table."""
-    found: dict[int, list[Outcome]] = {}
+    found: dict[int, list[GraphOutcome]] = {}
     for seed in range(first, end):
         start = time.process_time()
-        found[seed] = list(outcomes(draw_graph(seed)))
+        found[seed] = list(outcomes(draw(seed)))
         bad = {o.verdict: o.schedule for o in found[seed] if not o.is_good}
         seconds = time.process_time() - start
         if bad or seconds > SLOW_SECONDS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.support.random_ops import VECTOR, Value, Writer, listed, names_of, types_of
+from tests.support.random_ops import VECTOR, RandomValue, Writer, listed, names_of, types_of
 
 SQUARE = "tensor<8x8xi32>"
 TOKEN = "!stablehlo.token"
@@ -17,7 +17,7 @@ _TOPOLOGY = ", ".join(f'<"{mesh}" : <["x"=2]>>' for mesh in _MESHES)
 
 
 def _function(
-    name: str, args: list[Value], w: Writer, results: list[Value], topology: str = _TOPOLOGY
+    name: str, args: list[RandomValue], w: Writer, results: list[RandomValue], topology: str = _TOPOLOGY
 ) -> str:
     signature = ", ".join(f"{a.name}: {a.type}" for a in args)
     body = "\n  ".join([*w.lines, f"return {names_of(results)} : {listed(results)}"])
@@ -28,7 +28,9 @@ def _function(
     )
 
 
-def _call(w: Writer, inputs: list[Value], results: list[Value], counter: int) -> list[Value]:
+def _call(
+    w: Writer, inputs: list[RandomValue], results: list[RandomValue], counter: int
+) -> list[RandomValue]:
     made = [w.new(v.tensor, v.mesh) for v in results]
     names = names_of(made)
     w.lines.append(
@@ -38,7 +40,7 @@ def _call(w: Writer, inputs: list[Value], results: list[Value], counter: int) ->
     return made
 
 
-def _added(w: Writer, a: Value, b: Value) -> Value:
+def _added(w: Writer, a: RandomValue, b: RandomValue) -> RandomValue:
     made = w.new(a.tensor)
     first, second = w.rng.sample([a, b], 2)
     w.lines.append(f"{made.name} = stablehlo.add {first.name}, {second.name} : {made.tensor}")
@@ -58,7 +60,7 @@ def sums_over_meshes(seed: int) -> str:
             made, term = body.new(VECTOR, value.mesh), body.new(VECTOR)
             args, text, returned = body.region([value], rng.randint(1, 3), 1)
             if returned[0].tensor != VECTOR:
-                returned = [Value(args.partition(":")[0].strip(), VECTOR)]
+                returned = [RandomValue(args.partition(":")[0].strip(), VECTOR)]
                 text = f"mpmd.return {returned[0].name} : {VECTOR}"
             body.lines.append(
                 f'{made.name} = mpmd.fragment<mesh="{value.mesh}", origin=["f"]> ({value.name}) ({args}) {{\n'
@@ -110,7 +112,7 @@ def tokens(seed: int) -> str:
     rng = random.Random(seed)
     w = Writer(rng)
     args = [w.new(VECTOR, mesh) for mesh in _MESHES[:2]]
-    pool, made_tokens = list(args), list[Value]()
+    pool, made_tokens = list(args), list[RandomValue]()
     for _ in range(rng.randint(2, 6)):
         mesh = rng.choice(_MESHES[:2])
         values = rng.choices([v for v in pool if v.mesh == mesh], k=rng.randint(1, 2))
@@ -192,7 +194,7 @@ def sharded_by_hand(seed: int) -> str:
 
 MOMENTS: dict[str, Callable[[int], str]] = {
     "mpmd-carry-sums-through-calls": sums_behind_calls,
-    "mpmd-cut-sub-axes": sharded_by_hand,
+    "mpmd-drop-sub-axes": sharded_by_hand,
     "mpmd-fit-shardings-to-meshes": sharded_by_hand,
     "mpmd-populate-unreduced-out-sharding": sharded_by_hand,
     "mpmd-sink-create-token-into-fragments": tokens,

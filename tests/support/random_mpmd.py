@@ -9,7 +9,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from tests.support.random_ops import SCALAR, VECTOR, Value, Writer, listed, names_of, types_of
+from tests.support.random_ops import SCALAR, VECTOR, RandomValue, Writer, listed, names_of, types_of
 
 
 def _topology(meshes: Sequence[str]) -> str:
@@ -34,13 +34,13 @@ def imported(seed: int, calls: bool = False, shardings: bool = False) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class RandomFunction:
     """A function's text, arguments and results."""
 
     name: str
     text: str
-    args: list[Value]
-    results: list[Value]
+    args: list[RandomValue]
+    results: list[RandomValue]
 
 
 class _Imported:
@@ -50,7 +50,7 @@ class _Imported:
         self.w = Writer(rng)
         self.rng = rng
         self.meshes = meshes
-        self.pool: list[Value] = []
+        self.pool: list[RandomValue] = []
 
     def function(
         self,
@@ -58,9 +58,9 @@ class _Imported:
         visibility: str,
         topology: str,
         size: int,
-        callee: Function | None,
+        callee: RandomFunction | None,
         shardings: bool,
-    ) -> Function:
+    ) -> RandomFunction:
         """A function of `size` ops between meshes."""
         count = self.rng.randint(1, 4)
         args = [self.w.new(self._tensor(), self.rng.choice(self.meshes)) for _ in range(count)]
@@ -87,19 +87,19 @@ class _Imported:
             f"func.func {visibility} @{name}({signature}) -> {types_of(results)} "
             f"attributes {{{topology}}} {{\n  {body}\n}}"
         )
-        return Function(name, text, args, results)
+        return RandomFunction(name, text, args, results)
 
     def _tensor(self) -> str:
         return VECTOR if self.rng.random() < 0.6 else SCALAR
 
-    def _sharding(self, value: Value) -> str:
+    def _sharding(self, value: RandomValue) -> str:
         if value.tensor != VECTOR or self.rng.random() < 0.5:
             return ""
         return ' {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}'
 
     def _fragment(
-        self, inputs: list[Value] | None = None, marks: tuple[str, str, str] | None = None
-    ) -> list[Value]:
+        self, inputs: list[RandomValue] | None = None, marks: tuple[str, str, str] | None = None
+    ) -> list[RandomValue]:
         """A fragment, its inputs and attributes at random unless given; its results."""
         mesh = inputs[0].mesh if inputs else self.rng.choice([v.mesh for v in self.pool])
         if inputs is None:
@@ -182,13 +182,13 @@ class _Imported:
         same = value.kind == "pinned_host" and kind == "pinned_host"
         self._sent(value, value.mesh if same else self.rng.choice(self.meshes), kind)
 
-    def _sent(self, value: Value, mesh: str | None, kind: str | None) -> Value:
+    def _sent(self, value: RandomValue, mesh: str | None, kind: str | None) -> RandomValue:
         made = self.w.new(value.tensor, mesh, kind)
         self.w.lines.append(f"{made.name} = mpmd.transfer {value.name} : ({value.type}) -> {made.type}")
         self.pool.append(made)
         return made
 
-    def _call(self, callee: Function, counter: int) -> None:
+    def _call(self, callee: RandomFunction, counter: int) -> None:
         inputs = []
         for arg in callee.args:
             fitting = [v for v in self.pool if v.type == arg.type]
@@ -201,14 +201,14 @@ class _Imported:
         )
         self.pool += made
 
-    def _moved_to(self, arg: Value) -> Value:
+    def _moved_to(self, arg: RandomValue) -> RandomValue:
         """A value of the type of `arg`, by a transfer, or by a fragment where there is no such tensor."""
         same = [v for v in self.pool if v.tensor == arg.tensor]
         if not same:
             return self._constant(arg.tensor, arg.mesh)
         return self._sent(self.rng.choice(same), arg.mesh, arg.kind)
 
-    def _constant(self, tensor: str, mesh: str | None) -> Value:
+    def _constant(self, tensor: str, mesh: str | None) -> RandomValue:
         """A fragment that computes a constant."""
         constant, made = self.w.new(tensor), self.w.new(tensor, mesh)
         self.w.lines.append(
@@ -254,7 +254,7 @@ class _Traced:
     def __init__(self, rng: random.Random) -> None:
         self.w = Writer(rng)
         self.rng = rng
-        self.pool: list[Value] = []
+        self.pool: list[RandomValue] = []
 
     def function(
         self,
@@ -262,9 +262,9 @@ class _Traced:
         visibility: str,
         topology: str,
         size: int,
-        callee: Function | None,
-        helper: Function | None,
-    ) -> Function:
+        callee: RandomFunction | None,
+        helper: RandomFunction | None,
+    ) -> RandomFunction:
         """A function of `size` statements; of two callees one can be the body of a loop."""
         args = [self.w.new(VECTOR), self.w.new(self.rng.choice([VECTOR, SCALAR]))]
         self.pool = list(args)
@@ -289,7 +289,7 @@ class _Traced:
         attributes = f" attributes {{{topology}}}" if topology else ""
         head = f"func.func {visibility} @{name}({signature}) -> {types_of(results)}{attributes}"
         text = f"{head} {{\n  {body}\n}}"
-        return Function(name, text, args, results)
+        return RandomFunction(name, text, args, results)
 
     def _named(self) -> None:
         if self.rng.random() < 0.2:
@@ -327,7 +327,7 @@ class _Traced:
             ]
         self.pool.append(made)
 
-    def _negated(self, a: Value, name: str) -> Value:
+    def _negated(self, a: RandomValue, name: str) -> RandomValue:
         """A named computation of one op."""
         made, arg, inner = self.w.new(a.tensor), self.w.new(a.tensor), self.w.new(a.tensor)
         self.w.lines += [
@@ -338,7 +338,7 @@ class _Traced:
         ]
         return made
 
-    def _calls(self, callee: Function, counter: int) -> None:
+    def _calls(self, callee: RandomFunction, counter: int) -> None:
         """Some calls, of which one may use what another gave; every other time all have one constant."""
         if self.rng.random() < 0.3 and types_of(callee.args) == types_of(callee.results):
             self._loop(callee)
@@ -347,19 +347,21 @@ class _Traced:
         for k in range(self.rng.randint(1, 3)):
             self._call("mpmd.call", callee, f" {{call_counter = {4 * counter + k} : ui32}}", first)
 
-    def _constant(self, tensor: str) -> Value:
+    def _constant(self, tensor: str) -> RandomValue:
         made = self.w.new(tensor)
         self.w.lines.append(f"{made.name} = stablehlo.constant dense<3> : {tensor}")
         return made
 
-    def _inputs(self, callee: Function) -> list[Value]:
+    def _inputs(self, callee: RandomFunction) -> list[RandomValue]:
         inputs = []
         for arg in callee.args:
             fitting = [v for v in self.pool if v.tensor == arg.tensor]
             inputs.append(self.rng.choice(fitting or [self._constant(arg.tensor)]))
         return inputs
 
-    def _call(self, op: str, callee: Function, attributes: str, first: Value | None = None) -> None:
+    def _call(
+        self, op: str, callee: RandomFunction, attributes: str, first: RandomValue | None = None
+    ) -> None:
         inputs = self._inputs(callee)
         inputs[:1] = [first or inputs[0]]
         made = [self.w.new(v.tensor) for v in callee.results]
@@ -369,7 +371,7 @@ class _Traced:
         )
         self.pool += made
 
-    def _loop(self, callee: Function) -> None:
+    def _loop(self, callee: RandomFunction) -> None:
         inputs = self._inputs(callee)
         args = [self.w.new(v.tensor) for v in inputs]
         index, made = self.w.new("tensor<ui32>"), [self.w.new(v.tensor) for v in inputs]

@@ -12,7 +12,7 @@ _BINARY = ("add", "subtract", "multiply", "maximum", "minimum")
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class RandomValue:
     """An SSA value: its name, its tensor type, and where it is (None: on no mesh)."""
 
     name: str
@@ -29,17 +29,17 @@ class Value:
         return f'!mpmd.mesh_tensor<"{self.mesh}", {self.tensor}{memory}>'
 
 
-def listed(values: Sequence[Value]) -> str:
+def listed(values: Sequence[RandomValue]) -> str:
     """The types, separated by commas."""
     return ", ".join(v.type for v in values)
 
 
-def types_of(values: Sequence[Value]) -> str:
+def types_of(values: Sequence[RandomValue]) -> str:
     """The types, as behind an arrow."""
     return listed(values) if len(values) == 1 else f"({listed(values)})"
 
 
-def names_of(values: Sequence[Value]) -> str:
+def names_of(values: Sequence[RandomValue]) -> str:
     """The names, separated by commas."""
     return ", ".join(v.name for v in values)
 
@@ -53,19 +53,19 @@ class Writer:
     count: int = 0
     names: tuple[str, ...] = ()
 
-    def new(self, tensor: str, mesh: str | None = None, kind: str | None = None) -> Value:
+    def new(self, tensor: str, mesh: str | None = None, kind: str | None = None) -> RandomValue:
         """A value that a line to come defines."""
         self.count += 1
-        return Value(f"%v{self.count}", tensor, mesh, kind)
+        return RandomValue(f"%v{self.count}", tensor, mesh, kind)
 
-    def computed(self, values: Sequence[Value], count: int) -> list[Value]:
+    def computed(self, values: Sequence[RandomValue], count: int) -> list[RandomValue]:
         """Writes `count` random StableHLO ops on plain values; all values then at hand, old ones first."""
         pool = list(values)
         for _ in range(count):
             pool.append(self._op(pool))
         return pool
 
-    def _op(self, pool: list[Value]) -> Value:
+    def _op(self, pool: list[RandomValue]) -> RandomValue:
         if not pool or self.rng.random() < 0.15:
             made = self.new(self.rng.choice([VECTOR, SCALAR]))
             self.lines.append(
@@ -93,7 +93,7 @@ class Writer:
             self._branch(pool, a, self.rng.choice(others), made)
         return made
 
-    def _nested_name(self, a: Value, made: Value) -> None:
+    def _nested_name(self, a: RandomValue, made: RandomValue) -> None:
         """A name inside of a named computation."""
         name = self.rng.choice(self.names)
         if self.rng.random() < 0.5:
@@ -107,7 +107,7 @@ class Writer:
             f"}} : ({a.tensor}) -> {a.tensor}",
         ]
 
-    def _product(self, a: Value, b: Value, made: Value) -> None:
+    def _product(self, a: RandomValue, b: RandomValue, made: RandomValue) -> None:
         """The first column of an outer product, by way of its transpose."""
         square, row = "tensor<4x4xi32>", "tensor<1x4xi32>"
         outer, turned, first = self.new(square), self.new(square), self.new(row)
@@ -119,7 +119,7 @@ class Writer:
             f"{made.name} = stablehlo.reshape {first.name} : ({row}) -> {VECTOR}",
         ]
 
-    def _scaled_product(self, a: Value, b: Value, made: Value) -> None:
+    def _scaled_product(self, a: RandomValue, b: RandomValue, made: RandomValue) -> None:
         """An outer product, its rows or columns scaled, times a vector."""
         square, dim = "tensor<4x4xi32>", self.rng.randrange(2)
         outer, spread, scaled = self.new(square), self.new(square), self.new(square)
@@ -132,7 +132,7 @@ class Writer:
             f": ({square}, {VECTOR}) -> {VECTOR}",
         ]
 
-    def _branch(self, pool: list[Value], a: Value, b: Value, made: Value) -> None:
+    def _branch(self, pool: list[RandomValue], a: RandomValue, b: RandomValue, made: RandomValue) -> None:
         """An op with regions, which capture values."""
         scalars = [v for v in pool if v.tensor == SCALAR]
         zero, flag, inner = self.new(SCALAR), self.new("tensor<i1>"), self.new(a.tensor)
@@ -147,11 +147,13 @@ class Writer:
             f"}}, {{ stablehlo.return {b.name} : {a.tensor} }}) : (tensor<i1>) -> {a.tensor}",
         ]
 
-    def some(self, pool: Sequence[Value], low: int, high: int) -> list[Value]:
+    def some(self, pool: Sequence[RandomValue], low: int, high: int) -> list[RandomValue]:
         """Some values of a pool; one may come several times."""
         return [self.rng.choice(pool) for _ in range(self.rng.randint(low, high))] if pool else []
 
-    def region(self, inputs: Sequence[Value], ops: int, results: int) -> tuple[str, str, list[Value]]:
+    def region(
+        self, inputs: Sequence[RandomValue], ops: int, results: int
+    ) -> tuple[str, str, list[RandomValue]]:
         """Block arguments, body, and what it returns, for an op on `inputs`."""
         outer, self.lines = self.lines, []
         args = [self.new(v.tensor) for v in inputs]

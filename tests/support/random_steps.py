@@ -34,6 +34,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "half": lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) / 2,
     "if": lambda a: jax.lax.cond(a.sum() > 0, jnp.tanh, jnp.cos, a),
 }
+
+
 def sharded(*dims: str | None) -> Callable[[Any], Any]:
     """A sharding constraint where there are meshes, and nothing under plain `jax.jit`."""
 

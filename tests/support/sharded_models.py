@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+import mpmd
 from tests.support.models import (
     ROWS,
     SEQ,
@@ -145,3 +146,34 @@ def mixture() -> ShardedModel:
 
 
 SHARDED_MODELS = {"mlp": mlp, "transformer": transformer, "mixture": mixture}
+
+MESHES = {
+    "one device": {"data": 1, "model": 1},
+    "two for data": {"data": 2},
+    "two for tensors": {"model": 2},
+    "four for data": {"data": 4},
+    "four for tensors": {"model": 4},
+    "two and two": {"data": 2, "model": 2},
+}
+
+
+def shardings(model, axes):
+    """For `step(state, *batch)`: parameters by `model` and batches by `data`, if there are such axes."""
+    state = (model.specs, model.specs) if "model" in axes else None
+    return {"in_shardings": (state, *(P("data") if "data" in axes else None for _ in model.batch))}
+
+
+UNLIKE = {
+    "one and two for data": ({"data": 1}, {"data": 2}),
+    "two and four for data": ({"data": 2}, {"data": 4}),
+    "two and four for tensors": ({"model": 2}, {"model": 4}),
+    "one and four, both": ({"data": 1, "model": 1}, {"data": 2, "model": 2}),
+    "data here, tensors there": ({"data": 4}, {"model": 2}),
+    "four here, one there": ({"data": 2, "model": 2}, {"data": 1}),
+}
+
+
+def pipelined_on(step, meshes, options):
+    topology = mpmd.make_topology({f"m{s}": axes for s, axes in enumerate(meshes)})
+    config = mpmd.make_config(topology, {f"stage{s}": f"m{s}" for s in range(len(meshes))}, **options)
+    return mpmd.jit(step, config, donate_argnums=0)

@@ -1,4 +1,4 @@
-"""Who calls whom, and whether a computation works on whole values or on single elements."""
+"""Callers of each computation, and whether a computation works on whole values or on single elements."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ class Cost:
 
 
 class CostModel:
-    """Costs of instructions, remembered per computation.
+    """Costs of instructions, cached per computation.
 
     Attributes:
-        unknown_trips: how often a loop runs that does not say it.
+        unknown_trips: iterations of a loop whose trip count is unknown.
     """
 
     def __init__(self, unknown_trips: int = 1) -> None:
@@ -216,7 +216,7 @@ def _valid_products(side: WindowDim, size: int, positions: int) -> int:
 
 
 def bytes_touched(instruction: HloInstruction) -> tuple[int, int]:
-    """(read, written): slices and gathers read what they take, updates in place write what they change."""
+    """(read, written): slices and gathers read as much as they give, updates in place write the update."""
     opcode, result = instruction.opcode, instruction.shape.byte_size
     if opcode in _FREE:
         return 0, 0
@@ -241,7 +241,7 @@ def bytes_touched(instruction: HloInstruction) -> tuple[int, int]:
 
 
 def _bytes_taken(parameter: HloInstruction) -> int:
-    """Bytes of an array that a fusion reads: only parts of it if it only takes those."""
+    """Bytes of an array that a fusion reads: only the slices if it only slices it."""
     taken = 0
     for user in parameter.users:
         if user.opcode not in ("slice", "dynamic-slice", "gather") or parameter in user.operands[1:]:

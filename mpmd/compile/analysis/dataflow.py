@@ -1,7 +1,7 @@
 """Which values a result may hold: each defined once, forwarded through tuples, calls and loops.
 
 A value is one array (or token) that some instruction defines, at one position of its result.  Tuples
-themselves are no values: they hold positions, not memory.  Where a loop or branch joins different values, a
+themselves are not values: they hold positions, not memory.  Where a loop or branch joins different values, a
 phi is defined.
 """
 
@@ -17,7 +17,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, ShapeIndex
 
 Position = tuple[HloInstruction, ShapeIndex]
-"""An array: an instruction, and where in its value."""
+"""An array: an instruction, and the position in its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class HloValue:
 
     Attributes:
         number: in order of definition.
-        instruction: what defines it.
-        index: where in the result.
-        is_phi: it stands for different values that meet there.
-        positions: everywhere it appears, the defining position first.
+        instruction: its definition.
+        index: position in the result.
+        is_phi: it joins different values.
+        positions: all its positions, the defining position first.
         uses: reads that need its memory; tuples, get-tuple-elements and the like only forward it.
         live_out: it is part of the program's result.
     """
@@ -105,7 +105,7 @@ class Dataflow:
     # -- questions ----------------------------------------------------------------------------------
 
     def value_at(self, instruction: HloInstruction, index: ShapeIndex = ()) -> HloValue:
-        """The value at a position, which must be no tuple."""
+        """The value at a position, which must not be a tuple."""
         return self._held[instruction, index]
 
     def defined_by(self, instruction: HloInstruction) -> list[HloValue]:
@@ -131,7 +131,7 @@ class Dataflow:
         self._one_phi_per_state()
 
     def _one_phi_per_state(self) -> None:
-        """A loop's state is one value: in front of the condition, of the body, and after the loop."""
+        """A loop's state is one value: before the condition, in the body, and after the loop."""
         same: dict[HloValue, HloValue] = {}
         for computation in self.graph.sequential():
             for loop in computation:
@@ -251,7 +251,7 @@ class Dataflow:
 
 
 def _reads(instruction: HloInstruction, operand: int) -> bool:
-    """Whether an instruction needs the memory of an operand, rather than handing it on."""
+    """Whether an instruction needs the memory of an operand, rather than forwarding it."""
     if instruction.opcode == "conditional":
         return operand == 0
     return instruction.opcode not in FORWARDING and instruction.opcode != "while"
@@ -260,7 +260,7 @@ def _reads(instruction: HloInstruction, operand: int) -> bool:
 def _arguments(
     caller: HloInstruction, callee: HloComputation, number: int, index: ShapeIndex
 ) -> list[Position]:
-    """Where a parameter's value comes from at one caller."""
+    """The source of a parameter's value at one caller."""
     if caller.opcode == "while":
         return [(caller.operands[0], index), (caller.while_body.root, index)]
     if caller.opcode == "conditional":

@@ -1,4 +1,4 @@
-"""Which operations write their result into an operand's memory."""
+"""Operations that write their result into an operand's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def in_place_pairs(instruction: HloInstruction) -> list[InPlacePair]:
     """Operands whose memory the result must take.
 
     dynamic-update-slice and scatter change their operand in place; a fusion does so where its root is one
-    of these fed by a parameter; custom calls and fusions may say so themselves.
+    of these fed by a parameter; custom calls and fusions may declare it themselves.
     """
     opcode = instruction.opcode
     stated = cast("tuple[OutputAlias, ...]", instruction.attributes.get("output_to_operand_aliasing") or ())
@@ -32,7 +32,7 @@ def in_place_pairs(instruction: HloInstruction) -> list[InPlacePair]:
 
 
 def overwritten_pairs(instruction: HloInstruction) -> list[InPlacePair]:
-    """The in-place pairs without those whose operand is read as something else, too: `scatter(x, i, x)`.
+    """The in-place pairs without those whose operand is read a second time: `scatter(x, i, x)`.
 
     There the result is computed over a copy.
     """
@@ -67,7 +67,7 @@ def _fused(fusion: HloInstruction) -> list[InPlacePair]:
 
 
 def _through(value: HloInstruction) -> HloInstruction:
-    """What a chain of bitcasts begins with."""
+    """The source of a chain of bitcasts."""
     while value.opcode == "bitcast":
         value = value.operands[0]
     return value

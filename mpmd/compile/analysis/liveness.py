@@ -5,8 +5,8 @@ instant: a call's body, a conditional's branches one after the other, a loop's c
 
 Where a loop or a branch takes or returns several values, all of them are copied to their memory at one
 instant: where a loop's condition begins, at the loop's own instant after its body, at the end of each branch.
-There the sources and the targets of these copies are all in use, so that no copy overwrites what another one
-reads.
+At that instant the sources and the targets of these copies are all live, so that no copy overwrites the
+source of another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """From the instant a value is defined to the last that needs it, both included."""
+    """From the instant a value is defined to its last use, both included."""
 
     start: int
     end: int
@@ -45,15 +45,15 @@ class LogicalTime:
         self.instants: dict[HloInstruction, int] = {}
         self.spans: dict[HloComputation, LiveRange] = {}
         self.length = 0
-        self._walk(entry)
+        self._visit(entry)
 
-    def _walk(self, computation: HloComputation) -> None:
+    def _visit(self, computation: HloComputation) -> None:
         first = self.length
         order = list(computation) if computation.module.is_scheduled else computation.post_order()
         for instruction in order:
             if instruction.opcode in ("call", "while", "conditional", "async-start"):
                 for callee in instruction.called:
-                    self._walk(callee)
+                    self._visit(callee)
                     if instruction.opcode == "conditional":
                         self.length += 1
             self.instants[instruction] = self.length
@@ -72,16 +72,16 @@ STARTS = frozenset(
         "send",
     ]
 )
-"""Opcodes that begin something; their `-done` ends it."""
+"""Opcodes of asynchronous starts; their `-done` ends them."""
 
 
 def is_start(instruction: HloInstruction) -> bool:
-    """Whether an instruction begins something that another one ends."""
+    """Whether an instruction is an asynchronous start."""
     return instruction.opcode in STARTS
 
 
 def done_of(start: HloInstruction) -> HloInstruction:
-    """What ends that which an instruction begins."""
+    """The done instruction of an asynchronous start."""
     done = start
     while not done.opcode.endswith("-done"):
         done = next(iter(done.users))
@@ -114,19 +114,19 @@ class Liveness:
         return LiveRange(start, end)
 
     def needs(self, value: HloValue) -> Iterator[tuple[HloInstruction, int]]:
-        """What needs a value's memory, and up to which instant: reads, and whatever hands it on.
+        """Uses of a value's memory, and the instant of each: reads, and forwarding.
 
         A computation that returns a value, or a loop's condition that is given one, needs it until it ends: a
         loop may run it again.
         """
         time = self.time
         for use in value.uses:
-            # what was started reads its operands until it is done
+            # an asynchronous operation reads its operands until it is done
             reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
             yield use.instruction, time.instants[reader]
         for instruction, _ in value.positions:
             computation = instruction.parent
-            if instruction.opcode.endswith("-done"):  # until then others may write it, whoever reads it later
+            if instruction.opcode.endswith("-done"):  # until then others may write it
                 yield instruction, time.instants[instruction]
             condition = any(
                 c.opcode == "while" and c.while_condition is computation for c in computation.callers
@@ -134,9 +134,9 @@ class Liveness:
             if instruction is computation.root or (condition and instruction.opcode == "parameter"):
                 yield instruction, time.spans[computation].end
             for user in instruction.users:
-                yield instruction, self.handed_over(instruction, user)
+                yield instruction, self.kept_until(instruction, user)
 
-    def handed_over(self, instruction: HloInstruction, user: HloInstruction) -> int:
+    def kept_until(self, instruction: HloInstruction, user: HloInstruction) -> int:
         """The instant to which a loop or branch that takes a value keeps it: where its computation begins."""
         instants, spans = self.time.instants, self.time.spans
         if user.opcode == "while":

@@ -11,8 +11,8 @@ from mpmd.compile.hlo.instruction import HloInstruction
 class Reachability:
     """Ancestors of every instruction, as one bitset (a Python int) each.
 
-    5,000 instructions take 3 MB and a few milliseconds.  A change of the computation makes it stale: tell
-    it by `update`, or build it anew.
+    5,000 instructions take 3 MB and a few milliseconds.  A change of the computation makes it stale: call
+    `update`, or build it anew.
     """
 
     def __init__(self, computation: HloComputation) -> None:

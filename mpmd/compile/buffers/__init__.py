@@ -1,14 +1,14 @@
-"""Which bytes hold which value: live ranges, sharing, packing, the assignment and its report.
+"""Buffer assignment: live ranges, coalescing, packing, and a slice of an allocation for each value.
 
 | file | what it holds |
 |---|---|
 | `donation.py` | which result takes the memory of which donated parameter |
 | `ranges.py` | when each value's memory is in use, holes included |
-| `sharing.py` | values that take each other's memory where that harms nobody |
-| `borrowing.py` | temporaries in the memory of results, before those are written |
+| `sharing.py` | values that share memory where their live ranges allow it |
+| `output_reuse.py` | temporaries in output buffers, before these are written |
 | `packing.py` | blocks of bytes and time into one arena |
 | `assignment.py` | the result: a slice of an allocation for each value |
-| `check.py` | an independent checker: no two live values overlap |
-| `report.py` | the assignment as text, and who holds the peak |
+| `fitting.py` | values computed again until temporaries fit into the memory of a device |
+| `report.py` | the assignment as text, and the values live at the peak |
 | `plot.py` | the arena as a picture |
 """

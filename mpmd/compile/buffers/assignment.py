@@ -1,8 +1,8 @@
-"""The assignment of memory: a slice of an allocation for every value of a scheduled program.
+"""Buffer assignment: a slice of an allocation for every value of a scheduled program.
 
-Allocations are the program's parameters, its results, its constants, and one arena for all else in each
-memory space.  A parameter that is given away and the result that takes its memory are one allocation; before
-a result is written, its memory serves others (`borrowing.py`).
+Allocations are the program's parameters, its results, its constants, and one arena for all other values in
+each memory space.  A donated parameter and the result that takes its memory are one allocation; before a
+result is written, its memory serves others (`output_reuse.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.buffers.borrowing import borrow
-from mpmd.compile.buffers.packing import Block, Packing, Room, aligned, bits, pack
+from mpmd.compile.buffers.output_reuse import reuse_outputs
+from mpmd.compile.buffers.packing import ANY_MEMORY, DeviceMemory, LiveBlock, Packing, Room, bits, pack
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -24,14 +24,14 @@ from mpmd.errors import CompileError
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory of its own.
+    """An allocation.
 
     Attributes:
         number: in the table.
         kind: `parameter`, `result`, `constant` or `arena`.
         size: bytes.
         index: number of the parameter or result; 0 otherwise.
-        space: the memory space that it lies in.
+        space: its memory space.
     """
 
     number: int
@@ -75,17 +75,17 @@ Scratch = Callable[[HloInstruction], int]
 
 @dataclass(frozen=True)
 class BufferAssignment:
-    """Where every value lies.
+    """The slice of every value.
 
     Attributes:
         allocations: by number: parameters, results, constants, one arena per memory space, the default first.
         slices: per value.
         scratch: what kernels use while they run, per instruction.
-        results: where each result must be at the end, which may be elsewhere than its value.
-        constants: the values behind the slices of the constants' allocation.
-        occupancy: when values are in use.
+        results: the slice where each result must be at the end; its value may be elsewhere.
+        constants: the values in the slices of the constants' allocation.
+        occupancy: live ranges with holes.
         packings: how each memory space's arena was packed.
-        borrowed: bytes of temporaries that lie in the memory of results.
+        reused: bytes of temporaries in output buffers.
     """
 
     allocations: tuple[Allocation, ...]
@@ -95,10 +95,10 @@ class BufferAssignment:
     constants: tuple[HloValue, ...]
     occupancy: Occupancy
     packings: Mapping[int, Packing]
-    borrowed: int = 0
+    reused: int = 0
 
     def at(self, instruction: HloInstruction, index: ShapeIndex = ()) -> Slice:
-        """Where the value at a position lies."""
+        """The slice of the value at a position."""
         return self.slices[self.occupancy.dataflow.value_at(instruction, index)]
 
     @property
@@ -118,7 +118,7 @@ class BufferAssignment:
 
     @property
     def packing(self) -> Packing:
-        """That of the default memory."""
+        """The packing of the default memory space."""
         return self.packings[0]
 
 
@@ -127,30 +127,35 @@ def _no_scratch(instruction: HloInstruction) -> int:
 
 
 def assign_buffers(
-    module: HloModule, may_share: MayShare, scratch: Scratch = _no_scratch
+    module: HloModule,
+    may_share: MayShare,
+    scratch: Scratch = _no_scratch,
+    memory: DeviceMemory = ANY_MEMORY,
 ) -> BufferAssignment:
     """Memory for every value of a scheduled program with a flat call graph.
 
     Args:
-        module: parameters and results are arrays; `input_output_alias` says which of them share memory.
+        module: parameters and results are arrays; `input_output_alias` names those that share memory.
             Every result of the program, of a loop's body and of a branch has a value of its own
             (`hlo-copy-insertion`).
-        may_share: which operands results may be written over.
-        scratch: what kernels need beside their operands and results.
+        may_share: which operands results may overwrite.
+        scratch: bytes that kernels need beside their operands and results.
+        memory: the device's.
 
     Raises:
-        CompileError: a parameter or result is a tuple, or the calls are not flat.
+        CompileError: a parameter or result is a tuple, the calls are not flat, or values are in a memory
+            space that the device does not have.
     """
     dataflow = Dataflow(module)
     if not dataflow.graph.is_flat():
         raise CompileError(
             f"module {module.name} has computations that are called from several places\n"
-            "  run hlo-flatten-call-graph before"
+            f"  run hlo-flatten-call-graph first"
         )
-    border = _Border(module, dataflow)
+    interface = _Interface(module, dataflow)
     occupancy = Occupancy(dataflow)
-    sharing = Sharing(occupancy, border.bound(occupancy), border.homes(), may_share)
-    layout = _Layout(border, occupancy)
+    sharing = Sharing(occupancy, interface.bound(occupancy), interface.output_buffers(), may_share)
+    layout = _ValueOffsets(interface, occupancy, memory)
     for group in sharing.groups():
         layout.add(group)
     for instruction, instant in occupancy.instants.items():
@@ -158,69 +163,80 @@ def assign_buffers(
     return layout.finish()
 
 
-class _Layout:
-    """The places of groups of values, as they are found."""
+class _ValueOffsets:
+    """Slices of groups of values, as they are assigned."""
 
-    def __init__(self, border: _Border, occupancy: Occupancy) -> None:
-        self.border = border
+    def __init__(self, interface: _Interface, occupancy: Occupancy, memory: DeviceMemory) -> None:
+        self.interface = interface
+        self.memory = memory
         self.occupancy = occupancy
         self.slices: dict[HloValue, Slice] = {}
         self.scratch: dict[HloInstruction, Slice] = {}
         self.constants: list[HloValue] = []
         self.constant_bytes = 0
         self.busy: dict[int, list[LiveRange]] = {}
-        self.blocks: dict[int, list[tuple[Block, list[HloValue] | HloInstruction]]] = {0: []}
+        self.blocks: dict[int, list[tuple[LiveBlock, list[HloValue] | HloInstruction]]] = {0: []}
 
     def add(self, group: list[HloValue]) -> None:
         """Values that share memory."""
-        size, place = max(v.byte_size for v in group), self.border.place_of(group)
+        size, place = max(v.byte_size for v in group), self.interface.place_of(group)
         if group[0].instruction.opcode == "constant":
-            self.slices[group[0]] = Slice(self.border.constants, self.constant_bytes, size)
+            self.slices[group[0]] = Slice(self.interface.constants, self.constant_bytes, size)
             self.constants += group
-            self.constant_bytes += aligned(size)
+            self.constant_bytes += self.memory.aligned(size)
         elif place is not None:
             self.slices.update((v, Slice(place, 0, v.byte_size)) for v in group)
             self.busy.setdefault(place, []).extend(self.occupancy.together(group))
         else:
-            block = Block(size, self.occupancy.together(group))
+            block = LiveBlock(size, self.occupancy.together(group))
             self.blocks.setdefault(space_of(group[0]), []).append((block, group))
 
     def add_scratch(self, instruction: HloInstruction, instant: int, scratch: Scratch) -> None:
-        """What an instruction's kernel needs while it runs, if it needs anything."""
+        """Scratch memory of an instruction's kernel, if it needs any."""
         size = scratch(instruction)
         if size:
-            self.blocks[0].append((Block(size, (LiveRange(instant, instant),)), instruction))
+            self.blocks[0].append((LiveBlock(size, (LiveRange(instant, instant),)), instruction))
 
     def finish(self) -> BufferAssignment:
-        """Places for all that has none yet."""
-        border, packings, borrowed = self.border, {}, 0
+        """Slices for all remaining blocks."""
+        self._check_spaces()
+        interface, packings, reused = self.interface, {}, 0
         for number, space in enumerate(sorted(self.blocks)):
             blocks = [b for b, _ in self.blocks[space]]
-            rooms = border.rooms(space, self.busy, self.occupancy.liveness.time.length)
-            loans = borrow(blocks, rooms)
-            borrowed += sum(blocks[k].size for k in loans)
-            kept = [k for k in range(len(blocks)) if k not in loans]
-            packing = packings[space] = pack([blocks[k] for k in kept])
-            places = {k: (border.arena + number, at) for k, at in zip(kept, packing.offsets)} | loans
+            rooms = interface.rooms(space, self.busy, self.occupancy.liveness.time.length, self.memory)
+            reuses = reuse_outputs(blocks, rooms)
+            reused += sum(blocks[k].size for k in reuses)
+            kept = [k for k in range(len(blocks)) if k not in reuses]
+            packing = packings[space] = pack([blocks[k] for k in kept], self.memory)
+            places = {k: (interface.arena + number, at) for k, at in zip(kept, packing.offsets)} | reuses
             for k, (block, owner) in enumerate(self.blocks[space]):
                 if isinstance(owner, HloInstruction):
                     self.scratch[owner] = Slice(*places[k], block.size)
                 else:
                     self.slices.update((v, Slice(*places[k], v.byte_size)) for v in owner)
         return BufferAssignment(
-            border.allocations(self.constant_bytes, {s: p.size for s, p in packings.items()}),
+            interface.allocations(self.constant_bytes, {s: p.size for s, p in packings.items()}),
             self.slices,
             self.scratch,
-            border.result_slices(),
+            interface.result_slices(),
             tuple(self.constants),
             self.occupancy,
             packings,
-            borrowed,
+            reused,
         )
 
+    def _check_spaces(self) -> None:
+        known = self.memory.spaces
+        other = sorted(space for space in self.blocks if known is not None and space not in known)
+        if other:
+            raise CompileError(
+                f"values are in memory space {', '.join(map(str, other))}\n"
+                f"  the target has memory space {', '.join(map(str, known or ()))}"
+            )
 
-class _Border:
-    """Parameters, results, and who shares memory with whom among them."""
+
+class _Interface:
+    """Entry parameters and results, and which of them share memory."""
 
     def __init__(self, module: HloModule, dataflow: Dataflow) -> None:
         self.module = module
@@ -262,8 +278,8 @@ class _Border:
         self._bound = found
         return found
 
-    def homes(self) -> dict[HloValue, int]:
-        """Where results must end; one that is a result twice is copied and has its first place."""
+    def output_buffers(self) -> dict[HloValue, int]:
+        """Where results must end; a value that is a result twice is copied and has its first position."""
         return dict(reversed(list(zip(self.results, self.result_place))))
 
     def place_of(self, group: list[HloValue]) -> int | None:
@@ -278,13 +294,16 @@ class _Border:
         """Where the results must be."""
         return tuple(Slice(p, 0, size) for p, size in zip(self.result_place, self.result_bytes))
 
-    def rooms(self, space: int, busy: Mapping[int, list[LiveRange]], end: int) -> dict[int, Room]:
-        """Memory of results that temporaries may use while nothing else does, by allocation.
+    def rooms(
+        self, space: int, busy: Mapping[int, list[LiveRange]], end: int, memory: DeviceMemory
+    ) -> dict[int, Room]:
+        """Output buffers that temporaries may use while they are free, by allocation.
 
-        At the end results that lie elsewhere are copied home, so nothing else may be there then.
+        At the end results that are elsewhere are copied to their output buffers, so nothing else may be there
+        then.
         """
         return {
-            place: Room(size, bits(busy.get(place, ())) | 1 << end)
+            place: Room(size, bits(busy.get(place, ())) | 1 << end, memory)
             for value, place, size in zip(self.results, self.result_place, self.result_bytes)
             if space_of(value) == space and size
         }

@@ -1,4 +1,4 @@
-"""Which result takes the memory of which donated parameter: one that is computed over it, if there is one."""
+"""Pairs of donated parameters and results: a result that is computed over the parameter is preferred."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpmd.compile.hlo.module import HloModule
 def pair_donations(
     module: HloModule, donated: Sequence[int], may_share: MayShare
 ) -> tuple[InputOutputAlias, ...]:
-    """Pairs of donated parameters and results of equal shape, as many as there are.
+    """Pairs of donated parameters and results of equal shape, as many as possible.
 
     Args:
         module: after all passes; parameters and results are arrays.
         donated: numbers of the parameters whose memory may be taken.
-        may_share: what kernels say.
+        may_share: which operands results may overwrite.
     """
     root = module.entry.root
     several = root.opcode == "tuple"

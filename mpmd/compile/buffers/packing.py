@@ -1,6 +1,6 @@
-"""Packing: blocks of bytes that are in use for a while, into one arena as small as can be.
+"""Packing: blocks of bytes with live ranges, into one arena of minimal size.
 
-Several orders are tried; each block goes to the smallest gap that is free during all of its time.  Where no
+Several orders are tried; each block goes to the smallest gap that is free during its live ranges.  Where no
 order reaches the bound, orders near the best are searched.  The smallest arena wins.
 
 Source: best-fit offset assignment as in XLA's global-decreasing-size heap algorithms.
@@ -8,26 +8,24 @@ Source: best-fit offset assignment as in XLA's global-decreasing-size heap algor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.liveness import LiveRange
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the width of the widest vectors."""
-
-_LARGE = 1024  # bytes: from here on it is worth much that vectors cross no lines
-_MOST_TRIES = 2000  # orders that a search looks at
-_MOST_WORK = 4_000_000  # pairs of blocks that it compares in all of them
+_LARGE = 1024  # bytes: from here on vectors should not cross cache lines
+_MAX_TRIES = 2000  # orders that a search tries
+_MAX_WORK = 4_000_000  # pairs of blocks that it compares in all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Bytes in use at some instants.
+class LiveBlock:
+    """Bytes that are live in some ranges.
 
     Attributes:
         size: bytes.
-        spans: when, in order of time.
+        spans: live ranges, in order of time.
     """
 
     size: int
@@ -46,12 +44,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the blocks lie.
+    """Offsets of the blocks.
 
     Attributes:
         offsets: of each block, a multiple of its alignment.
         size: bytes of the arena.
-        lower_bound: no arena can be smaller: the most bytes in use at one instant.
+        lower_bound: of the size: the maximum of bytes live at one instant.
     """
 
     offsets: tuple[int, ...]
@@ -67,16 +65,31 @@ def bits(spans: Sequence[LiveRange]) -> int:
     return found
 
 
-def aligned(size: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What packing knows of the memory of a device.
+
+    Attributes:
+        alignment: bytes: where large blocks begin; a cache line, or the width of the widest access.
+        spaces: the memory spaces that it has; None for any.
+    """
+
+    alignment: int = 64
+    spaces: tuple[int, ...] | None = None
+
+    def aligned(self, size: int) -> int:
+        """The next multiple of the alignment."""
+        return -(-size // self.alignment) * self.alignment
+
+    def alignment_of(self, size: int) -> int:
+        """The alignment of a block; small blocks have that of their elements."""
+        if size >= _LARGE:
+            return self.alignment
+        return 1 << min(4, (size - 1).bit_length()) if size else 1
 
 
-def alignment_of(size: int) -> int:
-    """Where a block of so many bytes may begin: at lines, and small ones wherever their elements can lie."""
-    if size >= _LARGE:
-        return ALIGNMENT
-    return 1 << min(4, (size - 1).bit_length()) if size else 1
+ANY_MEMORY = DeviceMemory()
+"""Of no device in particular."""
 
 
 class Room:
@@ -85,16 +98,18 @@ class Room:
     Args:
         capacity: bytes; None without bounds.
         busy: instants at which none of it may be used, as bits.
+        memory: the device's.
     """
 
-    def __init__(self, capacity: int | None = None, busy: int = 0) -> None:
+    def __init__(self, capacity: int | None = None, busy: int = 0, memory: DeviceMemory = ANY_MEMORY) -> None:
+        self.memory = memory
         self.capacity = capacity
         self.busy = busy
         self.top = 0
         self._placed: list[tuple[int, int, int]] = []  # (offset, end, instants), by offset
 
     def place(self, size: int, instants: int, *, lowest: bool = False) -> int | None:
-        """The offset at which a block stands from now on; None if there is no room.
+        """Places a block and returns its offset; None if there is no room.
 
         Args:
             size: bytes of the block.
@@ -105,7 +120,7 @@ class Room:
             return 0
         if instants & self.busy:
             return None
-        step = alignment_of(size)
+        step = self.memory.alignment_of(size)
         at, best, fits = 0, -1, 0
         for offset, end, when in self._placed:
             if when & instants:
@@ -135,27 +150,27 @@ class Room:
         self._placed.insert(low, entry)
 
 
-def pack(blocks: Sequence[Block]) -> Packing:
+def pack(blocks: Sequence[LiveBlock], memory: DeviceMemory = ANY_MEMORY) -> Packing:
     """The smallest arena that several orders and a search among them find."""
     bound = lower_bound(blocks)
-    when = [b.instants for b in blocks]
+    place = functools.partial(_placed, blocks, [b.instants for b in blocks], memory)
     best: tuple[tuple[int, ...], int] | None = None
     order: list[int] = []
     for key in _orders(blocks):
         tried = sorted(range(len(blocks)), key=key)
-        offsets, size = _placed(blocks, when, tried)
+        offsets, size = place(tried)
         if best is None or size < best[1]:
             best, order = (offsets, size), tried
         if size == bound:
             break
     assert best is not None
     if best[1] > bound:
-        best = _searched(blocks, when, order, best, bound)
+        best = _searched(blocks, place, order, best, bound)
     return Packing(*best, bound)
 
 
-def _orders(blocks: Sequence[Block]) -> list[Callable[[int], tuple[int, ...]]]:
-    """Large first, long-lived first, most bytes times instants first, and as they come in time."""
+def _orders(blocks: Sequence[LiveBlock]) -> list[Callable[[int], tuple[int, ...]]]:
+    """Large first, long-lived first, largest bytes times instants first, and by time."""
     lasts = [b.duration for b in blocks]
     return [
         lambda n: (-blocks[n].size, -lasts[n], n),
@@ -166,43 +181,43 @@ def _orders(blocks: Sequence[Block]) -> list[Callable[[int], tuple[int, ...]]]:
 
 
 def _searched(
-    blocks: Sequence[Block],
-    when: Sequence[int],
+    blocks: Sequence[LiveBlock],
+    place: Callable[..., tuple[tuple[int, ...], int]],
     order: list[int],
     best: tuple[tuple[int, ...], int],
     bound: int,
 ) -> tuple[tuple[int, ...], int]:
-    """Orders near a good one: blocks above the bound are placed earlier or later, or two change places.
+    """Orders near a good one: blocks above the bound are placed earlier or later, or two swap positions.
 
-    A change stays unless the arena grows.  The smallest arena of all comes of some order, with every block at
-    the lowest place that is free; how long it is looked for depends on the number of blocks alone.
+    A change stays unless the arena grows.  Some order leads to the smallest arena, with every block at the
+    lowest free offset; the number of tries depends on the number of blocks alone.
     """
-    chance = _Chance()
-    offsets, size = _placed(blocks, when, order, lowest=True)
+    random = _RandomNumbers()
+    offsets, size = place(order, lowest=True)
     if size < best[1]:
         best = offsets, size
-    tries = min(_MOST_TRIES, _MOST_WORK // max(1, len(blocks) ** 2))
+    tries = min(_MAX_TRIES, _MAX_WORK // max(1, len(blocks) ** 2))
     if best[1] * 100 <= bound * 101:
         tries //= 8
     for _ in range(tries):
         if best[1] == bound:
             break
         high = [n for n in order if offsets[n] + blocks[n].size > bound]
-        moved = high[chance.below(len(high))]
+        moved = high[random.below(len(high))]
         tried = [n for n in order if n != moved]
-        tried.insert(chance.below(len(tried) + 1 if chance.below(2) else len(tried) // 2 + 1), moved)
-        if chance.below(3) == 0:
-            i, j = chance.below(len(tried)), chance.below(len(tried))
+        tried.insert(random.below(len(tried) + 1 if random.below(2) else len(tried) // 2 + 1), moved)
+        if random.below(3) == 0:
+            i, j = random.below(len(tried)), random.below(len(tried))
             tried[i], tried[j] = tried[j], tried[i]
-        placed = _placed(blocks, when, tried, lowest=True)
+        placed = place(tried, lowest=True)
         if placed[1] <= size:
             order, (offsets, size) = tried, placed
             best = min(best, placed, key=lambda p: p[1])
     return best
 
 
-class _Chance:
-    """Numbers that look random and are the same in every run: a linear congruential generator."""
+class _RandomNumbers:
+    """A deterministic random generator: a linear congruential generator."""
 
     def __init__(self) -> None:
         self._state = 1
@@ -214,9 +229,14 @@ class _Chance:
 
 
 def _placed(
-    blocks: Sequence[Block], when: Sequence[int], order: Sequence[int], *, lowest: bool = False
+    blocks: Sequence[LiveBlock],
+    when: Sequence[int],
+    memory: DeviceMemory,
+    order: Sequence[int],
+    *,
+    lowest: bool = False,
 ) -> tuple[tuple[int, ...], int]:
-    offsets, room = [0] * len(blocks), Room()
+    offsets, room = [0] * len(blocks), Room(memory=memory)
     for number in order:
         offset = room.place(blocks[number].size, when[number], lowest=lowest)
         assert offset is not None, "a room without bounds has room"
@@ -224,13 +244,13 @@ def _placed(
     return tuple(offsets), room.top
 
 
-def lower_bound(blocks: Sequence[Block]) -> int:
-    """The most bytes in use at one instant."""
+def lower_bound(blocks: Sequence[LiveBlock]) -> int:
+    """The maximum of bytes live at one instant."""
     return peak_of(blocks)[0]
 
 
-def peak_of(blocks: Sequence[Block]) -> tuple[int, int]:
-    """(the most bytes in use at one instant, the first such instant)."""
+def peak_of(blocks: Sequence[LiveBlock]) -> tuple[int, int]:
+    """(the maximum of bytes live at one instant, the first such instant)."""
     changes: dict[int, int] = {}
     for block in blocks:
         for span in block.spans:

@@ -1,4 +1,4 @@
-"""A picture of an arena: time to the right, addresses upwards, a box for each value, a line for their sum."""
+"""An arena as a picture: time to the right, addresses upwards, a box for each value, a line for their sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def memory_plot(assignment: BufferAssignment, space: int = 0) -> str:
     """An SVG of one memory space's arena; hovering over a box names its value.
 
     Args:
-        assignment: what to show.
+        assignment: the assignment to show.
         space: which memory space.
     """
     arena = next(a for a in assignment.arenas if a.space == space)

@@ -1,10 +1,10 @@
-"""When each value's memory is in use: like its live range, but with the hole inside of a loop's body.
+"""Live ranges with the hole inside of a loop's body.
 
-The state of a loop is alive before and after its body, and inside of it until it is last needed: what the
-body computes may take its place from then on.
+The state of a loop is live before and after its body, and inside of it until its last use: values that the
+body computes may take its memory from then on.
 
-The result of a conditional is written at the end of whichever branch runs, so its memory is in use at the end
-of each of them, too, when all that the branch returns is copied to where it must be.
+The result of a conditional is written at the end of whichever branch runs, so its memory is also in use at
+the end of each of them, when all results of the branch are copied to their memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Occupancy:
         return (whole,) if loop is None else self._state_spans(value, loop)
 
     def _state_spans(self, value: HloValue, loop: HloInstruction) -> tuple[LiveRange, ...]:
-        """The spans of a loop's state: without the hole from the last need in the body to the body's end."""
+        """The spans of a loop's state: without the hole from its last use in the body to the body's end."""
         whole, computations = self.liveness.ranges[value], self.liveness.time.spans
         start = min(whole.start, computations[loop.while_condition].start)
         back = self.instants[loop]
@@ -71,13 +71,13 @@ class Occupancy:
         return self.spans[value][-1].end
 
     def together(self, values: Iterable[HloValue]) -> tuple[LiveRange, ...]:
-        """When any of several values is in use."""
+        """When any of several values is live."""
         return merged(s for v in values for s in self.spans[v])
 
     def conflict(self, a: HloValue, b: HloValue, touching: LiveRange | None = None) -> bool:
-        """Whether two values are in use at the same time.
+        """Whether two values are live at the same time.
 
-        Values may touch in the given span, and where a loop hands one on as its state.
+        Values may touch in the given span, and where a loop forwards one as its state.
         """
         handed = self._handed_on(a, b)
         for x in self.spans[a]:
@@ -89,7 +89,7 @@ class Occupancy:
         return False
 
     def _handed_on(self, a: HloValue, b: HloValue) -> int:
-        """The instant at which a loop's body hands one value on as the state that the other is, or -1."""
+        """The instant at which a loop's body forwards one value as the state that the other is, or -1."""
         for state, made in ((a, b), (b, a)):
             loop = loop_of(state)
             if loop is not None and self.dataflow.value_at(loop.while_body.root, state.index) is made:
@@ -103,7 +103,7 @@ def loop_of(value: HloValue) -> HloInstruction | None:
 
 
 def _within(instruction: HloInstruction, computation: HloComputation) -> bool:
-    """Whether an instruction stands in a computation or in one that it calls."""
+    """Whether an instruction is in a computation or in one that it calls."""
     at = instruction.parent
     while at is not computation:
         callers = list(at.callers)

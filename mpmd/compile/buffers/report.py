@@ -1,4 +1,4 @@
-"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`, and who holds its peak."""
+"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`, with the values live at its peak."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.ranges import merged
 
-_MOST_HOLDERS = 20
+_MAX_HOLDERS = 20
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Something that lies in an allocation.
+    """A value or scratch memory in an allocation.
 
     Attributes:
-        label: the value, or whose scratch it is.
+        label: the value, or the instruction that needs the scratch memory.
         place: where.
         spans: when.
         shape: of the value; empty for scratch.
@@ -33,7 +33,7 @@ class Holding:
 
 
 def holdings(assignment: BufferAssignment, allocation: Allocation) -> list[Holding]:
-    """All that lies in an allocation, by offset and then by time."""
+    """The contents of an allocation, by offset and then by time."""
     occupancy = assignment.occupancy
     found = [
         Holding(str(value), place, occupancy.spans[value], str(value.shape))
@@ -68,7 +68,7 @@ def bytes_in_use(held: list[Holding]) -> dict[int, int]:
 
 
 def assignment_report(assignment: BufferAssignment) -> str:
-    """Allocations with their values, statistics, and who holds the peak."""
+    """Allocations with their values, statistics, and the values live at the peak."""
     lines = ["BufferAssignment:"]
     for allocation in assignment.allocations:
         lines.append(str(allocation))
@@ -84,21 +84,21 @@ def assignment_report(assignment: BufferAssignment) -> str:
         packing = assignment.packings[arena.space]
         waste = packing.size - packing.lower_bound
         space = f" of memory space {arena.space}" if arena.space else ""
-        lines.append(f" arena{space}: {packing.size} bytes, {waste} above the most that is alive at once")
-    if assignment.borrowed:
-        lines.append(f" borrowed from results: {assignment.borrowed} bytes")
+        lines.append(f" arena{space}: {packing.size} bytes, {waste} above the maximum live at once")
+    if assignment.reused:
+        lines.append(f" reused from results: {assignment.reused} bytes")
     for arena in assignment.arenas:
         lines += ["", *_peak(assignment, arena)]
     return "\n".join(lines) + "\n"
 
 
 def peak_holders(assignment: BufferAssignment) -> list[tuple[str, int]]:
-    """What lies in the default memory's arena when most of it is in use, with its bytes, largest first."""
+    """The values in the default memory's arena at its peak, with their bytes, largest first."""
     return [(h.label, h.place.size) for h in _at_peak(assignment, assignment.arenas[0])[2]]
 
 
 def _at_peak(assignment: BufferAssignment, arena: Allocation) -> tuple[int, int, list[Holding]]:
-    """(the most bytes in use, when first, what lies there then)."""
+    """(the peak in bytes, its first instant, the values live then)."""
     held = holdings(assignment, arena)
     in_use = bytes_in_use(held)
     most = max(in_use.values())
@@ -108,21 +108,21 @@ def _at_peak(assignment: BufferAssignment, arena: Allocation) -> tuple[int, int,
 
 
 def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
-    """The values in an arena at the instant at which most of it is in use."""
+    """The values live in an arena at its peak."""
     most, at, alive = _at_peak(assignment, arena)
     space = f" of memory space {arena.space}" if arena.space else ""
     lines = [f"Peak{space}: {most} bytes at instant {at}{_running(assignment, at)}"]
     lines += [
         f" {h.place.size:>12} {100 * h.place.size / max(1, most):5.1f} % {h.label}"
-        for h in alive[:_MOST_HOLDERS]
+        for h in alive[:_MAX_HOLDERS]
     ]
-    if len(alive) > _MOST_HOLDERS:
-        rest = sum(h.place.size for h in alive[_MOST_HOLDERS:])
-        lines.append(f" {rest:>12} in {len(alive) - _MOST_HOLDERS} others")
+    if len(alive) > _MAX_HOLDERS:
+        rest = sum(h.place.size for h in alive[_MAX_HOLDERS:])
+        lines.append(f" {rest:>12} in {len(alive) - _MAX_HOLDERS} others")
     return lines
 
 
 def _running(assignment: BufferAssignment, instant: int) -> str:
-    """What runs at an instant."""
+    """The instruction that runs at an instant."""
     found = [i for i, at in assignment.occupancy.instants.items() if at == instant]
     return f", {found[0].opcode} {found[0].name}" if found else ""

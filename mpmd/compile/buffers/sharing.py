@@ -1,6 +1,6 @@
-"""Values that share memory: what an operation changes in place, the state of loops, results over operands.
+"""Coalescing of values into shared memory: updates in place, the state of loops, results over operands.
 
-Sharing is never required: where two values are in use at the same time they stay apart, and a copy joins
+Coalescing is optional: where two values are live at the same time they stay apart, and a copy joins
 them when the program runs.  So no pass has to prove beforehand that a change in place is safe.
 """
 
@@ -20,8 +20,8 @@ MayShare = Callable[[HloInstruction, int, int], bool]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Two values that would like the same memory, and when they may touch: both instants included."""
+class CoalescingCandidate:
+    """A coalescing candidate: two values, and when they may touch, both instants included."""
 
     a: HloValue
     b: HloValue
@@ -29,7 +29,7 @@ class Wish:
 
 
 def space_of(value: HloValue) -> int:
-    """The memory space of a value, as its layout says: values of different spaces never share memory."""
+    """The memory space of a value's layout: values of different spaces never share memory."""
     layout = value.shape.layout
     return layout.memory_space if layout is not None else 0
 
@@ -39,38 +39,38 @@ class Sharing:
 
     Args:
         occupancy: when values are in use.
-        border: what each value of the program's border is bound to: the number of an allocation.
-        homes: the allocation in which each result must end: it must not stand in that of another.
-        may_share: what kernels say.
+        interface: the allocation of each entry parameter and result.
+        output_buffers: the allocation in which each result must end: it must not be in another's.
+        may_share: which operands results may overwrite.
     """
 
     def __init__(
         self,
         occupancy: Occupancy,
-        border: dict[HloValue, frozenset[int]],
-        homes: dict[HloValue, int],
+        interface: dict[HloValue, frozenset[int]],
+        output_buffers: dict[HloValue, int],
         may_share: MayShare,
     ) -> None:
         self.occupancy = occupancy
         self.dataflow: Dataflow = occupancy.dataflow
         self._group: dict[HloValue, list[HloValue]] = {v: [v] for v in self.dataflow.values}
-        self._border = dict(border)
-        self._homes = homes
+        self._interface = dict(interface)
+        self._output_buffers = output_buffers
         self._fixed: dict[int, frozenset[int]] = {}
-        for value, places in border.items():
+        for value, places in interface.items():
             self._fixed[id(self._group[value])] = places
-        for wish in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
-            self._join(wish)
+        for candidate in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
+            self._join(candidate)
 
     def groups(self) -> list[list[HloValue]]:
         """All groups, by their first value."""
         return list({id(g): g for g in (self._group[v] for v in self.dataflow.values)}.values())
 
-    def _join(self, wish: Wish) -> None:
-        """Give two values one memory, unless that harms."""
-        a, b = self._group[wish.a], self._group[wish.b]
+    def _join(self, candidate: CoalescingCandidate) -> None:
+        """Coalesce two values if their groups do not conflict."""
+        a, b = self._group[candidate.a], self._group[candidate.b]
         place = self._fixed.get(id(a)) or self._fixed.get(id(b)) or frozenset()
-        if a is b or not self._may_join(wish, place):
+        if a is b or not self._may_join(candidate, place):
             return
         a += b
         if place:
@@ -78,29 +78,29 @@ class Sharing:
         for value in b:
             self._group[value] = a
 
-    def _may_join(self, wish: Wish, place: frozenset[int]) -> bool:
-        """Whether the groups of two values may lie together, at a place of the border if one of them does."""
-        a, b = self._group[wish.a], self._group[wish.b]
-        if "constant" in (wish.a.instruction.opcode, wish.b.instruction.opcode):
+    def _may_join(self, candidate: CoalescingCandidate, place: frozenset[int]) -> bool:
+        """Whether the groups of two values may share memory, that of the interface if one of them has it."""
+        a, b = self._group[candidate.a], self._group[candidate.b]
+        if "constant" in (candidate.a.instruction.opcode, candidate.b.instruction.opcode):
             return False
-        if wish.a.byte_size != wish.b.byte_size or space_of(wish.a) != space_of(wish.b):
+        if candidate.a.byte_size != candidate.b.byte_size or space_of(candidate.a) != space_of(candidate.b):
             return False
         if -1 in place or any(self._fixed.get(id(g), place) not in (frozenset(), place) for g in (a, b)):
             return False
         for x in a:
             for y in b:
-                touching = wish.touching if {x, y} == {wish.a, wish.b} else None
+                touching = candidate.touching if {x, y} == {candidate.a, candidate.b} else None
                 if self.occupancy.conflict(x, y, touching):
                     return False
-        if place and any(self._homes.get(v) not in (None, *place) for v in (*a, *b)):
+        if place and any(self._output_buffers.get(v) not in (None, *place) for v in (*a, *b)):
             return False
         return self._free_of_others(place, a, b)
 
     def _free_of_others(self, place: frozenset[int], a: list[HloValue], b: list[HloValue]) -> bool:
-        """Whether nothing else that is bound to a place of the border is in use at the same time."""
+        """Whether all other values bound to an allocation of the interface are dead at the same time."""
         if not place:
             return True
-        others = {id(g): g for v, p in self._border.items() if p == place for g in [self._group[v]]}
+        others = {id(g): g for v, p in self._interface.items() if p == place for g in [self._group[v]]}
         return not any(
             self.occupancy.conflict(x, y)
             for g in others.values()
@@ -109,43 +109,45 @@ class Sharing:
             for x in (*a, *b)
         )
 
-    # -- wishes
+    # -- candidates
     def _instructions(self) -> Iterator[HloInstruction]:
         for computation in self.dataflow.graph.sequential():
             yield from computation
 
-    def _in_place(self) -> Iterator[Wish]:
+    def _in_place(self) -> Iterator[CoalescingCandidate]:
         instants = self.occupancy.instants
         for instruction in self._instructions():
             for operand, inner, outer in overwritten_pairs(instruction):
                 source = self.dataflow.value_at(instruction.operands[operand], inner)
                 if not inner and not self._is_read_once(instruction, operand):
                     continue
-                yield Wish(source, self.dataflow.value_at(instruction, outer), _at(instants[instruction]))
+                yield CoalescingCandidate(
+                    source, self.dataflow.value_at(instruction, outer), _at(instants[instruction])
+                )
 
     def _is_read_once(self, instruction: HloInstruction, number: int) -> bool:
-        """Whether the array that an operand is, is no other operand, either."""
+        """Whether the array of an operand is only one operand."""
         value = self.dataflow.value_at(instruction.operands[number])
         others = (o for k, o in enumerate(instruction.operands) if k != number and o.shape.is_array)
         return not any(self.dataflow.value_at(o) is value for o in others)
 
-    def _joins(self) -> Iterator[Wish]:
-        """What loops and branches join: state with what the body makes of it and what it begins as."""
+    def _joins(self) -> Iterator[CoalescingCandidate]:
+        """Joins at loops and branches: state with the body's result and with the initial value."""
         spans, instants = self.occupancy.liveness.time.spans, self.occupancy.instants
         phis = [v for v in self.dataflow.values if v.is_phi]
         for phi in phis:
             loop = loop_of(phi)
             if loop is not None:
                 made = self.dataflow.value_at(loop.while_body.root, phi.index)
-                yield Wish(phi, made, _at(instants[loop]))
+                yield CoalescingCandidate(phi, made, _at(instants[loop]))
                 begun = self.dataflow.value_at(loop.operands[0], phi.index)
-                yield Wish(phi, begun, _at(spans[loop.while_condition].start))
+                yield CoalescingCandidate(phi, begun, _at(spans[loop.while_condition].start))
             elif phi.instruction.opcode == "conditional":
                 for branch in phi.instruction.called:
                     made = self.dataflow.value_at(branch.root, phi.index)
-                    yield Wish(phi, made, _at(spans[branch].end))
+                    yield CoalescingCandidate(phi, made, _at(spans[branch].end))
 
-    def _over_operands(self, may_share: MayShare) -> Iterator[Wish]:
+    def _over_operands(self, may_share: MayShare) -> Iterator[CoalescingCandidate]:
         instants = self.occupancy.instants
         for instruction in self._instructions():
             leaves = [i for i, _ in instruction.shape.leaves()]
@@ -164,7 +166,7 @@ class Sharing:
                     if value.instruction is not instruction or value.byte_size != source.byte_size:
                         continue
                     if may_share(instruction, number, result):
-                        yield Wish(source, value, LiveRange(begins, ends))
+                        yield CoalescingCandidate(source, value, LiveRange(begins, ends))
 
 
 def _has_one_reader(value: HloValue) -> bool:

@@ -2,7 +2,6 @@
 
 module = parse_module(text)        # or mpmd.compile.lowering.lower(stablehlo)
 verify(module)
-evaluate(module, [array, ...])     # mpmd.compile.hlo.evaluator: what it means
 print_module(module)               # XLA parses it
 """
 
@@ -13,8 +12,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.parser import parse_module
-from mpmd.compile.hlo.printer import PrintOptions, print_module
-from mpmd.compile.hlo.serialize import deserialize, serialize
+from mpmd.compile.hlo.printer import print_module
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, parse_shape, tuple_of
 from mpmd.compile.hlo.verifier import verify
 
@@ -25,15 +23,12 @@ __all__ = [
     "HloInstruction",
     "HloModule",
     "Layout",
-    "PrintOptions",
     "Shape",
     "array",
-    "deserialize",
     "fingerprint",
     "parse_module",
     "parse_shape",
     "print_module",
-    "serialize",
     "tuple_of",
     "verify",
 ]

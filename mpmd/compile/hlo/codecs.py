@@ -1,7 +1,7 @@
 """How each attribute is written in HLO text: one codec per form.
 
 A codec reads one or several `key=text` pairs of a line into one typed value, and writes it back.  Values are
-remembered by their text, so that a module pays for each distinct attribute once.
+cached_plan by their text, so that a module pays for each distinct attribute once.
 """
 
 from __future__ import annotations

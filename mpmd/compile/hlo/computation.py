@@ -102,7 +102,7 @@ class HloComputation:
         Walks start at instructions nobody uses, in program order, so the order is deterministic.
 
         Raises:
-            HloError: instructions depend on each other in a circle.
+            HloError: instructions depend on each other in a cycle.
         """
         if self._order is None:
             self._order = self._find_order()
@@ -115,7 +115,7 @@ class HloComputation:
             if not start.users and not start.control_successors and start not in done:
                 self._visit(start, done, out)
         if len(out) != len(self._instructions):
-            raise self._circle(next(i for i in self._instructions if i not in done))
+            raise self._cycle(next(i for i in self._instructions if i not in done))
         return out
 
     def _visit(
@@ -136,15 +136,15 @@ class HloComputation:
                     )
                     break
                 if not known:
-                    raise self._circle(operand)
+                    raise self._cycle(operand)
             else:
                 stack.pop()
                 done[node] = True
                 out.append(node)
 
-    def _circle(self, member: HloInstruction) -> HloError:
+    def _cycle(self, member: HloInstruction) -> HloError:
         return HloError(
-            f"computation {self.name}: instructions depend on each other in a circle through {member.name}"
+            f"computation {self.name}: instructions depend on each other in a cycle through {member.name}"
         )
 
     # -- change -------------------------------------------------------------------------------------

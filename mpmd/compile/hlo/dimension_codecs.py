@@ -253,12 +253,12 @@ def _read_groups(text: str) -> attrs.ReplicaGroups:
     return attrs.ReplicaGroups(tuple(integers(part) for part in split_top(text.strip()[1:-1])))
 
 
-_MOST_DEVICES = 1 << 24
+_MAX_DEVICES = 1 << 24
 
 
 def _check_devices(count: int) -> None:
-    if not 0 < count <= _MOST_DEVICES:
-        raise TextError(f"groups of {count} devices; there may be 1 to {_MOST_DEVICES}", 0)
+    if not 0 < count <= _MAX_DEVICES:
+        raise TextError(f"groups of {count} devices; there may be 1 to {_MAX_DEVICES}", 0)
 
 
 def _mesh_groups(text: str) -> tuple[Ints, ...]:

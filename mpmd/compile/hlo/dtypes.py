@@ -87,18 +87,6 @@ DTYPES: dict[str, DType] = _table()
 _BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values()}
 
 
-def dtype_info(name: str) -> DType:
-    """The element type of that name.
-
-    Raises:
-        HloError: the name is not an element type.
-    """
-    found = DTYPES.get(name)
-    if found is None:
-        raise HloError(f"unknown element type {name!r}; known: {', '.join(DTYPES)}")
-    return found
-
-
 def dtype_of(array: np.ndarray | np.generic | np.dtype) -> str:
     """XLA's name for the element type of a NumPy array or scalar.
 
@@ -110,8 +98,3 @@ def dtype_of(array: np.ndarray | np.generic | np.dtype) -> str:
     if found is None:
         raise HloError(f"NumPy type {numpy} has no HLO element type; known: {', '.join(DTYPES)}")
     return found.name
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy type for an element type's name."""
-    return dtype_info(name).numpy

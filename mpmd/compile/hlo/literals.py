@@ -5,6 +5,7 @@ Text is exact: printing and reading a literal gives the same bits, NaN payloads 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
@@ -29,8 +30,6 @@ _LONE_NAN = {
     "f8e8m0fnu": (0xFF, 0xFF),
 }
 """Bits of `nan` and `-nan` in types whose NaNs have no payload, or no sign either."""
-
-_scalars: dict[tuple[Shape, str], np.ndarray] = {}
 
 
 def literal_shape(literal: Literal) -> Shape:
@@ -62,10 +61,7 @@ def parse_literal(text: str, shape: Shape) -> Literal:
         TextError: the text does not fit the shape.
     """
     if shape.is_scalar and len(text) < 40:
-        found = _scalars.get((shape, text))
-        if found is None:
-            found = _scalars[shape, text] = _parse_array(text, shape)
-        return found
+        return _parse_scalar(text, shape)
     if shape.is_tuple:
         body = blank_comments(text).strip()
         if body[:1] not in "({" or not body:
@@ -78,6 +74,11 @@ def parse_literal(text: str, shape: Shape) -> Literal:
         return tuple(parse_literal(part, element) for part, element in zip(parts, shape.elements))
     if not shape.is_array:
         raise TextError(f"a constant cannot have the shape {shape}", 0)
+    return _parse_array(text, shape)
+
+
+@functools.lru_cache(1 << 12)
+def _parse_scalar(text: str, shape: Shape) -> np.ndarray:
     return _parse_array(text, shape)
 
 

@@ -93,7 +93,7 @@ class HloModule:
         """Computations that the entry reaches, callees before callers; then the unreached, likewise.
 
         Raises:
-            HloError: computations call each other in a circle.
+            HloError: computations call each other in a cycle.
         """
         done: dict[HloComputation, bool] = {}
         out: list[HloComputation] = []
@@ -109,7 +109,7 @@ class HloModule:
                         stack.append((callee, iter(_callees(callee))))
                         break
                     if not done[callee]:
-                        raise HloError(f"computations call each other in a circle through {callee.name}")
+                        raise HloError(f"computations call each other in a cycle through {callee.name}")
                 else:
                     stack.pop()
                     done[computation] = True

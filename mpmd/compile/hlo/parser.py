@@ -7,9 +7,7 @@ metadata, source tables.  Every problem is an `HloError` with line, column and a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.attributes import Attribute, Verbatim
@@ -54,20 +52,18 @@ _BARE = re.compile(r"[^\s,{}()\[\]\"]+")
 _SUGARED = re.compile(r"(.+)-(start|update|done)$")
 
 
-def parse_module(text: str, name: str = "", literals: Sequence[bytes] | None = None) -> HloModule:
+def parse_module(text: str, name: str = "") -> HloModule:
     """The module that HLO text denotes.
 
     Args:
         text: HLO text.
         name: where the text came from, shown in errors.
-        literals: memory of the constants that the text leaves out as `{...}`, in their order; None: there
-        are none.
 
     Raises:
         HloError: the text is malformed; shows line, column and spot.
     """
     try:
-        return _Parser(text, literals).module()
+        return _Parser(text).module()
     except TextError as error:
         raise located(text, error, name) from None
 
@@ -78,13 +74,11 @@ class _Parser:
     Attributes:
         text: the whole text.
         built: the module under construction.
-        literals: memory of constants left out of the text, the next one last; None: there are none.
         pending: (instruction, key, callee names, offset), resolved once all computations are known.
     """
 
-    def __init__(self, text: str, literals: Sequence[bytes] | None) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.literals = list(reversed(literals)) if literals is not None else None
         self.built = HloModule("unnamed")
         self.pending: list[tuple[HloInstruction, str, list[str], int]] = []
         self.names: dict[str, HloInstruction] = {}
@@ -307,11 +301,6 @@ class _Parser:
         return made
 
     def literal(self, inside: str, shape: Shape, at: int) -> Literal:
-        if inside == "{...}" and self.literals:
-            values = np.frombuffer(self.literals.pop(), shape.numpy_dtype)
-            if len(values) != shape.size:
-                raise TextError(f"{len(values)} values are given for a constant of shape {shape}", at)
-            return values.reshape(shape.dims)
         try:
             return parse_literal(inside, shape)
         except TextError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpmd.compile.hlo.attributes import Verbatim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.header import print_header
@@ -14,98 +12,71 @@ from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.errors import HloError
 
 
-@dataclass(frozen=True, slots=True)
-class PrintOptions:
-    """What to write.
+def print_module(module: HloModule, metadata: bool = False) -> str:
+    """The module as text: callees before callers, operands before users.
 
-    Attributes:
-        metadata: op names, source positions and the tables they refer to.
-        percent: `%` before names.
-        elide_constants: write constants of more elements as `{...}`, which cannot be read; -1: write all.
+    Args:
+        module: what is written.
+        metadata: with op names, source positions and the tables they refer to.
     """
-
-    metadata: bool = False
-    percent: bool = False
-    elide_constants: int = -1
-
-
-_DEFAULT = PrintOptions()
-
-
-def print_module(module: HloModule, options: PrintOptions = _DEFAULT) -> str:
-    """The module as text: callees before callers, operands before users."""
     out = [print_header(module), ""]
-    if options.metadata and module.tables:
+    if metadata and module.tables:
         out += [module.tables, ""]
     for computation in module.call_order():
-        out += [print_computation(computation, options), ""]
+        out += [print_computation(computation, metadata), ""]
     return "\n".join(out)
 
 
-def print_computation(computation: HloComputation, options: PrintOptions = _DEFAULT) -> str:
+def print_computation(computation: HloComputation, metadata: bool = False) -> str:
     """One computation as text; in a scheduled module its order is the schedule."""
-    sign = "%" if options.percent else ""
     entry = "ENTRY " if computation.is_entry else ""
-    out = [f"{entry}{sign}{computation.name} {{"]
+    out = [f"{entry}{computation.name} {{"]
     order = list(computation) if computation.module.is_scheduled else computation.post_order()
     root = computation.root
     for instruction in order:
-        out.append(f"  {'ROOT ' if instruction is root else ''}{print_instruction(instruction, options)}")
+        out.append(f"  {'ROOT ' if instruction is root else ''}{print_instruction(instruction, metadata)}")
     thread = computation.execution_thread
     out.append("}" + (f', execution_thread="{thread}"' if thread else ""))
     return "\n".join(out)
 
 
-def print_instruction(instruction: HloInstruction, options: PrintOptions = _DEFAULT) -> str:
+def print_instruction(instruction: HloInstruction, metadata: bool = False) -> str:
     """One instruction as a line, without indentation and ROOT.
 
     Raises:
         HloError: a constant has no literal.
     """
-    sign = "%" if options.percent else ""
     opcode = instruction.opcode
     if opcode == "constant":
-        inside = _constant(instruction, options)
+        if instruction.literal is None:
+            raise HloError(f"constant {instruction.name} has no literal")
+        inside = print_literal(instruction.literal)
     elif opcode == "parameter":
         inside = str(instruction.attributes["parameter_number"])
-    elif options.percent:
-        inside = ", ".join(["%" + o.name for o in instruction.operands])
     else:
         inside = ", ".join([o.name for o in instruction.operands])
-    line = f"{sign}{instruction.name} = {instruction.shape} {opcode}({inside})"
-    tail = attribute_text(instruction, sign)
+    line = f"{instruction.name} = {instruction.shape} {opcode}({inside})"
+    tail = attribute_text(instruction)
     if instruction.control_predecessors:
-        before = ", ".join(sign + i.name for i in instruction.control_predecessors)
+        before = ", ".join(i.name for i in instruction.control_predecessors)
         tail += f", control-predecessors={{{before}}}"
-    return line + tail + _annotations(instruction, options)
+    return line + tail + _annotations(instruction, metadata)
 
 
-def _constant(instruction: HloInstruction, options: PrintOptions) -> str:
-    if (
-        options.elide_constants >= 0
-        and instruction.shape.is_array
-        and instruction.shape.size > options.elide_constants
-    ):
-        return "{...}"
-    if instruction.literal is None:
-        raise HloError(f"constant {instruction.name} has no literal")
-    return print_literal(instruction.literal)
-
-
-def _annotations(instruction: HloInstruction, options: PrintOptions) -> str:
+def _annotations(instruction: HloInstruction, metadata: bool) -> str:
     tail = ""
     if instruction.sharding:
         tail += f", sharding={instruction.sharding}"
     if instruction.frontend_attributes:
         tail += f", frontend_attributes={instruction.frontend_attributes}"
-    if options.metadata and instruction.metadata:
+    if metadata and instruction.metadata:
         tail += f", metadata={instruction.metadata}"
     if instruction.backend_config:
         tail += f", backend_config={instruction.backend_config}"
     return tail
 
 
-def attribute_text(instruction: HloInstruction, sign: str = "", calls: bool = True) -> str:
+def attribute_text(instruction: HloInstruction, calls: bool = True) -> str:
     """`, key=value` for the attributes of an instruction and, if asked, the computations it calls."""
     attributes = instruction.attributes
     info = OPCODES[instruction.opcode]
@@ -122,12 +93,12 @@ def attribute_text(instruction: HloInstruction, sign: str = "", calls: bool = Tr
             if isinstance(value, Verbatim) and key not in info.keyed
         ]
     if calls and instruction.called:
-        out += [f", {key}={text}" for key, text in _calls(instruction, sign)]
+        out += [f", {key}={text}" for key, text in _calls(instruction)]
     return "".join(out)
 
 
-def _calls(instruction: HloInstruction, sign: str) -> list[tuple[str, str]]:
-    names = [sign + c.name for c in instruction.called]
+def _calls(instruction: HloInstruction) -> list[tuple[str, str]]:
+    names = [c.name for c in instruction.called]
     if instruction.opcode == "conditional":
         if instruction.operands[0].shape.dtype == "pred" and len(names) == 2:
             return list(zip(("true_computation", "false_computation"), names))

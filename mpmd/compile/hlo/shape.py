@@ -1,13 +1,15 @@
 """Shapes: what an instruction's value looks like: arrays, tuples of shapes, tokens.
 
-Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  Two shapes that
-differ only in layout are different objects with the same `logical` shape.
+Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  The tables
+refer to them weakly, so that shapes of programs that are gone do not collect.  Two shapes that differ only in
+layout are different objects with the same `logical` shape.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -37,7 +39,9 @@ class Shape:
         logical: the same shape without any layout; itself if it has none.
     """
 
-    __slots__ = ("_leaves", "_text", "dims", "dtype", "dynamic", "elements", "layout", "logical")
+    __slots__ = (
+        "__weakref__", "_leaves", "_text", "dims", "dtype", "dynamic", "elements", "layout", "logical",
+    )  # fmt: skip
     dtype: str
     dims: tuple[int, ...]
     layout: Layout | None
@@ -46,7 +50,7 @@ class Shape:
     logical: Shape
     _leaves: tuple[tuple[ShapeIndex, Shape], ...]
     _text: str
-    _pool: ClassVar[dict[tuple[object, ...], Shape]] = {}
+    _pool: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], Shape]] = weakref.WeakValueDictionary()
 
     def __new__(
         cls,
@@ -303,7 +307,7 @@ def tuple_of(elements: Sequence[Shape]) -> Shape:
 
 # -- text -------------------------------------------------------------------------------------------
 
-_parsed: dict[str, Shape] = {}
+_parsed: weakref.WeakValueDictionary[str, Shape] = weakref.WeakValueDictionary()
 
 
 def parse_shape(text: str) -> Shape:

@@ -60,7 +60,7 @@ def _problems(module: HloModule, layouts: bool) -> Iterator[str]:
         yield from _shapes(computation, layouts)
     yield from _calls(module)
     yield from _names(module)
-    yield from _border(module)
+    yield from _interface(module)
 
 
 # -- structure --------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _names(module: HloModule) -> Iterator[str]:
             seen.add(instruction.name)
 
 
-def _border(module: HloModule) -> Iterator[str]:
+def _interface(module: HloModule) -> Iterator[str]:
     parameters = module.entry.parameters
     if module.parameter_layouts is not None:
         stated = [s.logical for s in module.parameter_layouts]

@@ -100,6 +100,12 @@ class AttentionPlan:
         return tuple(k for k in range(len(self.rows.operands)) if k not in self.inner)
 
     @property
+    def views(self) -> dict[str, View]:
+        """The factors `a0`, `b0` ... of the scores, and `w0` ... and the results `c0` ... of the mixtures."""
+        found = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
+        return found | {f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"}
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the products, masked ones included."""
         depth = sum(s.depth for s in self.scores) + sum(m.width for m in self.mixtures)

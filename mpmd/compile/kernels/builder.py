@@ -16,7 +16,7 @@ from mpmd.compile.kernels.plan import (
     Load,
     Node,
     Operand,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
     store_arguments,
@@ -99,11 +99,11 @@ class PlanBuilder:
 
     def reduce_row(self, op: str, value: int) -> int:
         """Combine along the row dims."""
-        return self.node(Reduce(self._nodes[value].dtype, op, value, ROW))
+        return self.node(ReduceNode(self._nodes[value].dtype, op, value, ROW))
 
     def reduce_column(self, op: str, value: int) -> int:
         """Combine along the outer dims."""
-        return self.node(Reduce(self._nodes[value].dtype, op, value, COLUMN))
+        return self.node(ReduceNode(self._nodes[value].dtype, op, value, COLUMN))
 
     def store(self, operand: int, index: Index, value: int, *, combine: str = "", where: int = -1) -> None:
         """Write a value, or combine it with what is there; only where the guard is true."""
@@ -145,8 +145,8 @@ def renumbered(node: Node, numbers: dict[int, int]) -> Node:
     """A node with the numbers of its arguments replaced."""
     if isinstance(node, Apply):
         return Apply(node.dtype, node.op, tuple(numbers[a] for a in node.args))
-    if isinstance(node, Reduce):
-        return Reduce(node.dtype, node.op, numbers[node.arg], node.axis)
+    if isinstance(node, ReduceNode):
+        return ReduceNode(node.dtype, node.op, numbers[node.arg], node.axis)
     if isinstance(node, Load):
         where = numbers[node.where] if node.where >= 0 else -1
         return Load(node.dtype, node.operand, node.index.renumber(numbers), where)

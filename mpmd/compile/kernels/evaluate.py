@@ -1,4 +1,4 @@
-"""The meaning of a plan, by NumPy over the whole space: slow, obvious, what printers are tested by."""
+"""The meaning of plans, by NumPy over the whole space: slow, obvious, what printers are tested by."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.evaluator.conversion import convert
+from mpmd.compile.hlo.evaluator.elementwise import COMPARE, compute
+from mpmd.compile.hlo.evaluator.values import widen
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS, REDUCTIONS
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.compile.kernels.plan import (
     COLUMN,
     ELEMENT,
@@ -21,7 +23,7 @@ from mpmd.compile.kernels.plan import (
     KernelPlan,
     Load,
     Node,
-    Reduce,
+    ReduceNode,
     Store,
     store_level,
 )
@@ -80,7 +82,7 @@ class _Evaluator:
             return self._position(node.index).astype(dtype)
         if isinstance(node, Load):
             return self._load(node)
-        if isinstance(node, Reduce):
+        if isinstance(node, ReduceNode):
             return self._reduce(node)
         return apply(node, [self.values[a] for a in node.args])
 
@@ -93,7 +95,7 @@ class _Evaluator:
             return np.zeros(guard.shape, source.dtype)
         return np.where(guard, source[np.where(guard, position, 0)], np.zeros((), source.dtype))
 
-    def _reduce(self, node: Reduce) -> Array:
+    def _reduce(self, node: ReduceNode) -> Array:
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
         shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
@@ -133,9 +135,10 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
     if node.op == "convert":
         return np.asarray(convert(args[0], dtype_of(args[0]), node.dtype))
     if node.op == "bitcast-convert":
-        return np.ascontiguousarray(args[0]).view(dtype)
-    narrow = args[-1].dtype in (NUMPY_DTYPE["bf16"], NUMPY_DTYPE["f16"])
-    if narrow:  # computed in f32, rounded once
-        args = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in args]
+        return np.asarray(args[0], order="C").view(dtype)  # which keeps a scalar one
+    given = dtype_of(args[-1])
+    opcode, _, direction = node.op.partition("compare-")
     with np.errstate(all="ignore"):  # infinities and NaN are values as others are
-        return np.asarray(OPERATIONS[node.op].meaning(*args)).astype(dtype)
+        if direction:
+            return np.asarray(COMPARE[direction.upper()](*(widen(a, given) for a in args)))
+        return np.asarray(compute(opcode, args, given, node.dtype))

@@ -23,7 +23,7 @@ from mpmd.compile.kernels.plan import (
     Constant,
     IndexValue,
     KernelPlan,
-    Reduce,
+    ReduceNode,
     store_arguments,
     store_level,
 )
@@ -157,14 +157,14 @@ class _Following:
         node = self.plan.nodes[number]
         if isinstance(node, Constant):
             self.constants[number] = np.asarray(node.value).astype(NUMPY_DTYPE[node.dtype])
-        elif isinstance(node, Reduce):
+        elif isinstance(node, ReduceNode):
             self._reduction(number, node)
         elif isinstance(node, Apply):
             value = self._applied(number, node)
             if value is not None:
                 self.constants[number] = np.asarray(value).astype(NUMPY_DTYPE[node.dtype])
 
-    def _reduction(self, number: int, node: Reduce) -> None:
+    def _reduction(self, number: int, node: ReduceNode) -> None:
         filler = self.constants.get(node.arg)
         if node.axis != ROW or self.plan.levels[node.arg] != ELEMENT or filler is None:
             self.possible = False

@@ -74,7 +74,7 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class Reduce:
+class ReduceNode:
     """A reduction.
 
     Attributes:
@@ -90,7 +90,7 @@ class Reduce:
     axis: str
 
 
-Node = Constant | IndexValue | Load | Apply | Reduce
+Node = Constant | IndexValue | Load | Apply | ReduceNode
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def arguments(node: Node) -> tuple[int, ...]:
     """Numbers of the nodes that a node uses, those inside of index expressions included."""
     if isinstance(node, Apply):
         return node.args
-    if isinstance(node, Reduce):
+    if isinstance(node, ReduceNode):
         return (node.arg,)
     if isinstance(node, Load):
         guard = () if node.where < 0 else (node.where,)

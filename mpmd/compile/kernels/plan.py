@@ -33,7 +33,7 @@ from mpmd.compile.kernels.nodes import (
     Load,
     Node,
     Operand,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
     store_arguments,
@@ -106,7 +106,7 @@ class KernelPlan:
     @property
     def kind(self) -> str:
         """`loop`, `row`, `column` or `mixed`, by the reductions in it."""
-        axes = {n.axis for n in self.nodes if isinstance(n, Reduce)}
+        axes = {n.axis for n in self.nodes if isinstance(n, ReduceNode)}
         return "loop" if not axes else "mixed" if len(axes) == 2 else axes.pop()
 
     # -- what follows from the DAG -------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class KernelPlan:
             dims = frozenset[int]().union(*(found[a] for a in used))
             if isinstance(node, Load | IndexValue):
                 dims |= node.index.dims()
-            elif isinstance(node, Reduce):
+            elif isinstance(node, ReduceNode):
                 dims -= set(self.row if node.axis == ROW else self.outer)
             found.append(dims)
         return tuple(found)
@@ -135,7 +135,7 @@ class KernelPlan:
         levels: list[str] = []
         row = set(self.row)
         for number, node in enumerate(self.nodes):
-            column_sum = isinstance(node, Reduce) and node.axis == COLUMN
+            column_sum = isinstance(node, ReduceNode) and node.axis == COLUMN
             final.append(column_sum or any(final[a] for a in self.uses[number]))
             wide = bool(self.depends[number] & row)
             levels.append((COLUMN if wide else BATCH) if final[-1] else (ELEMENT if wide else ROW))
@@ -150,14 +150,14 @@ class KernelPlan:
         stages: list[int] = []
         for node, used in zip(self.nodes, self.uses):
             stage = max((stages[a] for a in used), default=0)
-            stages.append(stage + (isinstance(node, Reduce) and node.axis == ROW))
+            stages.append(stage + (isinstance(node, ReduceNode) and node.axis == ROW))
         return tuple(stages)
 
     def text(self) -> str:
         """The plan in a readable form; equal plans have equal text, and it is part of cache keys."""
         dims = [f"d{d}:{e}" for d, e in enumerate(self.extents)]
-        cut = self.rank - self.row_dims
-        groups = (dims[: self.batch_dims], dims[self.batch_dims : cut], dims[cut:])
+        first_row_dim = self.rank - self.row_dims
+        groups = (dims[: self.batch_dims], dims[self.batch_dims : first_row_dim], dims[first_row_dim:])
         lines = [f"kernel {self.name} [{' | '.join(' '.join(g) for g in groups)}]"]
         results = set(self.results)
         for k, operand in enumerate(self.operands):

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
-from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, Reduce, arguments
+from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, ReduceNode, arguments
 
 _NARROW, _WIDE = "bf16", "f32"
 _SMOOTH = frozenset(
@@ -51,13 +51,15 @@ _SMOOTH = frozenset(
 
 def without_rounding(plan: KernelPlan) -> KernelPlan:
     """The plan with bf16 arithmetic in f32; the plan itself if it has none."""
-    if not any(n.dtype == _NARROW and isinstance(n, Apply | Reduce) and _is_smooth(n) for n in plan.nodes):
+    if not any(
+        n.dtype == _NARROW and isinstance(n, Apply | ReduceNode) and _is_smooth(n) for n in plan.nodes
+    ):
         return plan
     return _Widening(plan).plan()
 
 
 def _is_smooth(node: Node) -> bool:
-    return isinstance(node, Reduce) or (isinstance(node, Apply) and node.op in _SMOOTH)
+    return isinstance(node, ReduceNode) or (isinstance(node, Apply) and node.op in _SMOOTH)
 
 
 class _Widening:
@@ -106,8 +108,8 @@ class _Widening:
         return self._wide[number]
 
     def _in_f32(self, node: Node) -> int:
-        if isinstance(node, Reduce):
+        if isinstance(node, ReduceNode):
             arg = self.wide(node.arg)
-            return self.build.node(Reduce(_WIDE, node.op, arg, node.axis))
+            return self.build.node(ReduceNode(_WIDE, node.op, arg, node.axis))
         assert isinstance(node, Apply) and OPERATIONS[node.op].result == "same"
         return self.build.apply(node.op, *(self.wide(a) for a in node.args))

@@ -8,7 +8,7 @@ from mpmd.compile.kernels.plan import (
     ELEMENT,
     KernelPlan,
     Load,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
     store_arguments,
@@ -63,7 +63,7 @@ def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> b
     reached = set(loads)
     for number, node in enumerate(plan.nodes):
         if reached & set(arguments(node)):
-            if isinstance(node, Reduce):
+            if isinstance(node, ReduceNode):
                 return False
             reached.add(number)
     return all(s is stores[0] or not reached & set(store_arguments(s)) for s in plan.stores)
@@ -81,6 +81,6 @@ def _last_passes(plan: KernelPlan) -> list[int]:
         node = plan.nodes[user]
         for number in arguments(node):
             # a reduction reads its argument in the argument's own pass
-            read_in = plan.stages[number] if isinstance(node, Reduce) else last[user]
+            read_in = plan.stages[number] if isinstance(node, ReduceNode) else last[user]
             last[number] = max(last[number], read_in)
     return last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mpmd.compile.kernels.index import Index, dim
-from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, Load, Reduce, Store
+from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, Load, ReduceNode, Store
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def sorting_of(plan: KernelPlan) -> Sorting | None:
     Args:
         plan: as it was planned, not normalised.
     """
-    counts = [k for k, n in enumerate(plan.nodes) if isinstance(n, Reduce)]
+    counts = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
     if len(counts) != 1 or plan.row_dims != 1 or plan.rank < 2:
         return None
     before = _before(plan, counts[0])
@@ -94,7 +94,7 @@ def _kept(plan: KernelPlan, store: Store, count: int) -> int:
 def _before(plan: KernelPlan, count: int) -> int | None:
     """The node that compares the other with the element, in a sum of those that come first."""
     total = plan.nodes[count]
-    assert isinstance(total, Reduce)
+    assert isinstance(total, ReduceNode)
     number = _argument(plan, total.arg, "convert", 0)
     if total.op != "add" or number is None:
         return None

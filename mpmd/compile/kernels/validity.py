@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.nodes import BATCH, COLUMN, ROW, Apply, Load, Node, Operand, Reduce, Store
+from mpmd.compile.kernels.nodes import BATCH, COLUMN, ROW, Apply, Load, Node, Operand, ReduceNode, Store
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS, REDUCTIONS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _node_problems(plan: KernelPlan, node: Node) -> list[str]:
         return [f"unknown dtype {node.dtype}"]
     if isinstance(node, Load):
         return _load_problems(plan, node)
-    if isinstance(node, Reduce):
+    if isinstance(node, ReduceNode):
         return _reduce_problems(plan, node)
     return _apply_problems(plan, node) if isinstance(node, Apply) else []
 
@@ -67,7 +67,7 @@ def _outside(index: Index, operand: Operand, plan: KernelPlan) -> list[str]:
     return []
 
 
-def _reduce_problems(plan: KernelPlan, node: Reduce) -> list[str]:
+def _reduce_problems(plan: KernelPlan, node: ReduceNode) -> list[str]:
     if node.op not in REDUCTIONS:
         return [f"no reduction is named {node.op}; there are {', '.join(REDUCTIONS)}"]
     problems = []
@@ -133,11 +133,11 @@ def _level_problems(plan: KernelPlan) -> list[str]:
         return problems
     reduced: list[bool] = []
     for number, node in enumerate(plan.nodes):
-        reduced.append(isinstance(node, Reduce) or any(reduced[a] for a in plan.uses[number]))
+        reduced.append(isinstance(node, ReduceNode) or any(reduced[a] for a in plan.uses[number]))
     for number, node in enumerate(plan.nodes):
         if not any(final[a] for a in plan.uses[number]):
             continue
-        if isinstance(node, Reduce):
+        if isinstance(node, ReduceNode):
             problems.append(f"%{number} reduces what is already reduced over the outer dims")
         for a in plan.uses[number]:
             if not final[a] and (plan.depends[a] & outer or reduced[a]):

@@ -9,21 +9,21 @@ from mpmd.compile.hlo.attributes import ReplicaGroups
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
-def _groups(site: Site) -> ReplicaGroups:
+def _groups(site: LoweringSite) -> ReplicaGroups:
     """The groups; rows shorter than the table end in -1."""
     table = site.required("replica_groups")
     return ReplicaGroups(tuple(tuple(int(v) for v in row if v >= 0) for row in table))
 
 
-def _channel(site: Site) -> int | None:
+def _channel(site: LoweringSite) -> int | None:
     """The channel; 0 means none."""
     return site.attribute("channel_handle") or None
 
 
-def _joined(site: Site) -> dict[str, Any]:
+def _joined(site: LoweringSite) -> dict[str, Any]:
     return {
         "replica_groups": _groups(site),
         "channel_id": _channel(site),
@@ -31,12 +31,12 @@ def _joined(site: Site) -> dict[str, Any]:
     }
 
 
-def all_reduce(site: Site) -> Sequence[HloInstruction]:
-    """The reduction over a group, on all its members."""
+def all_reduce(site: LoweringSite) -> Sequence[HloInstruction]:
+    """The reduction over a group, with the result on all its members."""
     return site.parts(site.build.add("all-reduce", *site.operands, called=(site.region(),), **_joined(site)))
 
 
-def all_gather(site: Site) -> Sequence[HloInstruction]:
+def all_gather(site: LoweringSite) -> Sequence[HloInstruction]:
     """The members' arrays one after the other, on all members."""
     made = site.build.add(
         "all-gather",
@@ -48,7 +48,7 @@ def all_gather(site: Site) -> Sequence[HloInstruction]:
     return site.parts(made)
 
 
-def reduce_scatter(site: Site) -> HloInstruction:
+def reduce_scatter(site: LoweringSite) -> HloInstruction:
     """The reduction over a group, each member keeping its part."""
     return site.build.add(
         "reduce-scatter",
@@ -60,7 +60,7 @@ def reduce_scatter(site: Site) -> HloInstruction:
     )
 
 
-def all_to_all(site: Site) -> Sequence[HloInstruction]:
+def all_to_all(site: LoweringSite) -> Sequence[HloInstruction]:
     """Part j of member i goes to member j: split along one dim, joined along another.
 
     HLO exchanges along the split dim; where the parts are joined along another dim, they are moved there
@@ -78,7 +78,7 @@ def all_to_all(site: Site) -> Sequence[HloInstruction]:
 
 
 def rejoin(build: HloBuilder, value: HloInstruction, split: int, joined: int, count: int) -> HloInstruction:
-    """Parts that lie one after the other along `split`, laid one after the other along `joined`."""
+    """Parts that are stored one after the other along `split`, stored one after the other along `joined`."""
     if split == joined:
         return value
     dims = value.shape.dims
@@ -92,7 +92,7 @@ def rejoin(build: HloBuilder, value: HloInstruction, split: int, joined: int, co
     return build.reshape(moved, result)
 
 
-def collective_permute(site: Site) -> HloInstruction:
+def collective_permute(site: LoweringSite) -> HloInstruction:
     """Each target takes its source's array."""
     pairs = tuple((int(s), int(t)) for s, t in site.required("source_target_pairs"))
     return site.build.add(
@@ -100,21 +100,11 @@ def collective_permute(site: Site) -> HloInstruction:
     )
 
 
-def collective_broadcast(site: Site) -> HloInstruction:
+def collective_broadcast(site: LoweringSite) -> HloInstruction:
     """The first member's array on all members."""
     return site.build.add(
         "collective-broadcast", site.operands[0], replica_groups=_groups(site), channel_id=_channel(site)
     )
-
-
-def partition_id(site: Site) -> HloInstruction:
-    """This device's number among the partitions."""
-    return site.build.add("partition-id")
-
-
-def replica_id(site: Site) -> HloInstruction:
-    """This device's number among the replicas."""
-    return site.build.add("replica-id")
 
 
 RULES: dict[str, Rule] = {
@@ -123,7 +113,7 @@ RULES: dict[str, Rule] = {
     "stablehlo.all_to_all": all_to_all,
     "stablehlo.collective_broadcast": collective_broadcast,
     "stablehlo.collective_permute": collective_permute,
-    "stablehlo.partition_id": partition_id,
+    "stablehlo.partition_id": plain("partition-id"),
     "stablehlo.reduce_scatter": reduce_scatter,
-    "stablehlo.replica_id": replica_id,
+    "stablehlo.replica_id": plain("replica-id"),
 }

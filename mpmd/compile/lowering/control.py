@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
-def call(site: Site) -> Sequence[HloInstruction]:
+def call(site: LoweringSite) -> Sequence[HloInstruction]:
     """A call of a function."""
     computation = site.lowering.function(site.required("callee"))
     return site.parts(site.build.call(computation, site.operands))
 
 
-def composite(site: Site) -> Sequence[HloInstruction]:
+def composite(site: LoweringSite) -> Sequence[HloInstruction]:
     """A named operation by its decomposition."""
     computation = site.lowering.function(site.required("decomposition"))
     return site.parts(site.build.call(computation, site.operands))
 
 
-def loop(site: Site) -> Sequence[HloInstruction]:
+def loop(site: LoweringSite) -> Sequence[HloInstruction]:
     """A while whose state is a tuple of its operands and of what its regions read from outside."""
     condition, body = site.block(0), site.block(1)
     outside = tuple(dict.fromkeys((*condition.captured(), *body.captured())))
@@ -41,7 +41,7 @@ def loop(site: Site) -> Sequence[HloInstruction]:
     return [site.build.element(made, i) for i in range(len(site.operands))]
 
 
-def branches(site: Site) -> Sequence[HloInstruction]:
+def branches(site: LoweringSite) -> Sequence[HloInstruction]:
     """A conditional: one computation per branch, each taking a tuple of what it reads from outside."""
     computations, arguments = [], []
     for block in site.operation.regions:
@@ -53,29 +53,24 @@ def branches(site: Site) -> Sequence[HloInstruction]:
     return [site.build.element(made, i) for i in range(len(site.operation.results))]
 
 
-def barrier(site: Site) -> Sequence[HloInstruction]:
+def barrier(site: LoweringSite) -> Sequence[HloInstruction]:
     """Values that later passes must compute together."""
     if len(site.operands) == 1:
         return [site.build.add("opt-barrier", site.operands[0])]
     return site.parts(site.build.add("opt-barrier", site.build.tuple(site.operands)))
 
 
-def identity(site: Site) -> Sequence[HloInstruction]:
+def identity(site: LoweringSite) -> Sequence[HloInstruction]:
     """On one device a sharding says nothing."""
     return site.operands
 
 
-def token(site: Site) -> HloInstruction:
-    """A token that waits for tokens."""
-    return site.build.add("after-all", *site.operands)
-
-
-def pack(site: Site) -> HloInstruction:
+def pack(site: LoweringSite) -> HloInstruction:
     """A tuple."""
     return site.build.tuple(site.operands)
 
 
-def element(site: Site) -> HloInstruction:
+def element(site: LoweringSite) -> HloInstruction:
     """One element of a tuple."""
     return site.build.element(site.operands[0], site.required("index"))
 
@@ -84,10 +79,10 @@ RULES: dict[str, Rule] = {
     "func.call": call,
     "sdy.reshard": identity,
     "sdy.sharding_constraint": identity,
-    "stablehlo.after_all": token,
+    "stablehlo.after_all": plain("after-all"),
     "stablehlo.case": branches,
     "stablehlo.composite": composite,
-    "stablehlo.create_token": token,
+    "stablehlo.create_token": plain("after-all"),
     "stablehlo.get_tuple_element": element,
     "stablehlo.if": branches,
     "stablehlo.optimization_barrier": barrier,

@@ -1,4 +1,4 @@
-"""Lowering of custom calls: marks disappear, what HLO has an operation for becomes it, the rest stays."""
+"""Lowering of custom calls: markers are dropped, those with an HLO operation are replaced, others stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.compile.hlo.attributes import OutputAlias, Verbatim
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.hlo.text import quote, unquote
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 _VERSIONS = {
     2: "API_VERSION_STATUS_RETURNING",
@@ -20,14 +20,14 @@ _VERSIONS = {
 _MARKS = frozenset({"Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"})
 
 
-def mark(site: Site) -> Sequence[HloInstruction]:
-    """On one device a mark for the partitioner says nothing."""
+def mark(site: LoweringSite) -> Sequence[HloInstruction]:
+    """On one device a partitioner's marker has no effect."""
     if any(o.shape.logical is not s.logical for o, s in zip(site.operands, site.operation.shapes)):
-        raise site.error("a mark for the partitioner changes the shape; partition the program first")
+        raise site.error("a marker for the partitioner changes the shape; partition the program first")
     return site.operands
 
 
-def top_k(site: Site) -> Sequence[HloInstruction]:
+def top_k(site: LoweringSite) -> Sequence[HloInstruction]:
     """The k largest or smallest values of the last dim and their positions."""
     options: dict[str, Any] = site.attribute("mhlo.attributes") or {}
     k = site.operation.shapes[0].dims[-1]
@@ -35,12 +35,12 @@ def top_k(site: Site) -> Sequence[HloInstruction]:
     return site.parts(site.build.add("topk", site.operands[0], k=k, largest=largest))
 
 
-def approximate_top_k(site: Site) -> Sequence[HloInstruction]:
-    """The best values of a dim and what lies beside them: exactly, which is near enough."""
+def approximate_top_k(site: LoweringSite) -> Sequence[HloInstruction]:
+    """The best values of a dim with their payloads: computed exactly, as a special case of approximately."""
     count = len(site.operands) // 2
     found = re.search(r"reduction_dim = (\d+)", str(site.attribute("mhlo.backend_config")))
     if found is None:
-        raise site.error("an approximate top-k does not say along which dim")
+        raise site.error("an approximate top-k has no dim")
     (name,) = site.attribute("called_computations")
     made = site.build.add(
         "sort",
@@ -55,12 +55,12 @@ def approximate_top_k(site: Site) -> Sequence[HloInstruction]:
     ]
 
 
-def erf(site: Site) -> HloInstruction:
+def erf(site: LoweringSite) -> HloInstruction:
     """The error function."""
     return site.build.add("erf", site.operands[0])
 
 
-TARGETS: dict[str, Callable[[Site], HloInstruction | Sequence[HloInstruction]]] = {
+TARGETS: dict[str, Callable[[LoweringSite], HloInstruction | Sequence[HloInstruction]]] = {
     **dict.fromkeys(_MARKS, mark),
     "ApproxTopK": approximate_top_k,
     "mhlo.erf": erf,
@@ -68,7 +68,7 @@ TARGETS: dict[str, Callable[[Site], HloInstruction | Sequence[HloInstruction]]] 
 }
 
 
-def custom_call(site: Site) -> HloInstruction | Sequence[HloInstruction]:
+def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]:
     """A function outside the program."""
     target = site.required("call_target_name")
     if target in TARGETS:
@@ -81,7 +81,7 @@ def custom_call(site: Site) -> HloInstruction | Sequence[HloInstruction]:
         listed = ", ".join(str(s) for s in _with_layouts(inputs, operand_layouts))
         constraints = Verbatim("{" + listed + "}")
     single = len(shapes) == 1
-    typed = site.attribute("mhlo.backend_config") is not None  # how JAX writes calls of the typed interface
+    typed = site.attribute("mhlo.backend_config") is not None  # JAX's form of calls of the typed interface
     version = 4 if typed else int(site.attribute("api_version", 1))
     made = site.build.add(
         "custom-call",
@@ -99,18 +99,18 @@ def custom_call(site: Site) -> HloInstruction | Sequence[HloInstruction]:
 
 
 def _with_layouts(shapes: Sequence[Shape], layouts: Any) -> list[Shape]:
-    """Shapes in the stated layouts (minor to major), row-major where none are."""
+    """Shapes in the stated layouts (minor to major), row-major by default."""
     if not layouts:
         return [s.filled() for s in shapes]
     return [s.with_layout([int(d) for d in order.reshape(-1)]) for s, order in zip(shapes, layouts)]
 
 
-def _aliases(site: Site) -> tuple[OutputAlias, ...] | None:
+def _aliases(site: LoweringSite) -> tuple[OutputAlias, ...] | None:
     listed = site.attribute("output_operand_aliases") or ()
     return tuple(OutputAlias(output, operand, index) for output, operand, index in listed) or None
 
 
-def _backend_config(site: Site) -> str:
+def _backend_config(site: LoweringSite) -> str:
     """The configuration as written: a dictionary of typed values, or a string."""
     for name in ("mhlo.backend_config", "backend_config"):
         text = site.attribute(name, "")

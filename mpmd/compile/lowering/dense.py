@@ -17,10 +17,10 @@ _TOKEN = re.compile(r"\([^()]*\)|[^\s,\[\]()]+")
 
 
 def parse_dense(text: str, shape: Shape) -> np.ndarray:
-    """The array of a dense constant of this shape; one value stands for all.
+    """The array of a dense constant of this shape; a single value is repeated.
 
     Raises:
-        CompileError: the text is no dense constant, or was shortened.
+        CompileError: the text is not a dense constant, or was shortened.
     """
     found = _BODY.match(text)
     if found is None:

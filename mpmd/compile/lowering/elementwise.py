@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 _SAME = [
     "abs",
@@ -52,24 +52,14 @@ _SAME = [
 ]
 
 
-def same(site: Site) -> HloInstruction:
+def same(site: LoweringSite) -> HloInstruction:
     """HLO has the operation under the same name."""
     opcode = site.name.partition(".")[2].replace("_", "-")
     return site.build.add(opcode, *site.operands)
 
 
-def convert(site: Site) -> HloInstruction:
-    """Other elements."""
-    return site.build.add("convert", site.operands[0], shape=site.shape)
-
-
-def bitcast_convert(site: Site) -> HloInstruction:
-    """The same bits read as other elements."""
-    return site.build.add("bitcast-convert", site.operands[0], shape=site.shape)
-
-
-def compare(site: Site) -> HloInstruction:
-    """Only the total order of floats needs to be said; the rest follows from the element type."""
+def compare(site: LoweringSite) -> HloInstruction:
+    """HLO marks only the total order of floats; other comparisons follow from the element type."""
     total = site.attribute("compare_type") == "TOTALORDER"
     return site.build.add(
         "compare",
@@ -79,17 +69,7 @@ def compare(site: Site) -> HloInstruction:
     )
 
 
-def reduce_precision(site: Site) -> HloInstruction:
-    """Rounding to fewer bits."""
-    return site.build.add(
-        "reduce-precision",
-        site.operands[0],
-        exponent_bits=site.required("exponent_bits"),
-        mantissa_bits=site.required("mantissa_bits"),
-    )
-
-
-def mapped(site: Site) -> HloInstruction:
+def mapped(site: LoweringSite) -> HloInstruction:
     """A computation on scalars, for each element."""
     return site.build.add(
         "map", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)
@@ -98,9 +78,11 @@ def mapped(site: Site) -> HloInstruction:
 
 RULES: dict[str, Rule] = {
     **{f"stablehlo.{name}": same for name in _SAME},
-    "stablehlo.bitcast_convert": bitcast_convert,
+    "stablehlo.bitcast_convert": plain("bitcast-convert", shaped=True),
     "stablehlo.compare": compare,
-    "stablehlo.convert": convert,
+    "stablehlo.convert": plain("convert", shaped=True),
     "stablehlo.map": mapped,
-    "stablehlo.reduce_precision": reduce_precision,
+    "stablehlo.reduce_precision": plain(
+        "reduce-precision", exponent_bits="exponent_bits", mantissa_bits="mantissa_bits"
+    ),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 
-def gather(site: Site) -> HloInstruction:
+def gather(site: LoweringSite) -> HloInstruction:
     """Slices at run-time indices."""
     return site.build.add(
         "gather",
@@ -19,7 +19,7 @@ def gather(site: Site) -> HloInstruction:
     )
 
 
-def scatter(site: Site) -> Sequence[HloInstruction]:
+def scatter(site: LoweringSite) -> Sequence[HloInstruction]:
     """Updates combined into slices at run-time indices."""
     made = site.build.add(
         "scatter",

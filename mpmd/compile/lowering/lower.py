@@ -26,11 +26,10 @@ from mpmd.compile.lowering import (
     products,
     random,
     reductions,
-    special_functions,
 )
 from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
-from mpmd.compile.lowering.reader import named_axes, read_program
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
 from mpmd.compile.lowering.spmd.rules import spread_rule
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
@@ -46,21 +45,21 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **random.RULES,
     **reductions.RULES,
-    **special_functions.RULES,
 }
-"""How each operation becomes HLO."""
+"""The lowering rule of each operation."""
 
 
 def lower(source: Any) -> HloModule:
     """A StableHLO module, or its text, as HLO.
 
-    The function `main` becomes the entry; its arguments' attributes say what may be aliased or donated.
+    The function `main` becomes the entry; its arguments' attributes give aliasing and donation.
 
     Raises:
-        CompileError: an operation or type has no HLO; names the operation and where it comes from.
-        IRError: the text is no MLIR module.
+        CompileError: an operation or type has no HLO; names the operation and its source.
+        IRError: the text is not an MLIR module.
     """
-    return lower_program(read_program(source))
+    text = source if isinstance(source, str) else source.operation.get_asm(enable_debug_info=True)
+    return lower_program(read_program(parse_program(text)))
 
 
 def lower_for_mesh(
@@ -71,16 +70,16 @@ def lower_for_mesh(
     Args:
         text: MLIR of the module.
         axes: the mesh's axes and their sizes, the outermost first.
-        arguments: for each argument of `main` the axes that cut its dims.
+        arguments: for each argument of `main` the axes that shard its dims.
         results: the same for its results.
 
     Raises:
         CompileError: an operation or type has no HLO, or Shardy cannot partition the module.
-        IRError: the text is no MLIR module.
+        IRError: the text is not an MLIR module.
     """
     program = read_program(with_collectives(text, axes, arguments, results))
-    cuts = [tuple(named_axes(names, axes) for names in spec) for spec in results]
-    return lower_program(localise(program, math.prod(axes.values()), cuts))
+    shardings = [tuple(named_axes(names, axes) for names in spec) for spec in results]
+    return lower_program(localise(program, math.prod(axes.values()), shardings))
 
 
 def lower_program(program: StablehloProgram) -> HloModule:
@@ -106,12 +105,12 @@ def _identifier(name: str) -> str:
 
 
 class Lowering:
-    """The work on one program.
+    """Lowering of one program.
 
     Attributes:
-        program: what is lowered.
-        module: what is made.
-        partial: values of which every device has a partial result, and with what these are joined.
+        program: the source.
+        module: the module under construction.
+        partial: values of which every device has a partial result, and the reduction that joins them.
     """
 
     def __init__(self, program: StablehloProgram, module: HloModule) -> None:
@@ -119,7 +118,6 @@ class Lowering:
         self.module = module
         self._functions: dict[str, HloComputation] = {}
         self._closed: dict[Any, HloComputation] = {}
-        self._imported: dict[str, HloComputation] = {}
         self._reducers: dict[tuple[str, str], HloComputation] = {}
         self._constants: dict[ValueId, HloInstruction] = {}  # in loops they are elements of the state
         self.partial: dict[ValueId, str] = {}
@@ -141,14 +139,6 @@ class Lowering:
             found = self._functions[name] = builder.computation
         return found
 
-    def imported(self, program: StablehloProgram, key: str) -> HloComputation:
-        """The entry of another program as a computation of this module; lowered once per key."""
-        found = self._imported.get(key)
-        if found is None:
-            inner = Lowering(program, self.module)
-            found = self._imported[key] = inner.function("main")
-        return found
-
     def reducer(self, opcode: str, dtype: str) -> HloComputation:
         """`(a, b) -> opcode(a, b)` on scalars; made once."""
         found = self._reducers.get((opcode, dtype))
@@ -156,7 +146,7 @@ class Lowering:
             found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
         return found
 
-    def closed_region(self, site: Site, block: Block) -> HloComputation:
+    def closed_region(self, site: LoweringSite, block: Block) -> HloComputation:
         """A region that reads nothing from outside but constants; equal regions share a computation."""
         key = _structure(block)
         found = self._closed.get(key) if key is not None else None
@@ -172,11 +162,11 @@ class Lowering:
             self._closed[key] = builder.computation
         return builder.computation
 
-    def _copied_constant(self, site: Site, builder: HloBuilder, outside: ValueId) -> HloInstruction:
+    def _copied_constant(self, site: LoweringSite, builder: HloBuilder, outside: ValueId) -> HloInstruction:
         value = self._constants.get(outside)
         if value is None:
             name = site.values[outside].name
-            raise site.error(f"its region reads {name} from outside, which is no constant")
+            raise site.error(f"its region reads {name} from outside, which is not a constant")
         return builder.constant(value.literal)
 
     def state_region(
@@ -207,9 +197,9 @@ class Lowering:
             rule = RULES.get(operation.name)
             if operation.spread is not None:
                 rule = spread_rule(operation, rule)
-            site = Site(self, builder, operation, [values[v] for v in operation.operands], values)
+            site = LoweringSite(self, builder, operation, [values[v] for v in operation.operands], values)
             if rule is None:
-                raise site.error("no rule lowers this operation")
+                raise site.error("there is no rule for this operation")
             builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""
             try:
                 made = rule(site)
@@ -225,7 +215,7 @@ class Lowering:
                     self._constants[number] = value
 
     def _mark(self, operation: Operation, results: Sequence[HloInstruction]) -> None:
-        """Hand on the frontend attributes that JAX or the user gave an operation."""
+        """Copies the frontend attributes that JAX or the user gave an operation."""
         given = operation.attributes.get("mhlo.frontend_attributes")
         if given:
             text = ",".join(f"{key}={quote(str(value))}" for key, value in given.items())

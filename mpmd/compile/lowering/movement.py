@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
-def constant(site: Site) -> HloInstruction:
+def constant(site: LoweringSite) -> HloInstruction:
     """A literal; one value repeated becomes a broadcast scalar."""
     value = site.required("value")
     if value.size > 1 and not any(value.strides):
@@ -16,12 +16,7 @@ def constant(site: Site) -> HloInstruction:
     return site.build.constant(value)
 
 
-def iota(site: Site) -> HloInstruction:
-    """0, 1, 2 ... along one dim."""
-    return site.build.add("iota", shape=site.shape, iota_dimension=site.required("iota_dimension"))
-
-
-def broadcast_in_dim(site: Site) -> HloInstruction:
+def broadcast_in_dim(site: LoweringSite) -> HloInstruction:
     """HLO's broadcast does not stretch dims of size 1: those are dropped first."""
     (value,), dims = site.operands, site.required("broadcast_dimensions")
     kept = [i for i, d in enumerate(dims) if value.shape.dims[i] == site.shape.dims[d]]
@@ -30,52 +25,37 @@ def broadcast_in_dim(site: Site) -> HloInstruction:
     return site.build.broadcast(value, site.shape.dims, [dims[i] for i in kept])
 
 
-def reshape(site: Site) -> HloInstruction:
-    """The same elements in other dims."""
-    return site.build.add("reshape", site.operands[0], shape=site.shape)
-
-
-def transpose(site: Site) -> HloInstruction:
-    """Dims in another order."""
-    return site.build.add("transpose", site.operands[0], dimensions=site.required("permutation"))
-
-
-def reverse(site: Site) -> HloInstruction:
-    """Some dims backwards."""
-    return site.build.add("reverse", site.operands[0], dimensions=site.required("dimensions"))
-
-
-def concatenate(site: Site) -> HloInstruction:
+def concatenate(site: LoweringSite) -> HloInstruction:
     """One after the other."""
     return site.build.add("concatenate", *site.operands, dimensions=(site.required("dimension"),))
 
 
-def pad(site: Site) -> HloInstruction:
+def pad(site: LoweringSite) -> HloInstruction:
     """More elements around and between."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     sides = zip(*(site.required(name) for name in names))
     return site.build.pad(site.operands[0], site.operands[1], [PadDim(*side) for side in sides])
 
 
-def cut(site: Site) -> HloInstruction:
+def slice_(site: LoweringSite) -> HloInstruction:
     """A part between fixed bounds."""
     bounds = (site.required(name) for name in ("start_indices", "limit_indices", "strides"))
     return site.build.slice(site.operands[0], *bounds)
 
 
-def dynamic_slice(site: Site) -> HloInstruction:
+def dynamic_slice(site: LoweringSite) -> HloInstruction:
     """A part at run-time starts."""
     return site.build.dynamic_slice(site.operands[0], site.operands[1:], site.required("slice_sizes"))
 
 
-def dynamic_update_slice(site: Site) -> HloInstruction:
+def dynamic_update_slice(site: LoweringSite) -> HloInstruction:
     """A part replaced at run-time starts."""
     value, update, *starts = site.operands
     return site.build.dynamic_update_slice(value, update, starts)
 
 
-def dimension_size(site: Site) -> HloInstruction:
-    """The size of a dim, which is known here."""
+def dimension_size(site: LoweringSite) -> HloInstruction:
+    """The size of a dim, which is static here."""
     return site.build.constant(site.operands[0].shape.dims[site.required("dimension")], "s32")
 
 
@@ -87,10 +67,10 @@ RULES: dict[str, Rule] = {
     "stablehlo.dynamic_slice": dynamic_slice,
     "stablehlo.dynamic_update_slice": dynamic_update_slice,
     "stablehlo.get_dimension_size": dimension_size,
-    "stablehlo.iota": iota,
+    "stablehlo.iota": plain("iota", shaped=True, iota_dimension="iota_dimension"),
     "stablehlo.pad": pad,
-    "stablehlo.reshape": reshape,
-    "stablehlo.reverse": reverse,
-    "stablehlo.slice": cut,
-    "stablehlo.transpose": transpose,
+    "stablehlo.reshape": plain("reshape", shaped=True),
+    "stablehlo.reverse": plain("reverse", dimensions="dimensions"),
+    "stablehlo.slice": slice_,
+    "stablehlo.transpose": plain("transpose", dimensions="permutation"),
 }

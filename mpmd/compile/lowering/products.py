@@ -6,17 +6,17 @@ from typing import Any
 
 from mpmd.compile.hlo.attributes import Verbatim, Window, WindowDim
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
-def _precision(site: Site) -> tuple[str, ...] | None:
+def _precision(site: LoweringSite) -> tuple[str, ...] | None:
     """`operand_precision`, left out where it is the default for all operands."""
     given = tuple(p.lower() for p in site.attribute("precision_config") or ())
     return given if any(p != "default" for p in given) else None
 
 
-def _algorithm(site: Site) -> Verbatim | None:
-    """XLA's name of a dot algorithm, made from its parts."""
+def _algorithm(site: LoweringSite) -> Verbatim | None:
+    """XLA's name of a dot algorithm, from its components."""
     parts: dict[str, str] | None = site.attribute("algorithm")
     if parts is None:
         return None
@@ -25,7 +25,7 @@ def _algorithm(site: Site) -> Verbatim | None:
     return Verbatim("dot_" + "_".join(types) + (f"_x{steps}" if steps > 1 else ""))
 
 
-def dot_general(site: Site) -> HloInstruction:
+def dot_general(site: LoweringSite) -> HloInstruction:
     """A product with batch and contracting dims."""
     return site.build.add(
         "dot",
@@ -55,7 +55,7 @@ def window_dims(
     )
 
 
-def convolution(site: Site) -> HloInstruction:
+def convolution(site: LoweringSite) -> HloInstruction:
     """A window of a kernel moved over an image."""
     dims = site.required("dimension_numbers")
     kernel = site.operands[1].shape
@@ -79,34 +79,21 @@ def convolution(site: Site) -> HloInstruction:
     )
 
 
-def cholesky(site: Site) -> HloInstruction:
+def cholesky(site: LoweringSite) -> HloInstruction:
     """The triangular factor."""
     return site.build.add("cholesky", site.operands[0], lower=site.attribute("lower", False))
-
-
-def triangular_solve(site: Site) -> HloInstruction:
-    """A system with a triangular matrix."""
-    return site.build.add(
-        "triangular-solve",
-        *site.operands,
-        left_side=site.required("left_side"),
-        lower=site.required("lower"),
-        unit_diagonal=site.required("unit_diagonal"),
-        transpose_a=site.required("transpose_a"),
-    )
-
-
-def fft(site: Site) -> HloInstruction:
-    """A Fourier transform of the last dims."""
-    return site.build.add(
-        "fft", site.operands[0], fft_type=site.required("fft_type"), fft_length=site.required("fft_length")
-    )
 
 
 RULES: dict[str, Rule] = {
     "stablehlo.cholesky": cholesky,
     "stablehlo.convolution": convolution,
     "stablehlo.dot_general": dot_general,
-    "stablehlo.fft": fft,
-    "stablehlo.triangular_solve": triangular_solve,
+    "stablehlo.fft": plain("fft", fft_type="fft_type", fft_length="fft_length"),
+    "stablehlo.triangular_solve": plain(
+        "triangular-solve",
+        left_side="left_side",
+        lower="lower",
+        unit_diagonal="unit_diagonal",
+        transpose_a="transpose_a",
+    ),
 }

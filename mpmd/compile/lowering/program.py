@@ -1,4 +1,4 @@
-"""A StableHLO program as plain records: what the rules of lowering look at, free of MLIR's bindings."""
+"""A StableHLO program as plain records: the input of the lowering rules, free of MLIR's bindings."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ ValueId = int
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis of a mesh, or a part of one: device `d` stands at `d // stride % size` on it."""
+    """An axis of a mesh, or a sub-axis: device `d` has coordinate `d // stride % size` on it."""
 
     stride: int
     size: int
 
 
 Sharding = tuple[tuple[Axis, ...], ...]
-"""For each dim the axes that cut it, the outermost cut first."""
+"""For each dim the axes that shard it, the outermost first."""
 
 
 @dataclass(slots=True)
 class Spread:
-    """What an operation is for the mesh as a whole, while its records speak of one device.
+    """An operation on the whole mesh, where its records describe one device.
 
     Attributes:
         whole: the operation with whole shapes.
-        operands: how its operands are cut.
-        results: how its results are cut.
+        operands: how its operands are sharded.
+        results: how its results are sharded.
         shapes: whole shapes of its operands.
         devices: how many devices the mesh has.
     """
@@ -54,9 +54,9 @@ class Operation:
         shapes: shapes of the results.
         attributes: as Python values: numbers, strings, tuples, arrays, dimension records.
         regions: computations inside it.
-        source: where it comes from, e.g. `jit(step)/mul`; "" if unknown.
-        shardings: how its results are cut, where the program says so.
-        spread: what it is on the whole mesh, where the records speak of one device.
+        source: its location, e.g. `jit(step)/mul`; "" if unknown.
+        shardings: shardings of the results, where the program gives them.
+        spread: the operation on the whole mesh, where the records describe one device.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Operation:
 class Block:
     """A computation: arguments, operations, returned values.
 
-    `shardings` says how the arguments of a function are cut, where the program says so.
+    `shardings` are those of the arguments of a function, where the program gives them.
     """
 
     arguments: tuple[ValueId, ...]

@@ -1,4 +1,4 @@
-"""Lowering of random numbers.  JAX's threefry arrives as integer operations; this is the rest."""
+"""Lowering of random numbers, but for JAX's threefry, which arrives as integer operations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 _ALGORITHMS = {"DEFAULT": "rng_default", "THREE_FRY": "rng_three_fry", "PHILOX": "rng_philox"}
 _DISTRIBUTIONS = {"UNIFORM": "rng_uniform", "NORMAL": "rng_normal"}
 
 
-def rng_bit_generator(site: Site) -> Sequence[HloInstruction]:
+def rng_bit_generator(site: LoweringSite) -> Sequence[HloInstruction]:
     """Random bits and the state after them."""
     made = site.build.add(
         "rng-bit-generator",
@@ -23,7 +23,7 @@ def rng_bit_generator(site: Site) -> Sequence[HloInstruction]:
     return site.parts(made)
 
 
-def rng(site: Site) -> HloInstruction:
+def rng(site: LoweringSite) -> HloInstruction:
     """Random numbers without a state: any of the distribution; the shape operand is known from the result."""
     a, b, _ = site.operands
     distribution = _DISTRIBUTIONS[site.required("rng_distribution")]

@@ -1,4 +1,4 @@
-"""Reading StableHLO: with `spmd/shardy.py` all of the compiler that touches MLIR's bindings.
+"""Reading StableHLO: with `spmd/shardy.py` the only module of the compiler that uses MLIR's bindings.
 
 Everything after it works on the records of `program.py`.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir as mlir
-from jax.extend.mlir import passmanager
 from jax.extend.mlir.dialects import stablehlo
 
 from mpmd import ir
@@ -45,64 +44,32 @@ _ALIAS = re.compile(
     r"output_tuple_indices = \[(.*?)\], operand_index = (\d+), operand_tuple_indices = \[(.*?)\]"
 )
 _BUFFERED = frozenset(["pred", "s32", "s64", "u32", "u64", "f32", "f64"])
-_PLAIN_TYPES = {"f16", "bf16", "f32", "f64"}
-_COMPLEX_TYPES = {"c64": "complex<f32>", "c128": "complex<f64>"}
 
 
-def read_program(source: mlir.Module | str) -> StablehloProgram:
-    """The records of a StableHLO module, or of its text.
+def parse_program(text: str) -> ir.Module:
+    """The module of a text, operations of CHLO decomposed as jaxlib does.
+
+    Raises:
+        IRError: the text is not an MLIR module.
+    """
+    module = ir.parse(text)
+    if "chlo." in text:
+        ir.run_mlir_alone("func.func(chlo-legalize-to-stablehlo)", module)
+    return module
+
+
+def read_program(module: mlir.Module) -> StablehloProgram:
+    """The records of a StableHLO module.
 
     Raises:
         CompileError: it has no function `main`, or a type that HLO lacks.
-        IRError: the text is no MLIR module.
     """
-    module = ir.parse(source) if isinstance(source, str) else source
     with module.context:
-        return _Reader().program(module)
+        return _ModuleReader().program(module)
 
 
-def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
-    """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships.
-
-    Raises:
-        CompileError: there is none for these element types.
-    """
-    takes = [_type_text(shape) for shape in operands]
-    gives = [_type_text(shape) for shape in operation.shapes]
-    names = [f"%a{i}" for i in range(len(takes))]
-    results = ", ".join(gives)
-    outputs = ", ".join(f"%r#{i}" for i in range(len(gives))) if len(gives) > 1 else "%r"
-    pack = f"%r:{len(gives)}" if len(gives) > 1 else "%r"
-    text = (
-        f"func.func @main({', '.join(f'{n}: {t}' for n, t in zip(names, takes))}) -> ({results}) {{\n"
-        f'  {pack} = "{operation.name}"({", ".join(names)}) : ({", ".join(takes)}) -> ({results})\n'
-        f"  return {outputs} : {results}\n}}"
-    )
-    module = ir.parse(text)
-    with module.context:
-        passmanager.PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(
-            module.operation
-        )
-    expanded = read_program(module)
-    left = next((o.name for o in expanded.functions["main"].body.walk() if o.name == operation.name), None)
-    if left is not None:
-        raise CompileError(f"no decomposition of {operation.name} for {', '.join(takes)} is known")
-    return expanded
-
-
-def _type_text(shape: Shape) -> str:
-    element = shape.dtype
-    if shape.info.is_integral:
-        element = ("ui" if shape.info.kind == "unsigned" else "i") + str(shape.info.bits)
-    elif element in _COMPLEX_TYPES:
-        element = _COMPLEX_TYPES[element]
-    elif element not in _PLAIN_TYPES:
-        raise CompileError(f"an element type of {shape} has no decomposition of special functions")
-    return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"
-
-
-class _Reader:
-    """One reading: numbers values, remembers types."""
+class _ModuleReader:
+    """Reads one module: numbers values, records types."""
 
     def __init__(self) -> None:
         self.ids: dict[mlir.Value, ValueId] = {}
@@ -143,8 +110,10 @@ class _Reader:
         body = self.block(blocks[0])
         if self.meshes:
             given = [{a.name: a.attr for a in mlir.DictAttr(d)} for d in listed]
-            cuts = [d.get(_SHARDING) for d in given]
-            body.shardings = tuple(None if cut is None else self.sharding(cut) for cut in cuts)
+            shardings = [d.get(_SHARDING) for d in given]
+            body.shardings = tuple(
+                None if sharding is None else self.sharding(sharding) for sharding in shardings
+            )
         return Function(name, body, notes)
 
     def block(self, block: mlir.Block) -> Block:
@@ -176,7 +145,7 @@ class _Reader:
             attributes["dot_dimension_numbers"] = DotDims((len(op.operands[0].type.shape) - 1,), (0,))
         if name == "sdy.manual_computation":
             given = ir.sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
-            attributes["in_cuts"] = tuple(map(self.sharding, given))
+            attributes["in_shardings"] = tuple(map(self.sharding, given))
             axes = next(iter(self.meshes.values()), {})
             attributes["axes"] = sharding_axes(str(op.attributes["manual_axes"]), axes)
         return Operation(
@@ -191,7 +160,7 @@ class _Reader:
         )
 
     def shardings(self, op: mlir.Operation) -> tuple[Sharding, ...]:
-        """How an operation's results are cut; empty if it does not say."""
+        """Shardings of an operation's results; empty if there are none."""
         given = op.attributes
         if "out_sharding" in given:
             return (self.sharding(given["out_sharding"]),)
@@ -201,13 +170,13 @@ class _Reader:
         return tuple(map(self.sharding, ir.sdy.TensorShardingPerValueAttr(given[name]).shardings))
 
     def sharding(self, attribute: mlir.Attribute) -> Sharding:
-        """How a value is cut."""
+        """The sharding of a value."""
         axes = self._axes_of(attribute)
         dims = ir.sdy.TensorShardingAttr(attribute).dimension_shardings
         return tuple(sharding_axes(str(dim), axes) for dim in dims)
 
     def _groups(self, mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
-        """The groups of devices along axes of a mesh, which is how JAX 0.11 names them.
+        """The groups of devices along axes of a mesh: JAX 0.11 names groups this way.
 
         Raises:
             CompileError: there is no such mesh, or the axes are parts of axes.
@@ -308,7 +277,7 @@ def _attributes(op: mlir.Operation) -> dict[str, Any]:
 
 
 def _attribute(attribute: mlir.Attribute) -> Any:
-    """An attribute as a Python value; what has no reading is kept as its text."""
+    """An attribute as a Python value; unknown attributes are kept as text."""
     if isinstance(attribute, (mlir.BoolAttr, mlir.IntegerAttr, mlir.StringAttr, mlir.FlatSymbolRefAttr)):
         return attribute.value
     if isinstance(attribute, (mlir.DenseI64ArrayAttr, mlir.DenseI32ArrayAttr, mlir.DenseBoolArrayAttr)):
@@ -392,13 +361,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _constant(op: mlir.Operation) -> Any:
-    """A constant's array.  The bindings give arrays of some element types only, the text has them all."""
+    """A constant's array.  The bindings read arrays of some element types only, the text has them all."""
     shape = shape_of(str(op.results[0].type))
     if shape.dtype in _BUFFERED and shape.size > 64:
         return np.array(mlir.DenseElementsAttr(op.attributes["value"])).reshape(shape.dims)
     if shape.info.kind != "complex":
         return parse_dense(str(op.attributes["value"]), shape)
-    text = op.get_asm(use_local_scope=True)  # the bindings do not even hand over a complex attribute
+    text = op.get_asm(use_local_scope=True)  # the bindings have no complex attributes
     return parse_dense(text[text.index("dense<") :], shape)
 
 
@@ -411,5 +380,5 @@ def _count(attributes: Any, name: str) -> int:
 
 
 def _source(location: mlir.Location) -> str:
-    """The names on the way to an operation, e.g. `jit(step)/mul`."""
+    """The location of an operation, e.g. `jit(step)/mul`."""
     return location.name_str if isinstance(location, mlir.NameLoc) else ""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.lowering.products import window_dims
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 
 
-def reduce(site: Site) -> Sequence[HloInstruction]:
+def reduce(site: LoweringSite) -> Sequence[HloInstruction]:
     """Some dims reduced by a computation on scalars."""
     made = site.build.add(
         "reduce", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)
@@ -17,7 +17,7 @@ def reduce(site: Site) -> Sequence[HloInstruction]:
     return site.parts(made)
 
 
-def reduce_window(site: Site) -> Sequence[HloInstruction]:
+def reduce_window(site: LoweringSite) -> Sequence[HloInstruction]:
     """A window reduced at each of its positions."""
     window = window_dims(
         site.required("window_dimensions"),
@@ -32,7 +32,7 @@ def reduce_window(site: Site) -> Sequence[HloInstruction]:
     return site.parts(made)
 
 
-def select_and_scatter(site: Site) -> HloInstruction:
+def select_and_scatter(site: LoweringSite) -> HloInstruction:
     """Each source element goes to the preferred element of its window."""
     window = window_dims(
         site.attribute("window_dimensions") or (1,) * site.shape.rank,
@@ -47,7 +47,7 @@ def select_and_scatter(site: Site) -> HloInstruction:
     )
 
 
-def sort(site: Site) -> Sequence[HloInstruction]:
+def sort(site: LoweringSite) -> Sequence[HloInstruction]:
     """Several arrays in the order of a comparator."""
     dim = site.attribute("dimension", -1)
     made = site.build.add(
@@ -60,7 +60,7 @@ def sort(site: Site) -> Sequence[HloInstruction]:
     return site.parts(made)
 
 
-def batch_norm(site: Site) -> Sequence[HloInstruction]:
+def batch_norm(site: LoweringSite) -> Sequence[HloInstruction]:
     """Normalisation by the statistics of each feature."""
     made = site.build.add(
         site.name.partition(".")[2].replace("_", "-"),

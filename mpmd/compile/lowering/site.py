@@ -1,4 +1,4 @@
-"""Where a rule works: one operation, its operands in HLO, and the builder that takes the result."""
+"""The context of a lowering rule: one operation, its operands in HLO, and the builder of the result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Site:
-    """One operation on its way into HLO.
+class LoweringSite:
+    """One operation to be lowered.
 
     Attributes:
-        lowering: the work on the whole program.
+        lowering: the lowering of the whole program.
         build: appends to the computation under construction.
         operation: the operation.
         operands: its operands in HLO.
-        values: HLO of the values in sight, for regions that read values from outside.
+        values: HLO of the visible values, for regions that read values from outside.
     """
 
     lowering: Lowering
@@ -53,7 +53,7 @@ class Site:
         """An attribute that must be there.
 
         Raises:
-            CompileError: it is not.
+            CompileError: it is missing.
         """
         if name not in self.operation.attributes:
             raise self.error(f"it has no attribute {name!r}")
@@ -74,11 +74,27 @@ class Site:
         return [self.build.element(value, i) for i in range(len(self.operation.results))]
 
     def error(self, why: str) -> CompileError:
-        """An error that names the operation and where it comes from."""
+        """An error that names the operation and its source."""
         source = f" (from {self.operation.source})" if self.operation.source else ""
         operands = ", ".join(str(o.shape) for o in self.operands)
         return CompileError(f"cannot lower {self.name}({operands}){source}: {why}")
 
 
-Rule = Callable[[Site], HloInstruction | Sequence[HloInstruction]]
-"""How an operation becomes HLO: its result, or one HLO value per result."""
+Rule = Callable[[LoweringSite], HloInstruction | Sequence[HloInstruction]]
+"""Lowers an operation: its result, or one HLO value per result."""
+
+
+def plain(opcode: str, *, shaped: bool = False, **names: str) -> Rule:
+    """The rule of an operation that HLO has, too.
+
+    Args:
+        opcode: HLO's name of it.
+        shaped: whether its shape does not follow from its operands.
+        names: for each attribute that it needs, what StableHLO calls it.
+    """
+
+    def rule(site: LoweringSite) -> HloInstruction:
+        attributes = {own: site.required(name) for own, name in names.items()}
+        return site.build.add(opcode, *site.operands, shape=site.shape if shaped else None, **attributes)
+
+    return rule

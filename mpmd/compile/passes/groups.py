@@ -7,113 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombiner
-from mpmd.compile.passes.collectives.all_gather_simplifier import AllGatherSimplifier
-from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
-from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
-from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
-from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
-from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
-from mpmd.compile.passes.collectives.collective_permute_combiner import CollectivePermuteCombiner
-from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier
-from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
-from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
-from mpmd.compile.passes.expand.argmax_rewriter import ArgmaxRewriter
-from mpmd.compile.passes.expand.async_expander import AsyncExpander
-from mpmd.compile.passes.expand.batch_norm_expander import BatchNormExpander
-from mpmd.compile.passes.expand.bitcast_convert_expander import BitcastConvertExpander
-from mpmd.compile.passes.expand.cholesky_expander import CholeskyExpander
-from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
-from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
-from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
-from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
-from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
-from mpmd.compile.passes.expand.fft_expander import FftExpander
-from mpmd.compile.passes.expand.gather_expander import GatherExpander
-from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
-from mpmd.compile.passes.expand.lapack_expander import LapackExpander
-from mpmd.compile.passes.expand.map_inliner import MapInliner
-from mpmd.compile.passes.expand.narrow_type_expander import NarrowTypeExpander
-from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
-from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpander
-from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
-from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
-from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
-from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
-from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
-from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
-from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
-from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander
-from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
-from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
+from mpmd.compile.kernels.cost.device import HOST, KernelLimits
+from mpmd.compile.passes import collectives, expand, layout, simplify
 from mpmd.compile.passes.hlo_pass import Fixpoint
-from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
-from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
-from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
-from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
-from mpmd.compile.passes.simplify.algebraic_simplifier import AlgebraicSimplifier
-from mpmd.compile.passes.simplify.call_inliner import CallInliner
-from mpmd.compile.passes.simplify.computation_deduplicator import ComputationDeduplicator
-from mpmd.compile.passes.simplify.conditional_simplifier import ConditionalSimplifier
-from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
-from mpmd.compile.passes.simplify.convert_mover import ConvertMover
-from mpmd.compile.passes.simplify.cse import Cse
-from mpmd.compile.passes.simplify.dce import Dce
-from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
-from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
-from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
-from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
-from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
-from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion
-from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
-from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
-from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
 from mpmd.support.passes import Pass
 
 
 def inlining() -> list[Pass]:
     """One body per loop and branch, no calls, nothing dead."""
     return [
-        AsyncExpander(),  # it makes calls
-        CallInliner(),  # before all that follows: calls hide what all others look for
-        FlattenCallGraph(),  # loops and branches may be changed one by one
-        TupleSimplifier(),  # calls returned tuples
-        ZeroSizedRemoval(),  # no later pass need think of empty arrays
-        Dce(),
+        expand.AsyncExpander(),  # it makes calls
+        simplify.CallInliner(),  # before all that follows: calls hide what all others look for
+        simplify.FlattenCallGraph(),  # loops and branches may be changed one by one
+        simplify.TupleSimplifier(),  # calls returned tuples
+        simplify.ZeroSizedRemoval(),  # no later pass need think of empty arrays
+        simplify.Dce(),
     ]
 
 
-def expansion() -> list[Pass]:
+def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
-        NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
-        BatchNormExpander(),  # it makes reductions and elementwise work
-        RngBitGeneratorExpander(),
-        StochasticConvertExpander(),
-        BitcastConvertExpander(),
-        TopkDecomposer(),
-        ComparisonExpander(),  # after topk, which compares in total order
-        SelectAndScatterExpander(),  # may make maps
-        LapackExpander(),  # makes cholesky and triangular-solve
-        CholeskyExpander(),
-        TriangularSolveExpander(),
-        FftExpander(),
-        MapInliner(),
-        ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
-        SpecialFunctionExpander(),  # after complex numbers, whose functions need them
-        ReducePrecisionExpander(),
-        ArgmaxRewriter(),
-        ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
-        ReduceWindowRewriter(),
-        ReduceWindowExpander(),  # after it: other windows, likewise
-        ConvolutionToDot(),
-        ConvolutionExpander(),  # after it: the rest needs patches
-        GatherSimplifier(),  # one form; batching dims go
-        ScatterSimplifier(),
-        GatherExpander(),  # of that form only
-        ScatterExpander(),
-        ZeroSizedRemoval(),  # what was expanded may have had none
+        expand.NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
+        expand.BatchNormExpander(),  # it makes reductions and elementwise work
+        expand.RngBitGeneratorExpander(),
+        expand.StochasticConvertExpander(),
+        expand.BitcastConvertExpander(),
+        expand.TopkDecomposer(),
+        expand.ComparisonExpander(),  # after topk, which compares in total order
+        expand.SelectAndScatterExpander(),  # may make maps
+        expand.LapackExpander(),  # makes cholesky and triangular-solve
+        expand.CholeskyExpander(),
+        expand.TriangularSolveExpander(),
+        expand.FftExpander(most=limits.fft_length),
+        expand.MapInliner(),
+        expand.ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
+        expand.SpecialFunctionExpander(),  # after complex numbers, whose functions need them
+        expand.ReducePrecisionExpander(),
+        expand.ArgmaxRewriter(),
+        expand.ReductionExpander(),  # after it: other reductions of several arrays, and by no plain operation
+        expand.ReduceWindowRewriter(),
+        expand.ReduceWindowExpander(),  # after it: other windows, likewise
+        expand.ConvolutionToDot(),
+        expand.ConvolutionExpander(),  # after it: the rest needs patches
+        expand.GatherSimplifier(),  # one form; batching dims go
+        expand.ScatterSimplifier(),
+        expand.GatherExpander(),  # of that form only
+        expand.ScatterExpander(),
+        simplify.ZeroSizedRemoval(),  # what was expanded may have had none
     ]
 
 
@@ -123,73 +64,72 @@ def simplification() -> list[Pass]:
         Fixpoint(
             "simplification",
             (
-                AlgebraicSimplifier(),  # opens all others
-                ReshapeMover(),  # elementwise work meets elementwise work
-                ConstantFolding(),  # feeds the simplifier
-                SortSimplifier(),
-                ConditionalSimplifier(),  # after folding: selectors may have become constant
-                WhileSimplifier(),  # likewise for trip counts and initial states
-                WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
-                WhileLoopUnroller(),  # what is left to do is known now
-                Cse(),  # duplicates would be simplified twice
-                Dce(),  # last: what the others left behind
+                simplify.AlgebraicSimplifier(),  # opens all others
+                simplify.ReshapeMover(),  # elementwise work meets elementwise work
+                simplify.ConstantFolding(),  # feeds the simplifier
+                simplify.SortSimplifier(),
+                simplify.ConditionalSimplifier(),  # after folding: selectors may have become constant
+                simplify.WhileSimplifier(),  # likewise for trip counts and initial states
+                simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
+                simplify.WhileLoopUnroller(),  # what is left to do is known now
+                simplify.Cse(),  # duplicates would be simplified twice
+                simplify.Dce(),  # last: what the others left behind
             ),
         ),
-        ComputationDeduplicator(),  # reducers were copied by inlining
+        simplify.ComputationDeduplicator(),  # reducers were copied by inlining
     ]
 
 
 def products() -> list[Pass]:
     """Matrix products and conversions, once no rule would undo it."""
     return [
-        TransposeFolding(),  # after the reshape mover: transposes stand at the products
-        DotDimensionMerger(),  # after folding: what is left needs no transpose
-        ConvertMover(),
-        Fixpoint("after-products", (AlgebraicSimplifier(), Cse(), Dce())),
+        simplify.TransposeFolding(),  # after the reshape mover: transposes stand at the products
+        expand.DotDimensionMerger(),  # after folding: what is left needs no transpose
+        simplify.ConvertMover(),
+        Fixpoint("after-products", (simplify.AlgebraicSimplifier(), simplify.Cse(), simplify.Dce())),
     ]
 
 
 def communication() -> list[Pass]:
     """Less communication, in fewer and larger pieces."""
     return [
-        CollectiveSimplifier(),
-        AllGatherSimplifier(),
-        AllReduceMover(),  # before all that look for neighbours of sums
-        AllReduceReassociate(),
-        AllReduceFolder(),  # after reassociation: sums of sums
-        ReduceScatterCreator(),  # after folding: the groups are final
-        AllReduceCombiner(),  # combiners last: the others know collectives of one array
-        AllGatherCombiner(),
-        ReduceScatterCombiner(),
-        CollectivePermuteCombiner(),
-        Dce(),
+        collectives.CollectiveSimplifier(),
+        collectives.AllGatherSimplifier(),
+        collectives.AllReduceMover(),  # before all that look for neighbours of sums
+        collectives.AllReduceReassociate(),
+        collectives.AllReduceFolder(),  # after reassociation: sums of sums
+        collectives.ReduceScatterCreator(),  # after folding: the groups are final
+        collectives.AllReduceCombiner(),  # combiners last: the others know collectives of one array
+        collectives.AllGatherCombiner(),
+        collectives.ReduceScatterCombiner(),
+        collectives.CollectivePermuteCombiner(),
+        simplify.Dce(),
     ]
 
 
 def before_scheduling() -> list[Pass]:
     """What nothing but the scheduler may follow."""
     return [
-        OptimizationBarrierRemoval(),  # after the last CSE
-        TupleSimplifier(),  # barriers took tuples
-        AsyncCollectiveCreator(),  # the scheduler moves starts and dones apart
-        Dce(),
+        simplify.OptimizationBarrierRemoval(),  # after the last CSE
+        simplify.TupleSimplifier(),  # barriers took tuples
+        simplify.Dce(),
     ]
 
 
 def layouts() -> list[Pass]:
     """Layouts, and their description by row-major arrays."""
     return [
-        BroadcastCanonicalizer(),  # before layouts: it makes transposes
-        LayoutAssignment(),
-        ReshapeDecomposer(),  # what moves data becomes copies, the rest bitcasts
-        LayoutNormalization(),  # copies become transposes
+        layout.BroadcastCanonicalizer(),  # before layouts: it makes transposes
+        layout.LayoutAssignment(),
+        layout.ReshapeDecomposer(),  # what moves data becomes copies, the rest bitcasts
+        layout.LayoutNormalization(),  # copies become transposes
         Fixpoint(
             "after-layouts",
             (
-                AlgebraicSimplifier(layout_sensitive=True),  # bitcasts cancel
-                ReshapeDecomposer(),  # of what it made
-                Cse(),
-                Dce(),
+                simplify.AlgebraicSimplifier(layout_sensitive=True),  # bitcasts cancel
+                layout.ReshapeDecomposer(),  # of what it made
+                simplify.Cse(),
+                simplify.Dce(),
             ),
         ),
     ]

@@ -2,7 +2,7 @@
 
 A rule looks at an instruction and says what may stand for it:
 
-    def rule(site: Site) -> HloInstruction | None
+    def rule(site: RewriteSite) -> HloInstruction | None
 
 It builds what it needs with `site.build` and returns the value that takes the instruction's place; None if
 it does not apply, in which case it must not have built anything.  After a replacement the users of the value
@@ -105,7 +105,7 @@ class Rewriter:
 
     def _visit(self, instruction: HloInstruction, rules: Sequence[Rule]) -> None:
         self.build.metadata = instruction.metadata
-        site = Site(instruction, self.build)
+        site = RewriteSite(instruction, self.build)
         for rule in rules:
             value = rule(site)
             if value is not None:
@@ -127,7 +127,7 @@ class Rewriter:
         self.push(affected)
 
 
-class Site:
+class RewriteSite:
     """An instruction that rules look at, and the builder for what may replace it."""
 
     __slots__ = ("at", "build")
@@ -151,7 +151,7 @@ class Site:
         return self.build.like(self.at, operands, shape, **changed)
 
 
-Rule = Callable[[Site], "HloInstruction | None"]
+Rule = Callable[[RewriteSite], "HloInstruction | None"]
 """What may stand for an instruction, or None."""
 
 

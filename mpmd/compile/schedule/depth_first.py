@@ -6,7 +6,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.schedule.heap import Heap
 
-_MOST = 1 << 62
+_MAX_SIZE = 1 << 62
 
 
 def depth_first_order(computation: HloComputation, heap: Heap) -> list[HloInstruction]:
@@ -23,7 +23,7 @@ def depth_first_order(computation: HloComputation, heap: Heap) -> list[HloInstru
         for operand in dict.fromkeys(instruction.operands):
             extra += behind[operand][0]
             size += behind[operand][1]
-        behind[instruction] = min(extra, _MOST), min(size, _MOST)
+        behind[instruction] = min(extra, _MAX_SIZE), min(size, _MAX_SIZE)
     places = {instruction: place for place, instruction in enumerate(computation)}
 
     def costly_first(instruction: HloInstruction) -> tuple[int, int, int]:

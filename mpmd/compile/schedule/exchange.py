@@ -5,8 +5,8 @@ from __future__ import annotations
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.schedule.heap import Heap
 
-_MOST_STEPS = 200_000  # instructions simulated, over all tries
-_MOST_TRIES = 200
+_MAX_STEPS = 200_000  # instructions simulated, over all tries
+_MAX_TRIES = 200
 
 
 def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
@@ -17,7 +17,7 @@ def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
     gets smaller.
     """
     current = heap.simulate(order)
-    tries = min(_MOST_TRIES, _MOST_STEPS // max(1, len(order)))
+    tries = min(_MAX_TRIES, _MAX_STEPS // max(1, len(order)))
     while tries > 0 and current.profile:
         at = current.profile.index(current.peak)
         found = None

@@ -27,7 +27,7 @@ _SPREADING = {
 
 
 @dataclass(slots=True)
-class Traffic:
+class HeapEffect:
     """What one instruction does to the heap.
 
     Attributes:
@@ -81,7 +81,7 @@ class Heap:
 
     def __init__(self, module: HloModule) -> None:
         self.dataflow = Dataflow(module)
-        self.traffic: dict[HloInstruction, Traffic] = {}
+        self.traffic: dict[HloInstruction, HeapEffect] = {}
         self.sizes: dict[HloValue, int] = {}
         self.readers: dict[HloValue, list[HloInstruction]] = {}
         self.kept: dict[HloComputation, set[HloValue]] = {}
@@ -105,7 +105,7 @@ class Heap:
                 for value in self.dataflow.defined_by(instruction):
                     self.sizes[value] = 0 if value in free else value.byte_size
         for instruction in computation:
-            traffic = self.traffic[instruction] = Traffic()
+            traffic = self.traffic[instruction] = HeapEffect()
             if instruction.opcode not in ("parameter", "constant"):
                 traffic.defines = [v for v in self.dataflow.defined_by(instruction) if v in self.sizes]
             if instruction.opcode == "async-start":  # what it calls makes the result, and nothing else

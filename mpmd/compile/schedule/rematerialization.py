@@ -18,7 +18,7 @@ from mpmd.support import diagnostics
 from mpmd.support.passes import Pass
 
 _FLOPS, _BYTES = 1e11, 1e10  # per second: what a repetition costs, to compare candidates
-_MOST_TRIES = 400
+_MAX_TRIES = 400
 _NEVER = {"parameter", "constant", "copy", "while", "conditional", "call", "custom-call"}
 
 
@@ -112,7 +112,7 @@ class _Work:
         """Lower the peak of a computation to a limit, as far as that is possible; returns the peak."""
         while True:
             simulation = self.heap.simulate(list(computation))
-            if simulation.peak <= limit or self.tries >= _MOST_TRIES:
+            if simulation.peak <= limit or self.tries >= _MAX_TRIES:
                 return simulation.peak
             if self._repeat_one(computation, simulation):
                 continue
@@ -138,7 +138,7 @@ class _Work:
             if (gain := self._gain(instruction, at, places)) > 0
         ]
         for _, _, instruction in sorted(candidates, key=lambda c: c[:2], reverse=True):
-            if self.tries >= _MOST_TRIES:
+            if self.tries >= _MAX_TRIES:
                 return False
             self.tries += 1
             done = repeat(instruction, order, self._late(instruction, at, places))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from mpmd.compile.thunks.costs import CALL_SECONDS, COMPUTE, MEMORY, FragmentCosts
+from mpmd.compile.thunks.costs import COMPUTE, MEMORY, FragmentCosts
 
 _WIDTH, _MARGIN, _ROW, _LABELS, _FIGURES = 960, 20, 18, 360, 150
 _COLOURS = {COMPUTE: "#4e79a7", MEMORY: "#f28e2b"}
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 
 
 def cost_plot(costs: FragmentCosts) -> str:
@@ -72,10 +72,10 @@ def _rows(costs: FragmentCosts) -> list[tuple[str, float, float, str]]:
     """(label, projected seconds, those at the speed of light, limit) of each bar, longest first."""
     rows = [(k.label, k.seconds, k.times * k.light.seconds, k.limit) for k in costs.kernels]
     rows.sort(key=lambda row: -row[1])
-    shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
+    shown, rest = rows[:_MAX_ROWS], rows[_MAX_ROWS:]
     for limit in (COMPUTE, MEMORY):
         small = [row for row in rest if row[3] == limit]
         if small:
             seconds, light = sum(row[1] for row in small), sum(row[2] for row in small)
             shown.append((f"{len(small)} more kernels", seconds, light, limit))
-    return [*shown, ("the call itself", CALL_SECONDS, 0.0, MEMORY)]
+    return [*shown, ("the call itself", costs.device.call_seconds, 0.0, MEMORY)]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import Estimate, combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import attention_workloads, product_workloads
-from mpmd.compile.kernels.cost.workload import Workload, plan_workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -26,13 +26,9 @@ from mpmd.compile.thunks.thunk import (
     KernelThunk,
     MatmulThunk,
     SimpleThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
-
-CALL_SECONDS = 1e-5
-"""What entering a fragment through JAX and leaving it takes; measured as 8 to 12 us."""
 
 COMPUTE, MEMORY = "compute", "memory"
 _BAR = 24
@@ -83,7 +79,7 @@ class FragmentCosts:
 
     def seconds(self, limit: str) -> float:
         """Projected seconds of a call that one limit bounds, those of the call itself among `memory`."""
-        overhead = CALL_SECONDS if limit == MEMORY else 0.0
+        overhead = self.device.call_seconds if limit == MEMORY else 0.0
         return sum(k.seconds for k in self.kernels if k.limit == limit) + overhead
 
     @property
@@ -107,9 +103,10 @@ class FragmentCosts:
                 f"{k.seconds / whole:6.1%} {_us(k.seconds)} {_us(k.times * k.light.seconds)}  {k.limit:7} "
                 f"{k.flops / 1e6:10.3f} {k.bytes / 1e6:9.3f} {k.times:5}  {_bar(k.seconds / whole)} {k.label}"
             )
-        share = f"{CALL_SECONDS / whole:6.1%} {_us(CALL_SECONDS)}"
+        call = self.device.call_seconds
+        share = f"{call / whole:6.1%} {_us(call)}"
         gap = " " * (len(_HEAD.partition("limit")[0]) - len(share))
-        lines.append(f"{share}{gap}{MEMORY:7} {'':26}  {_bar(CALL_SECONDS / whole)} the call itself")
+        lines.append(f"{share}{gap}{MEMORY:7} {'':26}  {_bar(call / whole)} the call itself")
         for limit in (COMPUTE, MEMORY):
             part = self.seconds(limit)
             count = sum(k.limit == limit for k in self.kernels)
@@ -136,15 +133,16 @@ def _device_line(device: Device) -> str:
     return f"on {device.name}: {rates}; {device.bandwidth / 1e9:.1f} GB/s"
 
 
-def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
-    """The costs of a sequence of thunks, for `HOST`: a description, so that they are always the same.
+def fragment_costs(thunks: Sequence[Thunk], module: HloModule, device: Device) -> FragmentCosts:
+    """The costs of a sequence of thunks.
 
     Args:
         thunks: the work of a fragment.
         module: says how often loops run; where it does not say, they run once.
+        device: what they are priced for: a description, so that they are always the same.
     """
     trips = trip_counts(module)
-    found: dict[str, tuple[SimpleThunk, list[Workload], int, list[str]]] = {}
+    found: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
     for thunk, times in _runs(thunks, trips, 1):
         kind, text = _identity(thunk)
         known = found.get(text)
@@ -156,19 +154,20 @@ def fragment_costs(thunks: Sequence[Thunk], module: HloModule) -> FragmentCosts:
             first, work, before, names = known
             found[text] = (first, work, before + times, [*names, thunk.name])
     kernels = tuple(
-        _priced(f"{names[0]} {_names(names[1:])}", work, times) for _, work, times, names in found.values()
+        _priced(f"{names[0]} {_names(names[1:])}", work, times, device)
+        for _, work, times, names in found.values()
     )
-    return FragmentCosts(HOST, kernels)
+    return FragmentCosts(device, kernels)
 
 
-def _priced(label: str, work: Sequence[Workload], times: int) -> KernelCost:
+def _priced(label: str, work: Sequence[KernelWorkload], times: int, device: Device) -> KernelCost:
     return KernelCost(
         label,
         times,
         times * sum(w.flops for w in work),
         times * sum(w.memory_bytes for w in work),
-        combined([speed_of_light(w, HOST) for w in work]),
-        combined([projected(w, HOST) for w in work]),
+        combined([speed_of_light(w, device) for w in work], device),
+        combined([projected(w, device) for w in work], device),
     )
 
 
@@ -215,7 +214,7 @@ def _identity(thunk: SimpleThunk) -> tuple[str, str]:
     return thunk.line().split()[0], f"{thunk.line().split()[0]} {thunk.name}"
 
 
-def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
+def thunk_workloads(thunk: SimpleThunk) -> list[KernelWorkload]:
     """The work of one run of a kernel, its parts one after the other; empty if there is none."""
     if isinstance(thunk, KernelThunk):
         return [plan_workload(thunk.plan)]
@@ -225,8 +224,8 @@ def thunk_workloads(thunk: SimpleThunk) -> list[Workload]:
         return attention_workloads(thunk.plan)
     if isinstance(thunk, CopyThunk):
         size = float(thunk.source.size)
-        return [Workload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
+        return [KernelWorkload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
     if isinstance(thunk, CollectiveThunk):
         return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
-    assert isinstance(thunk, (DeviceThunk, StartThunk))
+    assert isinstance(thunk, DeviceThunk)
     return []

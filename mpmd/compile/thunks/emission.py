@@ -7,10 +7,9 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpmd.compile.analysis.dataflow import FORWARDING
-from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -20,6 +19,7 @@ from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.thunks.poison import Poison
@@ -31,7 +31,6 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -43,17 +42,26 @@ WITHOUT_KERNEL = SILENT | {"while", "conditional"}
 """Opcodes that are no kernel."""
 
 
-def tells_device(instruction: HloInstruction) -> bool:
+def is_device_number(instruction: HloInstruction) -> bool:
     """Whether an instruction gives the number of the device that runs the program."""
     module = instruction.parent.module
     others = {"partition-id": module.replica_count, "replica-id": module.num_partitions}
     return others.get(instruction.opcode) == 1
 
 
-class KernelPlans:
-    """The kernels of a module's instructions, each planned once."""
+Refuses = Callable[[HloInstruction, PlannedKernel | None], str]
+"""An instruction and its kernel, if it has one → why a target has no code for it; "" if it has."""
 
-    def __init__(self) -> None:
+
+class KernelPlans:
+    """The kernels of a module's instructions, each planned once.
+
+    Args:
+        refuses: of the target; by default everything that has a plan has code.
+    """
+
+    def __init__(self, refuses: Refuses = lambda instruction, planned: "") -> None:
+        self._refuses = refuses
         self._plans: dict[HloInstruction, PlannedKernel] = {}
         self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
@@ -61,11 +69,15 @@ class KernelPlans:
         """The kernel of an instruction.
 
         Raises:
-            NoPlan: no kernel computes it.
+            NoPlan: no kernel computes it, or the target has no code for the kernel.
         """
         found = self._plans.get(instruction)
         if found is None:
-            found = self._plans[instruction] = plan_instruction("kernel", instruction)
+            found = plan_instruction("kernel", instruction)
+            reason = self._refuses(instruction, found)
+            if reason:
+                raise NoPlan(reason)
+            self._plans[instruction] = found
         return found
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:
@@ -76,7 +88,7 @@ class KernelPlans:
         """
         for computation in computations:
             for instruction in computation:
-                if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+                if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
                     continue
                 operands = tuple(instruction.operands)
                 if self._read.get(instruction) != operands:
@@ -91,7 +103,7 @@ class KernelPlans:
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
-        if instruction.opcode in WITHOUT_KERNEL or tells_device(instruction):
+        if instruction.opcode in WITHOUT_KERNEL or is_device_number(instruction):
             return False
         planned = self.of(instruction)
         if isinstance(planned, UpdatePlan | PlannedAttention):
@@ -144,16 +156,13 @@ class Emitter:
         thunks: list[Thunk] = []
         since = self.assignment.occupancy.liveness.time.spans[computation].start - 1
         for instruction in computation:
-            start = _start_of(instruction)
-            if start is None and instruction.opcode in SILENT:
+            if instruction.opcode in SILENT:
                 continue
-            if start is not None:
-                thunks.append(self._part(instruction, start))
-            elif instruction.opcode == "while":
+            if instruction.opcode == "while":
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
-            elif tells_device(instruction):
+            elif is_device_number(instruction):
                 thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
             else:
                 thunks += self._kernel(instruction)
@@ -165,16 +174,6 @@ class Emitter:
     def _copy(self, name: str, source: Slice, target: Slice) -> list[Thunk]:
         same = (source.allocation, source.offset) == (target.allocation, target.offset)
         return [] if same or not source.size else [CopyThunk(name, source, target)]
-
-    # -- collectives
-    def _part(self, instruction: HloInstruction, start: HloInstruction) -> Thunk:
-        """The thunk of what starts a collective, or of what ends it."""
-        at, done, plan = self.assignment.at, done_of(start), self.plans.of(start)
-        assert isinstance(plan, CollectivePlan)
-        arrays = (*(at(o) for o in start.operands), *(at(done, index) for index, _ in done.shape.leaves()))
-        if instruction is start:
-            return StartThunk(start.name, plan, arrays)
-        return CollectiveThunk(done.name, plan, arrays, start.name)
 
     # -- kernels
     def _kernel(self, instruction: HloInstruction) -> list[Thunk]:
@@ -229,18 +228,6 @@ class Emitter:
                 thunks += self._copy(name, at(branch.root, index), at(conditional, index))
             branches.append(tuple(thunks))
         return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
-
-
-def _start_of(instruction: HloInstruction) -> HloInstruction | None:
-    """What starts the collective that an instruction starts or ends; None for all others."""
-    if is_start(instruction):
-        return instruction
-    if not instruction.opcode.endswith("-done"):
-        return None
-    start = instruction.operands[0]
-    while not is_start(start):
-        start = start.operands[0]
-    return start
 
 
 def _attention(name: str, planned: PlannedAttention, place: _Places) -> AttentionThunk:

@@ -68,8 +68,8 @@ def _without(place: Slice, taken: list[Slice]) -> list[Slice]:
     parts = [(place.offset, place.offset + place.size)]
     for other in taken:
         low, high = other.offset, other.offset + other.size
-        cut = [((a, min(b, low)), (max(a, high), b)) for a, b in parts]
-        parts = [part for pair in cut for part in pair if part[0] < part[1]]
+        remaining = [((a, min(b, low)), (max(a, high), b)) for a, b in parts]
+        parts = [part for pair in remaining for part in pair if part[0] < part[1]]
     return [Slice(place.allocation, a, b - a) for a, b in parts]
 
 

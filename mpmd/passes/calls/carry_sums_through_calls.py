@@ -67,7 +67,7 @@ def _sums(f: ir.Func) -> list[_Sum]:
                 longer = _Sum(result, (*before.calls, call), (*before.adds, add), before.start)
             elif result_of_rest is None:
                 longer = _Sum(result, (call,), (add,), rest)
-            elif ir.result_index(rest) == result and ir.stands_before(result_of_rest, call):
+            elif ir.result_index(rest) == result and ir.comes_before(result_of_rest, call):
                 longer = _Sum(result, (result_of_rest, call), (add,), None)
             else:
                 continue
@@ -83,7 +83,7 @@ def _call_behind(value: ir.Value) -> ir.Call | None:
 
 
 def _continues(before: _Sum, call: ir.Call, result: int) -> bool:
-    return before.result == result and ir.stands_before(before.calls[-1], call)
+    return before.result == result and ir.comes_before(before.calls[-1], call)
 
 
 def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
@@ -95,7 +95,7 @@ def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list
     if found.start is None:
         return str(found.adds[0].results[0].type.element_type) not in ("i1", "complex<f32>", "complex<f64>")
     maker = ir.producer(found.start)
-    return maker is None or ir.stands_before(maker, found.calls[0])
+    return maker is None or ir.comes_before(maker, found.calls[0])
 
 
 def _carry(sums: list[_Sum], symbols: dict[str, ir.Func]) -> None:

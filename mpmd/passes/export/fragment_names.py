@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from mpmd import ir
 
 MAX_LENGTH = 200
-_CUT = "<...>"
+_ELLIPSIS = "<...>"
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class FragmentOrigin:
     """What the name of a program says of one fragment that it is made for."""
 
     origins: tuple[ir.Origin, ...]
@@ -22,9 +22,9 @@ class Site:
     call_counter: int | None
 
     @staticmethod
-    def of(fragment: ir.Fragment) -> Site:
+    def of(fragment: ir.Fragment) -> FragmentOrigin:
         """The site that a fragment is."""
-        return Site(tuple(fragment.origins), fragment.stage, fragment.call_counter)
+        return FragmentOrigin(tuple(fragment.origins), fragment.stage, fragment.call_counter)
 
     @property
     def counts(self) -> list[int]:
@@ -32,22 +32,22 @@ class Site:
         return sorted({o.transpose_count for o in self.origins})
 
 
-def has_transposed(sites: Iterable[Site]) -> bool:
+def has_transposed(sites: Iterable[FragmentOrigin]) -> bool:
     """Whether some computation was transposed, so that names must tell forward from backward."""
     return any(count for site in sites for count in site.counts)
 
 
-def fragment_name(number: int, sites: Sequence[Site], transposed: bool) -> str:
+def fragment_name(number: int, sites: Sequence[FragmentOrigin], transposed: bool) -> str:
     """The name of program `number`, after its first site; at most 200 characters."""
     works = [[_what(site), *(map(_phase, site.counts) if transposed else ())] for site in sites]
     parts = [f"p{number}", *works[0]]
     if all(work == works[0] for work in works):
         parts += _calls([site.call_counter for site in sites])
     name = "_".join(parts)
-    return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_CUT)] + _CUT
+    return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_ELLIPSIS)] + _ELLIPSIS
 
 
-def site_text(site: Site, transposed: bool) -> str:
+def site_text(site: FragmentOrigin, transposed: bool) -> str:
     """`origins [f(fwd), g(fwd)], stage 1, call counter 0`."""
     suffix = (lambda o: f"({_phase(o.transpose_count)})") if transposed else (lambda o: "")
     text = f"origins [{', '.join(o.name + suffix(o) for o in site.origins)}]"
@@ -62,7 +62,7 @@ def _phase(count: int) -> str:
     return {0: "fwd", 1: "bwd"}.get(count, f"transpose{count}")
 
 
-def _what(site: Site) -> str:
+def _what(site: FragmentOrigin) -> str:
     """The stage; or the name that most origins have, with the counters found behind it."""
     if site.stage is not None:
         return f"stage{site.stage}"

@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
 from mpmd.passes.constants import attributes_of
-from mpmd.passes.export.fragment_names import Site, fragment_name, has_transposed, site_text
+from mpmd.passes.export.fragment_names import FragmentOrigin, fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
@@ -59,7 +59,7 @@ class LowerToFragmentCalls(ModulePass):
         bodies = functions_of(module)
         if bodies:
             groups = _with_own_bodies(groups, module)
-        sites = [[Site.of(fragment) for fragment in group] for group in groups]
+        sites = [[FragmentOrigin.of(fragment) for fragment in group] for group in groups]
         name = module.operation.attributes.get("sym_name")
         of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
@@ -76,7 +76,7 @@ class LowerToFragmentCalls(ModulePass):
         self,
         of_module: str,
         groups: Sequence[Sequence[ir.Fragment]],
-        sites: Sequence[Sequence[Site]],
+        sites: Sequence[Sequence[FragmentOrigin]],
         names: Sequence[str],
         transposed: bool,
     ) -> None:
@@ -126,7 +126,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
         _replace_by_call(fragment, name)
 
 
-def _topology_of(fragment: ir.Fragment) -> ir.Topology:
+def _topology_of(fragment: ir.Fragment) -> ir.TopologyAttr:
     f = fragment.operation.parent
     while not isinstance(f.opview, ir.Func):
         f = f.parent

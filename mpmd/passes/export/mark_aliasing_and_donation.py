@@ -141,12 +141,12 @@ class _Results:
 
 
 def _mark_of_argument(
-    wish: Attributes, value: ir.Value, attributes: Attributes, free: _Results, f: ir.Func
+    requested: Attributes, value: ir.Value, attributes: Attributes, free: _Results, f: ir.Func
 ) -> Attributes:
     """How an argument that the user donated is marked: with the result that the user meant, if possible."""
-    if ALIAS not in wish:
+    if ALIAS not in requested:
         return _mark(None)
-    returned, wanted = f.returned, int(ir.IntegerAttr(wish[ALIAS]).value)
+    returned, wanted = f.returned, int(ir.IntegerAttr(requested[ALIAS]).value)
     target = None
     if wanted < len(returned):
         position = _result_behind(returned[wanted], free)

@@ -40,7 +40,7 @@ class MarkInputOutputWithLayouts(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Arguments first, then what fragments return."""
-        table = _Table(f)
+        table = _LayoutTable(f)
         if _has_layouts(f):
             _choose(f, table)
         else:
@@ -55,14 +55,14 @@ def _has_layouts(f: ir.Func) -> bool:
     return any(LAYOUT in str(attribute) for attribute in attributes if attribute is not None)
 
 
-def _leave_unused_results_open(f: ir.Func, table: _Table) -> None:
+def _leave_unused_results_open(f: ir.Func, table: _LayoutTable) -> None:
     for fragment in ir.fragments(f):
         for i, result in enumerate(fragment.results):
             if ir.is_unused(result):
                 table.write(fragment, "res_attrs", i, AUTO)
 
 
-def _choose(f: ir.Func, table: _Table) -> None:
+def _choose(f: ir.Func, table: _LayoutTable) -> None:
     """A layout for each argument, then for each result of a fragment."""
     for i, arg in enumerate(f.args):
         if ir.is_unused(arg):
@@ -89,7 +89,7 @@ def _choose(f: ir.Func, table: _Table) -> None:
             _write_to_users(result, layout, table)
 
 
-class _Table:
+class _LayoutTable:
     """The layouts at all values of a function: read and written here, stored at once."""
 
     def __init__(self, f: ir.Func) -> None:
@@ -138,7 +138,7 @@ def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
     yield from (use.operand_number for use in value.uses if use.owner == terminator)
 
 
-def _returned_layout(value: ir.Value, table: _Table, own: str, argument: str) -> str | None:
+def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: str) -> str | None:
     """The layout of a value, by its own and those of the results it is returned as; None on a conflict.
 
     `argument` is what to call the value if it is one, else empty.
@@ -174,7 +174,7 @@ def _returned_layout(value: ir.Value, table: _Table, own: str, argument: str) ->
     return layout
 
 
-def _unreturned(value: ir.Value, table: _Table) -> str:
+def _unreturned(value: ir.Value, table: _LayoutTable) -> str:
     """The layout of a used fragment result that no result asks a layout for."""
     return AUTO if any(True for _ in _positions_returned(value, table.f)) else DEFAULT
 
@@ -198,7 +198,7 @@ def _for_transfers(value: ir.Value, layout: str, called: str) -> str:
     return DEFAULT
 
 
-def _write_to_users(value: ir.Value, layout: str, table: _Table) -> None:
+def _write_to_users(value: ir.Value, layout: str, table: _LayoutTable) -> None:
     """Writes the layout of a value to all that use it, and to what uses a transfer of it."""
     todo = [value]
     while todo:
@@ -215,7 +215,7 @@ def _write_to_users(value: ir.Value, layout: str, table: _Table) -> None:
                 table.write(table.f, "res_attrs", position, layout)
 
 
-def _warn_if_lost(position: int, layout: str, table: _Table, value: ir.Value) -> None:
+def _warn_if_lost(position: int, layout: str, table: _LayoutTable, value: ir.Value) -> None:
     """Says so if a result that is a transfer does not get the layout that the user wants for it."""
     wanted = table.read(table.f, "res_attrs", position)
     if wanted not in (AUTO, layout):

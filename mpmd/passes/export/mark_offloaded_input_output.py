@@ -173,8 +173,8 @@ def _check(f: ir.Func, arguments: list[Attributes]) -> None:
     for i, (value, of_result) in enumerate(zip(f.returned, results)):
         made = _kind_where_made(value, arguments)
         if not _agree(of_result.get(MEMORY_KIND), made):
-            told = of_result.get(MEMORY_KIND)
-            _mismatch(f"result {i} and defining op", told, made, f.terminator.location)
+            reported = of_result.get(MEMORY_KIND)
+            _mismatch(f"result {i} and defining op", reported, made, f.terminator.location)
 
 
 def _kinds_at(user: ir.Op, results: list[Attributes]) -> Iterable[ir.Attribute | None]:

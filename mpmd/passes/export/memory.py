@@ -30,7 +30,7 @@ def is_donor(attributes: Attributes) -> bool:
     return donor is not None and bool(ir.BoolAttr(donor).value)
 
 
-def local_bytes(value: ir.Value, topology: ir.Topology) -> int:
+def local_bytes(value: ir.Value, topology: ir.TopologyAttr) -> int:
     """Bytes of one device's shard of a mesh tensor; 0 for anything else, such as a token."""
     kind = value.type
     return shards.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0

@@ -23,4 +23,4 @@ def block_users(x: ir.Op) -> list[ir.Op]:
 
 def in_block_order(some: Iterable[Any]) -> list[Any]:
     """Ops of one block, first one first."""
-    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if ir.stands_before(a, b) else 1))
+    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if ir.comes_before(a, b) else 1))

@@ -73,7 +73,7 @@ class FragmentInfo:
         Raises:
             ConfigError: the text is no info; says where it stops being one.
         """
-        reader = _Reader(text)
+        reader = _TextReader(text)
         found = reader.info()
         reader.end()
         return found
@@ -101,7 +101,7 @@ class FragmentMergeRule:
         Raises:
             ConfigError: the text is no such rule.
         """
-        reader = _Reader(text)
+        reader = _TextReader(text)
         reader.take(r"FragmentMergeRule\s*\(\s*sources\s*=", "FragmentMergeRule(sources=")
         sources = reader.infos(",")
         reader.take(r",\s*target\s*=", ",target=")
@@ -127,7 +127,7 @@ class FragmentScheduleRule:
         Raises:
             ConfigError: the text is no such rule.
         """
-        reader = _Reader(text)
+        reader = _TextReader(text)
         reader.take(
             r"FragmentScheduleRule\s*\(\s*ordered_fragments\s*=", "FragmentScheduleRule(ordered_fragments="
         )
@@ -140,7 +140,7 @@ class FragmentScheduleRule:
         return f"FragmentScheduleRule(ordered_fragments=[{'->'.join(map(str, self.ordered_fragments))}])"
 
 
-class _Reader:
+class _TextReader:
     """Reads such texts from left to right; spaces between words do not count."""
 
     def __init__(self, text: str) -> None:

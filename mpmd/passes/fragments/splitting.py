@@ -26,7 +26,7 @@ def split(
     twin = dict(zip(_inner_values(fragment), _inner_values(second)))
     second_ops = {t for op, t in zip(ir.ops(fragment.body), ir.ops(second.body)) if op in in_second}
 
-    def cut(
+    def part_of(
         part: ir.Fragment, kept: Sequence[int], inputs: Sequence[ir.Value], returned: Sequence[ir.Value]
     ) -> ir.Fragment:
         types = [fragment.results[i].type for i in kept]
@@ -41,15 +41,15 @@ def split(
             ir.replace_uses(fragment.results[i], result)
         return made
 
-    first = cut(fragment, list(first_results), [], residuals)
+    first = part_of(fragment, list(first_results), [], residuals)
     for v in residuals:
         ir.replace_uses(twin[v], ir.append_arg(second.body, like=v))
-    cut_second = cut(second, rest, list(first.results)[len(first_results) :], [])
+    rest_of = part_of(second, rest, list(first.results)[len(first_results) :], [])
     _keep_only(first, in_first)
-    _keep_only(cut_second, second_ops)
+    _keep_only(rest_of, second_ops)
     ir.erase(second)
     ir.erase(fragment)
-    return first, cut_second
+    return first, rest_of
 
 
 def _keep_only(fragment: ir.Fragment, wanted: set[ir.Op]) -> None:

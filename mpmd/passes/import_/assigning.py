@@ -136,7 +136,7 @@ def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
     """Ops of one block, as they stand in it."""
 
     def compare(a: ir.Op, b: ir.Op) -> int:
-        return -1 if ir.stands_before(a, b) else int(a != b)
+        return -1 if ir.comes_before(a, b) else int(a != b)
 
     return sorted(ops, key=functools.cmp_to_key(compare))
 

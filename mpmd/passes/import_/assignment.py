@@ -10,7 +10,7 @@ from mpmd.errors import ConfigError, collect
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NamePlacement:
     """A mesh, and perhaps a pipeline stage and a kind of memory on it."""
 
     mesh: str
@@ -18,7 +18,7 @@ class Place:
     memory_kind: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> NamePlacement:
         """The place that `m1`, `m1/0`, `m1#pinned_host` or `m1#pinned_host/0` stands for.
 
         Raises:
@@ -42,7 +42,7 @@ class Place:
 class Assignment:
     """Name of a computation or tensor -> its place: `f@m1/0,g@m2#pinned_host`."""
 
-    entries: tuple[tuple[str, Place], ...] = ()
+    entries: tuple[tuple[str, NamePlacement], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Assignment:
@@ -54,14 +54,14 @@ class Assignment:
         return cls.of(_entry(part, text) for part in text.split(",") if part)
 
     @classmethod
-    def of(cls, places: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> Assignment:
+    def of(cls, places: Mapping[str, NamePlacement] | Iterable[tuple[str, NamePlacement]]) -> Assignment:
         """The assignment with these names.
 
         Raises:
             ConfigError: a name has two different places.
         """
         entries = tuple(dict.fromkeys(places.items() if isinstance(places, Mapping) else places))
-        seen: dict[str, Place] = {}
+        seen: dict[str, NamePlacement] = {}
         problems = []
         for name, place in entries:
             if name in seen:
@@ -71,12 +71,12 @@ class Assignment:
             raise collect(ConfigError, problems, "names with two places:")
         return cls(entries)
 
-    def get(self, name: str) -> Place | None:
+    def get(self, name: str) -> NamePlacement | None:
         """Where the user wants what has this name; None if it is not assigned."""
         return dict(self.entries).get(name)
 
     @property
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, NamePlacement]:
         """Name -> place."""
         return dict(self.entries)
 
@@ -88,13 +88,13 @@ NOTHING = Assignment()
 """No name is assigned."""
 
 
-def _entry(part: str, text: str) -> tuple[str, Place]:
+def _entry(part: str, text: str) -> tuple[str, NamePlacement]:
     name, at, place = part.rpartition("@")
     if not at or not name or not place:
         raise ConfigError(
             f"cannot read {part!r} in the assignment {text!r}\n  expected: name@mesh or name@mesh/stage"
         )
-    return name, Place.parse(place)
+    return name, NamePlacement.parse(place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class IndexPlace:
     """The place of the argument or result with a flat index: `0@m1#pinned_host`."""
 
     index: int
-    place: Place
+    place: NamePlacement
 
     @classmethod
     def parse(cls, text: str) -> IndexPlace:
@@ -114,7 +114,7 @@ class IndexPlace:
         index, at, place = text.partition("@")
         if not at or not index.isdecimal():
             raise ConfigError(f"cannot read {text!r}\n  expected: index@mesh or index@mesh#memory_kind")
-        return cls(int(index), Place.parse(place))
+        return cls(int(index), NamePlacement.parse(place))
 
     def __str__(self) -> str:
         return f"{self.index}@{self.place}"

@@ -59,7 +59,7 @@ class GenerateSdyMeshesFromTopology(ModulePass):
         pointer.repoint()
         _exchange(module, topology, old, kept, pointer.needs_empty)
         if pointer.needs_empty and _EMPTY not in kept:
-            distributed[0].topology = ir.Topology({**topology, _EMPTY: _empty_mesh()})
+            distributed[0].topology = ir.TopologyAttr({**topology, _EMPTY: _empty_mesh()})
 
 
 def _meshes(module: ir.Module) -> list[ir.Op]:
@@ -71,11 +71,11 @@ def _has_axes(mesh: ir.Op) -> bool:
 
 
 def _empty_mesh() -> ir.Attribute:
-    return ir.Topology.from_axes({_EMPTY: {}})[_EMPTY]
+    return ir.TopologyAttr.from_axes({_EMPTY: {}})[_EMPTY]
 
 
 def _exchange(
-    module: ir.Module, topology: ir.Topology, old: dict[str, ir.Op], kept: dict[str, ir.Op], empty: bool
+    module: ir.Module, topology: ir.TopologyAttr, old: dict[str, ir.Op], kept: dict[str, ir.Op], empty: bool
 ) -> None:
     """Erases the old meshes with axes and makes those of the topology."""
     wanted = {name: mesh for name, mesh in topology.items() if name not in kept}
@@ -92,7 +92,7 @@ def _exchange(
 class _Pointer:
     """Finds the mesh names in attributes, and rewrites them."""
 
-    def __init__(self, topology: ir.Topology, kept: dict[str, ir.Op]) -> None:
+    def __init__(self, topology: ir.TopologyAttr, kept: dict[str, ir.Op]) -> None:
         self._topology = topology
         self._kept = kept
         self._found: list[tuple[ir.Op, str, str]] = []

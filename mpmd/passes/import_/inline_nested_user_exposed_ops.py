@@ -8,7 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes import regions
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
+from mpmd.passes.import_.assignment import NOTHING, Assignment, NamePlacement
 from mpmd.support import diagnostics
 
 _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
@@ -64,13 +64,13 @@ def _inner_first(block: ir.Block) -> list[ir.Op]:
     return found
 
 
-def _assigned_around(op: ir.Op, places: dict[str, Place]) -> ir.NamedComputation | None:
+def _assigned_around(op: ir.Op, places: dict[str, NamePlacement]) -> ir.NamedComputation | None:
     """The nearest computation around an op that is assigned; None if all that there are have no place."""
     names = (outer for outer in regions.around(op) if isinstance(outer, ir.NamedComputation))
     return next((outer for outer in names if outer.named.name in places), None)
 
 
-def _report_unassigned(parent: ir.NamedComputation, places: dict[str, Place]) -> None:
+def _report_unassigned(parent: ir.NamedComputation, places: dict[str, NamePlacement]) -> None:
     name = parent.named.name
     diagnostics.error(
         f"Parent NamedComputation '{name}' is not assigned to a mesh in the user-defined name-to-mesh "
@@ -79,7 +79,7 @@ def _report_unassigned(parent: ir.NamedComputation, places: dict[str, Place]) ->
     )
 
 
-def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, Place]) -> None:
+def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, NamePlacement]) -> None:
     """Reports a name whose place is another one than that of the computation around it."""
     parent, around = around_it.named.name, places[around_it.named.name]
     if isinstance(op, ir.NamedComputation):

@@ -100,7 +100,7 @@ def _transfer(op: ir.Assign) -> bool:
     if value.type == kind:
         ir.replace_uses(op.result, value)
     elif existing is not None:
-        if ir.stands_before(op, existing):
+        if ir.comes_before(op, existing):
             ir.move_before(existing, op)
         ir.replace_uses(op.result, existing.result)
     elif len(others) < 2:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.assignment import IndexPlace, Place
+from mpmd.passes.import_.assignment import IndexPlace, NamePlacement
 from mpmd.support import diagnostics
 
 _MEMORY_KIND = "mhlo.memory_kind"
@@ -57,9 +57,9 @@ class MapInputOutputToMesh(FunctionPass):
         _drop_memory_kind_attributes(f)
 
 
-def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) -> dict[int, Place]:
+def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) -> dict[int, NamePlacement]:
     """The places whose index and mesh exist; the others are errors."""
-    found: dict[int, Place] = {}
+    found: dict[int, NamePlacement] = {}
     meshes = f.topology
     for item in places:
         if item.index >= count:
@@ -81,7 +81,7 @@ def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) 
     return found
 
 
-def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: Place) -> bool:
+def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: NamePlacement) -> bool:
     if assigning.is_tensor(kind):
         return True
     diagnostics.error(
@@ -90,7 +90,7 @@ def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: Place) -> bool
     return False
 
 
-def _on(place: Place, tensor: ir.Type) -> ir.Type:
+def _on(place: NamePlacement, tensor: ir.Type) -> ir.Type:
     return ir.MeshTensor.get(place.mesh, tensor, memory_kind=place.memory_kind)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.assignment import NOTHING, Assignment, Place
+from mpmd.passes.import_.assignment import NOTHING, Assignment, NamePlacement
 from mpmd.support import diagnostics
 
 
@@ -44,7 +44,7 @@ class MapNamedOpsToMpmdOps(FunctionPass):
             elif _can_be_mapped(op, places, meshes):
                 _map_computation(op, places[op.named.name])
 
-    def _map_tensor(self, op: ir.NamedTensor, place: Place | None, meshes: list[str]) -> None:
+    def _map_tensor(self, op: ir.NamedTensor, place: NamePlacement | None, meshes: list[str]) -> None:
         name = ir.StringAttr(op.attributes["name"]).value
         value = op.operands[0]
         if place is not None and _mesh_exists(op, name, place, meshes):
@@ -55,7 +55,7 @@ class MapNamedOpsToMpmdOps(FunctionPass):
         ir.replace(op, [value])
 
 
-def _can_be_mapped(op: ir.NamedComputation, places: dict[str, Place], meshes: list[str]) -> bool:
+def _can_be_mapped(op: ir.NamedComputation, places: dict[str, NamePlacement], meshes: list[str]) -> bool:
     name = op.named.name
     if name not in places:
         diagnostics.error(
@@ -68,7 +68,7 @@ def _can_be_mapped(op: ir.NamedComputation, places: dict[str, Place], meshes: li
     return _mesh_exists(op, name, places[name], meshes)
 
 
-def _mesh_exists(op: ir.Op, name: str, place: Place, meshes: list[str]) -> bool:
+def _mesh_exists(op: ir.Op, name: str, place: NamePlacement, meshes: list[str]) -> bool:
     if place.mesh in meshes:
         return True
     diagnostics.error(
@@ -79,7 +79,7 @@ def _mesh_exists(op: ir.Op, name: str, place: Place, meshes: list[str]) -> bool:
     return False
 
 
-def _map_computation(op: ir.NamedComputation, place: Place) -> None:
+def _map_computation(op: ir.NamedComputation, place: NamePlacement) -> None:
     name = op.named.name
     if place.memory_kind is not None:
         diagnostics.notice(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SimplifyNamedComputations(FunctionPass):
         erase_dead_ops(f.body)
         for barrier in ir.walk(f):
             if barrier.operation.name == "stablehlo.optimization_barrier" and _is_in_computation(barrier):
-                _cut_passed_on_lanes(barrier)
+                _drop_forwarded_operands(barrier)
         changed = True
         while changed:
             changed = False
@@ -47,7 +47,7 @@ class SimplifyNamedComputations(FunctionPass):
 def _erase_dead_around(f: ir.Func) -> None:
     """Erases what only computes, is not used and stands outside of computations."""
     for op in reversed(ir.ops(f)):
-        if ir.is_unused(op) and ir.is_pure(op):
+        if is_dead(op):
             ir.erase(op)
 
 
@@ -55,17 +55,17 @@ def _is_in_computation(op: ir.Op) -> bool:
     return isinstance(op.operation.parent.opview, ir.NamedComputation)
 
 
-def _cut_passed_on_lanes(barrier: ir.Op) -> None:
+def _drop_forwarded_operands(barrier: ir.Op) -> None:
     """Removes lanes from an argument of the computation to what it returns, with no other use."""
     kept: list[tuple[ir.Value, ir.Value]] = []
-    cut: list[tuple[ir.Value, ir.Value]] = []
+    dropped: list[tuple[ir.Value, ir.Value]] = []
     for operand, result in zip(barrier.operands, barrier.results):
         users = ir.users(result)
-        is_cut = ir.producer(operand) is None and len(users) == 1 and isinstance(users[0], ir.Return)
-        (cut if is_cut else kept).append((operand, result))
-    if not cut:
+        is_dropped = ir.producer(operand) is None and len(users) == 1 and isinstance(users[0], ir.Return)
+        (dropped if is_dropped else kept).append((operand, result))
+    if not dropped:
         return
-    for operand, result in cut:
+    for operand, result in dropped:
         ir.replace_uses(result, operand)
     if kept:
         made = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])
@@ -120,7 +120,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
     if dropped:
         returned = op.returned
         op.returned = [returned[i] for i in kept]
-    dead = [inner for inner in ir.ops(op.body) if ir.is_unused(inner) and ir.is_pure(inner)]
+    dead = any(map(is_dead, ir.ops(op.body)))
     if dead:
         erase_dead_ops(op.body)
     if not ir.ops(op.body) and not kept:
@@ -128,7 +128,7 @@ def _rebuild_without(op: ir.NamedComputation, dropped: set[int]) -> bool:
         return True
     unused = [i for i, arg in enumerate(op.args) if ir.is_unused(arg)]
     if not dropped and not unused:
-        return bool(dead)
+        return dead
     inputs = [v for i, v in enumerate(op.operands) if i not in set(unused)]
     ir.erase_args(op.body, unused)
     old = [op.results[i] for i in kept]

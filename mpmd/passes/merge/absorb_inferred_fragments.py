@@ -56,7 +56,7 @@ class AbsorbInferredFragments(FunctionPass):
                 pass
         erase_dead_ops(f.body)
         if not f.is_entry:
-            _tell_what_is_left(f)
+            _report_unabsorbed(f)
 
 
 def _round(f: ir.Func) -> bool:
@@ -92,7 +92,7 @@ def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
         for user in ir.users(producer):
             if isinstance(user, ir.Transfer):
                 _delay_or_erase(user)
-        if all(user == root or ir.stands_before(root, user) for user in block_users(producer)):
+        if all(user == root or ir.comes_before(root, user) for user in block_users(producer)):
             return producer
     return None
 
@@ -105,7 +105,7 @@ def inferred_consumer(root: ir.Fragment) -> ir.Fragment | None:
             for maker in makers:
                 if isinstance(maker, ir.Transfer):
                     _hasten(maker)
-            if all(m is None or m == root or ir.stands_before(m, root) for m in makers):
+            if all(m is None or m == root or ir.comes_before(m, root) for m in makers):
                 return consumer
     return None
 
@@ -133,7 +133,7 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
         if name not in _OWN | _PER_VALUE and not name.startswith("mpmd.control_")
     }
     makers = [] if root.is_user else list(dict.fromkeys([*root.inferred_by, *other.inferred_by]))
-    if ir.stands_before(other, root):
+    if ir.comes_before(other, root):
         merged = merge(other, root)
     else:
         ir.move_after(other, root)
@@ -163,7 +163,7 @@ def _constants_first(fragment: ir.Fragment) -> None:
             ir.move_to_start(op, fragment.body)
 
 
-def _tell_what_is_left(f: ir.Func) -> None:
+def _report_unabsorbed(f: ir.Func) -> None:
     for fragment in ir.fragments(f):
         if not fragment.is_user:
             by = ", ".join(fragment.inferred_by) or "unknown passes"

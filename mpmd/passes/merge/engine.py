@@ -58,7 +58,7 @@ class MergePass(FunctionPass):
     ) -> ir.Fragment | None:
         """What `producer` has become; None if nothing is left of it."""
         while True:
-            behind = (other for other in reversed(followers) if ir.stands_before(producer, other))
+            behind = (other for other in reversed(followers) if ir.comes_before(producer, other))
             consumer = self.candidate(producer, behind)  # a merge may have moved the producer behind others
             if consumer is None:
                 return producer
@@ -86,10 +86,10 @@ def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
 
     It stays if no user of the producer comes before it.  Else it moves, if all that it reads is there.
     """
-    if not any(ir.stands_before(user, consumer) for user in block_users(producer)):
+    if not any(ir.comes_before(user, consumer) for user in block_users(producer)):
         return True
     makers = (ir.producer(v) for v in consumer.inputs)
-    if all(m is None or m == producer or ir.stands_before(m, producer) for m in makers):
+    if all(m is None or m == producer or ir.comes_before(m, producer) for m in makers):
         ir.move_after(consumer, producer)
         return True
     return False

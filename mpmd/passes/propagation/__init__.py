@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.convert_sdy_shardings_to_mpmd_types import ConvertSdyShardingsToMpmdTypes
-from mpmd.passes.propagation.cut_sub_axes import CutSubAxes
+from mpmd.passes.propagation.drop_sub_axes import DropSubAxes
 from mpmd.passes.propagation.enforce_user_shardings import EnforceUserShardings
 from mpmd.passes.propagation.extract_reshards_from_inter_mesh_transfers import (
     ExtractReshardsFromInterMeshTransfers,

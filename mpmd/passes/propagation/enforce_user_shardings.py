@@ -24,7 +24,7 @@ class EnforceUserShardings(FunctionPass):
     Requires: results are neither arguments nor returned twice (uniquify-function-inputs-outputs).
     Ensures: an argument, or a result, and all fragments that make or read it agree; transfers of arguments
         are left to extract-reshards.
-        Warning: a sharding over part of an axis, which JAX cannot express, is cut before that part.
+        Warning: a sharding over part of an axis, which JAX cannot express, is shortened before that part.
     Cost: linear in operands.
     Source: openxla/shardy MPMD, `enforce_user_shardings`.
     """
@@ -56,7 +56,7 @@ def _cut(f: ir.Func, word: str, attribute: str, values: list[ir.Value]) -> dict[
         if shardings.ARGUMENT not in of_value:
             continue
         old = of_value[shardings.ARGUMENT]
-        found[value] = of_value[shardings.ARGUMENT] = shardings.cut_at_sub_axes(old)
+        found[value] = of_value[shardings.ARGUMENT] = shardings.drop_sub_axes(old)
         if found[value] != old and not warned:
             warned = True
             diagnostics.warning(

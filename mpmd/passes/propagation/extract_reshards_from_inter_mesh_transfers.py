@@ -74,7 +74,7 @@ def _shape_of(mesh: ir.sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in axes_of(mesh).items() if size != 1)
 
 
-def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology: ir.Topology) -> int:
+def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology: ir.TopologyAttr) -> int:
     """Elements of one device's shard."""
     kind = value.type
     of_sharding = ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
@@ -149,7 +149,7 @@ def _identity(value: ir.Value, sharding: shardings.Sharding, where: ir.Insertion
 class _Reports:
     """One warning per kind of resharding transfer, however many microbatches have one."""
 
-    def __init__(self, topology: ir.Topology) -> None:
+    def __init__(self, topology: ir.TopologyAttr) -> None:
         self.topology = topology
         self.found: dict[str, list[ir.Location]] = {}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
@@ -45,8 +46,9 @@ _CSE = MlirPass("cse")
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
-# Of fragments that are alike this many go through Shardy: the first may stand at the begin of a chain, such
+# Of fragments with one body this many go through Shardy: the first may stand at the begin of a chain, such
 # as that of an accumulator, the second stands for all that follow.  One will do where nothing is sharded.
+# The second ones are of one microbatch, so that what reads their results is in the program, too.
 _REPRESENTATIVES = 2
 
 
@@ -68,8 +70,8 @@ class PropagateShardings(ModulePass):
     cleaned up once then.
 
     Requires: shardings are attributes; results of the function have values of their own.
-    Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; what
-        its members read may come with another sharding than they ask for, and then changes inside of them.
+    Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike as a whole; a
+        value that a copy reads with another sharding than it is made with is made with that of its reader.
     Cost: linear in the module to find what is alike; Shardy's for the program without copies.
     Source: Shardy's `sdy-propagation-pipeline`; doing it once per kind of fragment is ours.
 
@@ -82,7 +84,7 @@ class PropagateShardings(ModulePass):
     """
 
     name: ClassVar[str] = "mpmd-propagate-shardings"
-    tells_changes: ClassVar[bool] = False
+    reports_changes: ClassVar[bool] = False
     once_per_kind: bool = True
     tidy: bool = False
     share: bool = False
@@ -118,6 +120,7 @@ class PropagateShardings(ModulePass):
             for body in functions_of(small):
                 ir.clone(body, ir.InsertionPoint(module.body))
         _take_over(f, f_small, kinds)
+        _settle(f)
         for body in shared:
             ir.erase(body)
 
@@ -216,7 +219,8 @@ def _module_of(f: ir.Func, fragments: Sequence[ir.Fragment]) -> ir.Module:
 
 def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     """Leaves out what is a copy, and numbers the rest; for each op the number of what stands for it."""
-    kept: dict[Hashable, list[ir.Op]] = {}
+    kept: dict[Hashable, ir.Op] = {}
+    of_body: collections.Counter[Hashable] = collections.Counter()
     fragments = ir.fragments(f)
     bodies: dict[ir.Op, Hashable] = dict(zip(fragments, body_keys(fragments, _types)))
     number_of: dict[ir.Op, int] = {}
@@ -224,22 +228,24 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
     uses = {arg: len({*ir.users(arg)}) for arg in f.args}
     for number, op in enumerate(ir.ops(f)):
         key: Hashable = number
-        limit = 1
+        may_go = False
         if isinstance(op, ir.Fragment):
-            key = (bodies[op], op.mesh, op.stage, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
-            limit = representatives
+            body = (bodies[op], op.mesh, op.stage)
+            key = (body, *(_kind_of(v, bodies, uses, f) for v in op.inputs))
+            may_go = of_body[body] >= representatives
+            of_body[body] += 1
         elif isinstance(op, ir.Transfer) and not op.is_intra_mesh:  # those give a result its own sharding
             key = (op.tensor, op.result.type)
-        group = kept.setdefault(key, [])
-        if len(group) < limit:
-            group.append(op)
+            may_go = True
+        if not may_go or key not in kept:
+            kept[key] = op
             number_of[op] = number
             ir.put(op, _NUMBER, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number))
             numbers.append(number)
             continue
-        numbers.append(number_of[group[-1]])
+        numbers.append(number_of[kept[key]])
         bodies.pop(op, None)
-        ir.replace(op, list(group[-1].results))
+        ir.replace(op, list(kept[key].results))
     return numbers
 
 
@@ -290,6 +296,57 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
             if shardings.ARGUMENT in of_small:
                 of_value[shardings.ARGUMENT] = of_small[shardings.ARGUMENT]
         ir.put_attribute_dicts(f, name, dicts)
+
+
+def _settle(f: ir.Func) -> None:
+    """Has values made, and moved, with the sharding that their readers have, where these differ.
+
+    A fragment may have gone through Shardy without its readers, where these are copies of others.  Of readers
+    that differ the last one decides.
+    """
+    holders = ir.ops(f, (ir.Fragment, ir.Transfer))
+    stated = _stated(f, holders)
+    wanted: dict[ir.Value, shardings.Sharding] = {}
+    for fragment in ir.fragments(f):
+        for value, sharding in zip(fragment.inputs, shardings.read(fragment, "in_shardings")):
+            known = stated.get(value)
+            if (known is None or sharding != known) and not shardings.is_same(sharding, known):
+                wanted[value] = sharding
+    if not wanted:
+        return
+    for op in reversed(holders):
+        if isinstance(op, ir.Transfer) and op.result in wanted:
+            if shardings.is_same(stated.get(op.tensor), stated.get(op.result)):
+                wanted.setdefault(op.tensor, wanted[op.result])
+    for op in holders:
+        results = list(op.results)
+        shardings.update(op, _of_results(op), results, _entries(results, wanted))
+        if isinstance(op, ir.Fragment):
+            shardings.update(op, "in_shardings", list(op.inputs), _entries(op.inputs, wanted))
+    of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+    for arg, of_arg in zip(f.args, of_args, strict=True):
+        if arg in wanted:
+            of_arg.setdefault(shardings.ARGUMENT, wanted[arg])
+    ir.put_attribute_dicts(f, "arg_attrs", of_args)
+
+
+def _stated(f: ir.Func, holders: Sequence[ir.Op]) -> dict[ir.Value, shardings.Sharding | None]:
+    """The shardings of values where they are made, if there are any."""
+    of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
+    found = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
+    for op in holders:
+        found |= zip(op.results, shardings.read(op, _of_results(op)))
+    return found
+
+
+def _entries(
+    values: Iterable[ir.Value], wanted: Mapping[ir.Value, shardings.Sharding]
+) -> dict[int, shardings.Sharding]:
+    return {i: wanted[value] for i, value in enumerate(values) if value in wanted}
+
+
+def _of_results(op: ir.Fragment | ir.Transfer) -> str:
+    return "out_shardings" if isinstance(op, ir.Fragment) else shardings.ARGUMENT
 
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:

@@ -88,7 +88,7 @@ def mesh_of(sharding: Sharding) -> str:
     return str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref)
 
 
-def cut_at_sub_axes(sharding: Sharding) -> Sharding:
+def drop_sub_axes(sharding: Sharding) -> Sharding:
     """The sharding whose dims end before the first part of an axis; itself if there is none."""
     old = ir.sdy.TensorShardingAttr(sharding)
     dims = []
@@ -97,8 +97,8 @@ def cut_at_sub_axes(sharding: Sharding) -> Sharding:
         whole = next(
             (i for i, a in enumerate(axes) if ir.sdy.AxisRefAttr(a).sub_axis_info is not None), len(axes)
         )
-        cut = ir.sdy.DimensionShardingAttr.get(axes[:whole], dim.is_closed, dim.priority)
-        dims.append(dim if whole == len(axes) else cut)
+        shortened = ir.sdy.DimensionShardingAttr.get(axes[:whole], dim.is_closed, dim.priority)
+        dims.append(dim if whole == len(axes) else shortened)
     return ir.sdy.TensorShardingAttr.get(old.mesh_or_ref, dims, old.replicated_axes, old.unreduced_axes)
 
 

@@ -36,7 +36,7 @@ class CombineBeforeTransfer(FunctionPass):
                 _move(fragment, source)
 
 
-def _better_mesh(fragment: ir.Fragment, topology: ir.Topology) -> str | None:
+def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None:
     """The mesh from which all operands come, if the fragment had better be there."""
     transfers = _operand_transfers(fragment)
     if len(transfers) < len(fragment.inputs):

@@ -16,7 +16,7 @@ _MARK = "concat_transfer"
 
 
 @dataclasses.dataclass
-class Group:
+class TransferGroup:
     """Results of one fragment that travel to one consumer; `transfers[i]` sends what is element i."""
 
     consumer: ir.Fragment
@@ -78,9 +78,9 @@ class MergeTransfers(FunctionPass):
                     _separate_in_consumer(fragments[position], group, value, rebuilt)
 
 
-def groups_of(producer: ir.Fragment) -> list[Group]:
+def groups_of(producer: ir.Fragment) -> list[TransferGroup]:
     """What can be joined, in order of first appearance."""
-    found: dict[tuple[ir.Type, ir.Fragment, str | None], Group] = {}
+    found: dict[tuple[ir.Type, ir.Fragment, str | None], TransferGroup] = {}
     for result in producer.results:
         if not is_eligible(result.type):
             continue
@@ -90,7 +90,7 @@ def groups_of(producer: ir.Fragment) -> list[Group]:
             for consumer in dict.fromkeys(ir.users(transfer)):
                 if isinstance(consumer, ir.Fragment):
                     kind = transfer.result.type.memory_kind
-                    group = Group(consumer, kind, [])
+                    group = TransferGroup(consumer, kind, [])
                     group = found.setdefault((result.type.tensor, consumer, kind), group)
                     group.transfers.append(transfer)
     return [group for group in found.values() if len(group.transfers) > 1]
@@ -104,7 +104,7 @@ def is_eligible(kind: ir.Type) -> bool:
 
 
 def _join_in_producer(
-    producer: ir.Fragment, groups: list[Group], rebuilt: Callable[[ir.Fragment, ir.Fragment], None]
+    producer: ir.Fragment, groups: list[TransferGroup], rebuilt: Callable[[ir.Fragment, ir.Fragment], None]
 ) -> list[ir.Value]:
     """Returns each group as one more result, and sends it; what arrives."""
     returned, types = producer.returned, [r.type for r in producer.results]
@@ -130,7 +130,7 @@ def _join_in_producer(
     return arrived
 
 
-def _concatenated(values: list[ir.Value], group: Group, producer: ir.Fragment) -> ir.Value:
+def _concatenated(values: list[ir.Value], group: TransferGroup, producer: ir.Fragment) -> ir.Value:
     one = ir.RankedTensorType.get([1, *group.tensor.shape], group.tensor.element_type)
     end, location = ir.at_end(producer.body), producer.location
     parts = [ir.create("stablehlo.reshape", [v], [one], end, location=location).result for v in values]
@@ -140,7 +140,7 @@ def _concatenated(values: list[ir.Value], group: Group, producer: ir.Fragment) -
 
 def _separate_in_consumer(
     consumer: ir.Fragment,
-    group: Group,
+    group: TransferGroup,
     value: ir.Value,
     rebuilt: Callable[[ir.Fragment, ir.Fragment], None],
 ) -> None:
@@ -159,7 +159,7 @@ def _separate_in_consumer(
 
 
 def _element(
-    joined: ir.Value, i: int, group: Group, where: ir.InsertionPoint, location: ir.Location
+    joined: ir.Value, i: int, group: TransferGroup, where: ir.InsertionPoint, location: ir.Location
 ) -> ir.Value:
     rank = len(group.tensor.shape)
     bounds = {

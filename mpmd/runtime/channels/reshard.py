@@ -22,8 +22,8 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
-    """The part `box` of the array, cut from the shard `shard` that source device number `source` holds."""
+class ShardPiece:
+    """The part `box` of the array, sliced from the shard `shard` that source device number `source` holds."""
 
     source: int
     shard: Box
@@ -34,7 +34,7 @@ class Piece:
 class ReshardPlan:
     """For each target device the box it needs, and disjoint pieces that make it up."""
 
-    targets: tuple[tuple[Box, tuple[Piece, ...]], ...]
+    targets: tuple[tuple[Box, tuple[ShardPiece, ...]], ...]
 
 
 def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
@@ -53,11 +53,11 @@ def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
         for box, devices in holders.items():
             part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True))
             if all(start < end for start, end in part):
-                pieces.append(Piece(devices[turns[box] % len(devices)], box, part))
+                pieces.append(ShardPiece(devices[turns[box] % len(devices)], box, part))
                 turns[box] += 1
         if not pieces:
             box, devices = next(iter(holders.items()))
-            pieces.append(Piece(devices[0], box, tuple((start, start) for start, _ in box)))
+            pieces.append(ShardPiece(devices[0], box, tuple((start, start) for start, _ in box)))
         targets.append((wanted, tuple(pieces)))
     return ReshardPlan(tuple(targets))
 
@@ -93,7 +93,7 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
 
 
 def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """Arrays in host memory cannot be cut where they are: they are brought to the devices first."""
+    """Arrays in host memory cannot be sliced in place: they are brought to the devices first."""
     default = default_memory_kind(sharding)
     if sharding.memory_kind in (None, default):
         return lambda array: array
@@ -101,11 +101,11 @@ def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 
 def _shard_maker(
-    wanted: Box, pieces: Sequence[Piece], device: Any, target: Sharding
+    wanted: Box, pieces: Sequence[ShardPiece], device: Any, target: Sharding
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """The function that makes one target shard from the source's shards."""
     place = array_copier(SingleDeviceSharding(device))
-    cuts = [_cut(piece) for piece in pieces]
+    slices = [_slice(piece) for piece in pieces]
     sources = [piece.source for piece in pieces]
     default = default_memory_kind(target)
     in_memory = target.memory_kind in (None, default)
@@ -115,25 +115,25 @@ def _shard_maker(
         else array_copier(SingleDeviceSharding(device, memory_kind=target.memory_kind))
     )
     if len(pieces) == 1 and pieces[0].box == wanted:
-        return lambda shards: finish(place(cuts[0](shards[sources[0]])))
+        return lambda shards: finish(place(slices[0](shards[sources[0]])))
     starts = [
         tuple(a - base for (a, _), (base, _) in zip(piece.box, wanted, strict=True)) for piece in pieces
     ]
     assemble = _assembler(tuple(b - a for a, b in wanted), tuple(starts))
 
     def make(shards: Sequence[jax.Array]) -> jax.Array:
-        return finish(assemble(*[place(cut(shards[k])) for cut, k in zip(cuts, sources)]))
+        return finish(assemble(*[place(slice_(shards[k])) for slice_, k in zip(slices, sources)]))
 
     return make
 
 
-def _cut(piece: Piece) -> Callable[[jax.Array], jax.Array]:
+def _slice(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
     if piece.box == piece.shard:
         return lambda shard: shard
     start = tuple(a - base for (a, _), (base, _) in zip(piece.box, piece.shard, strict=True))
     end = tuple(b - base for (_, b), (base, _) in zip(piece.box, piece.shard, strict=True))
-    cut: Callable[[jax.Array], jax.Array] = jax.jit(lambda shard: lax.slice(shard, start, end))
-    return cut
+    slice_: Callable[[jax.Array], jax.Array] = jax.jit(lambda shard: lax.slice(shard, start, end))
+    return slice_
 
 
 def _assembler(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...]) -> Callable[..., jax.Array]:

@@ -1,4 +1,4 @@
-"""Circular: microbatches go round the meshes in groups; all forwards, then all backwards."""
+"""Circular: microbatches visit the meshes in rounds, in groups; all forwards, then all backwards."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped, nothing_to_loop, visits
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.placement import visits
+from mpmd.scheduling.schedules.round_robin import RoundRobinSchedule
 from mpmd.scheduling.task import Phase, Task
 
 
 @dataclass(frozen=True)
-class Circular(PipelineSchedule):
-    """A group of as many microbatches as meshes goes round all stages before the next group starts.
+class Circular(RoundRobinSchedule):
+    """A group of as many microbatches as meshes passes all stages before the next group starts.
 
     Idle per mesh ``(p-1)(F+B)/v`` if the microbatches divide into whole groups.  Between rounds it holds the
     boundary activations of one group, where looped breadth first holds those of all microbatches.
 
     Attributes:
-        degree: how often a microbatch goes round, if the program must have exactly that; None: as it comes.
+        degree: the number of rounds that the program must have; None: any.
         group: microbatches per group; None: as many as meshes.
         reversed_backward: backwards run in exactly the opposite order of forwards.
 
@@ -31,24 +32,17 @@ class Circular(PipelineSchedule):
     reversed_backward: bool = False
 
     name = "circular"
+    instead = "gpipe"
 
     def __post_init__(self) -> None:
         if self.group is not None and self.group < 1:
             raise ScheduleError(f"schedule 'circular': group must be at least 1, got {self.group}")
 
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round and round."""
-        return looped(num_stages, num_meshes)
-
-    def remarks(self, shape: PipelineShape) -> list[str]:
-        """Whether there are rounds at all."""
-        return nothing_to_loop(shape.placement, self.name, "gpipe")
-
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.
 
         Raises:
-            ScheduleError: the placement does not come to each mesh `degree` times.
+            ScheduleError: the placement does not visit each mesh `degree` times.
         """
         way = visits(shape.placement)
         meshes = len({visit.mesh for visit in way})

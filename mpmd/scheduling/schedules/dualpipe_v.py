@@ -13,7 +13,7 @@ class DualPipeV(VShaped):
 
     Idle per mesh ``p-1`` tasks of one stage; every mesh holds at most ``2p+1`` stages' activations.
 
-    Source: DeepSeek, DualPipe, 2025; Liu et al., the cut-in-half procedure.
+    Source: DeepSeek, DualPipe, 2025; Liu et al., the halving procedure.
     """
 
     name = "dualpipe_v"

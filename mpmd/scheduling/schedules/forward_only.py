@@ -13,9 +13,9 @@ from mpmd.scheduling.task import Task
 
 @dataclass(frozen=True)
 class ForwardOnly(PipelineSchedule):
-    """Microbatches one after the other; on a placement that goes round, in groups as ``circular``.
+    """Microbatches one after the other; on a round-robin placement, in groups as ``circular``.
 
-    Idle per mesh ``(p-1)F/v``; holds no activations behind a stage.
+    Idle per mesh ``(p-1)F/v``; holds no activations after a stage.
     """
 
     name = "forward_only"

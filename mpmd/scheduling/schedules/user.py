@@ -33,7 +33,7 @@ class FunctionSchedule(PipelineSchedule):
     name: str = "from_function"
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """As chosen by ``default_placement``."""
+        """As ``default_placement`` chooses."""
         return _PLACEMENTS[self.default_placement](num_stages, num_meshes)
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
@@ -78,8 +78,9 @@ def from_function(
         key: ranks a task; anything that compares.
         splits_backward: backwards are ``I`` and ``W``.
         has_backward: False for evaluation.
-        placement: where stages go if the user does not say: ``contiguous``, ``looped`` or ``folded``.
-        name: what to call it in errors and charts.
+        placement: the mesh of each stage if the user does not choose: ``contiguous``, ``looped`` or
+            ``folded``.
+        name: its name in errors and charts.
 
     Raises:
         ScheduleError: there is no function, or the placement is unknown; when a table is made: keys do not
@@ -163,8 +164,8 @@ def from_table(
 
     Args:
         orders: per mesh, its tasks.
-        stage_to_mesh: the mesh of each stage; by default where the first task of the stage stands.
-        name: what to call it in errors and charts.
+        stage_to_mesh: the mesh of each stage; by default that of the first task of the stage.
+        name: its name in errors and charts.
 
     Raises:
         ScheduleError: names the first impossible task of each mesh, and why.
@@ -203,7 +204,7 @@ def _task(found: Any, name: str) -> Task:
     if isinstance(found, str):
         return Task.parse(found)
     if not isinstance(found, Task):
-        raise ScheduleError(f"schedule {name!r} has {found!r}, which is no task; write one as '0F0'")
+        raise ScheduleError(f"schedule {name!r} has {found!r}, which is not a task; write one as '0F0'")
     return found
 
 
@@ -226,10 +227,10 @@ def from_csv(path_or_text: str | Path) -> PipelineSchedule:
     """A schedule from CSV: one line per mesh, tasks such as ``0F0,0F1,1B0``; empty cells are skipped.
 
     Args:
-        path_or_text: a file, or the text itself, told apart by whether it has a comma or several lines.
+        path_or_text: a file, or the text itself, which has a comma or several lines.
 
     Raises:
-        ScheduleError: the file cannot be read, a cell is no task, or a task is impossible.
+        ScheduleError: the file cannot be read, a cell is not a task, or a task is impossible.
     """
     if not isinstance(path_or_text, (str, Path)):
         raise ScheduleError(f"from_csv takes the path of a file, or its text, got {path_or_text!r}")
@@ -240,7 +241,7 @@ def from_csv(path_or_text: str | Path) -> PipelineSchedule:
     else:
         try:
             text = Path(path_or_text).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # not UTF-8, or no path
+        except (OSError, ValueError) as error:  # not UTF-8, or not a path
             raise ScheduleError(
                 f"the schedule {source!r} cannot be read: {error}\n"
                 "  give the path of a file, or the text itself, which has a comma or several lines"
@@ -256,5 +257,5 @@ def from_csv(path_or_text: str | Path) -> PipelineSchedule:
                 except ScheduleError as error:
                     problems.append(f"line {number}, cell {column}: {error}")
     if problems:
-        raise collect(ScheduleError, problems[:8], f"{len(problems)} cells of {source!r} are no tasks:")
+        raise collect(ScheduleError, problems[:8], f"{len(problems)} cells of {source!r} are not tasks:")
     return from_table(orders, name=source)

@@ -17,7 +17,7 @@ from mpmd.scheduling.workload import expand, unit_workload
 class VShaped(PipelineSchedule):
     """Stages go down the meshes and up again, so that every mesh holds an early and a late stage.
 
-    What a mesh may hold is the same on all meshes.  The order is the best of some repeating patterns and of
+    The memory limit is the same on all meshes.  The order is the best of some repeating patterns and of
     list scheduling; on other placements than the V, of list scheduling alone.
     """
 
@@ -48,8 +48,8 @@ class VShaped(PipelineSchedule):
     def remarks(self, shape: PipelineShape) -> list[str]:
         """Whether the placement is the V."""
         workload = unit_workload(shape, splits=True, split_turns=True)
-        meshes = list(dict.fromkeys(lane.mesh for lane in workload.lanes))
-        if len(meshes) == 1 or [lane.mesh for lane in workload.lanes] == meshes + meshes[::-1]:
+        meshes = list(dict.fromkeys(chain.mesh for chain in workload.chains))
+        if len(meshes) == 1 or [chain.mesh for chain in workload.chains] == meshes + meshes[::-1]:
             return []
         return [
             f"schedule {self.name!r} goes down the meshes and up again, but the stages are on meshes "
@@ -64,17 +64,17 @@ class VShaped(PipelineSchedule):
             ScheduleError: there are fewer than two stages per mesh, or one of several meshes is visited once.
         """
         workload = unit_workload(shape, splits=True, split_turns=True)
-        used = len({lane.mesh for lane in workload.lanes})
+        used = len({chain.mesh for chain in workload.chains})
         self._check_count(shape.num_stages, used)
         for mesh in dict.fromkeys(shape.placement):
-            if used > 1 and len(workload.lanes_on(mesh)) < 2:
+            if used > 1 and len(workload.chains_on(mesh)) < 2:
                 raise ScheduleError(
                     f"schedule {self.name!r} goes down the meshes and up again, but visits mesh {mesh} once\n"
                     f"  stages are on meshes {', '.join(map(str, shape.placement))}\n"
                     "  place them such as 0, 1, 1, 0, or use zb_h1"
                 )
-        most_lanes = max(len(workload.lanes_on(mesh)) for mesh in range(shape.num_meshes))
-        limit = max(self.limit(used) * most_lanes // 2, most_lanes)
+        most_chains = max(len(workload.chains_on(mesh)) for mesh in range(shape.num_meshes))
+        limit = max(self.limit(used) * most_chains // 2, most_chains)
         limits = [limit] * shape.num_meshes
         found = [list_schedule(workload, limits, priority) for priority in (backward_first, old_first)]
         if is_v_shaped(workload):

@@ -25,9 +25,9 @@ class ZeroBubbleH1(PipelineSchedule):
     splits_backward = True
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``p-1-r`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        """``p-1-r`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         pipeline_positions(shape.placement, self.name)
         workload = unit_workload(shape, splits=True)
-        meshes = len(workload.lanes)
-        pattern = zigzag(workload, lambda place, lanes: meshes - 1 - place)
+        meshes = len(workload.chains)
+        pattern = zigzag(workload, lambda place, chains: meshes - 1 - place)
         return expand(workload, best_order(workload, [pattern], [meshes] * shape.num_meshes).orders)

@@ -40,12 +40,12 @@ class ZeroBubbleH2(PipelineSchedule):
             )
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``2(p-1-r)(1+latency)`` forwards first, where ``r`` is the place of the mesh in the pipeline."""
+        """``2(p-1-r)(1+latency)`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         pipeline_positions(shape.placement, self.name)
         workload = unit_workload(shape, splits=True)
-        meshes = len(workload.lanes)
+        meshes = len(workload.chains)
 
-        def warm_up(place: int, lanes: int) -> int:
+        def warm_up(place: int, chains: int) -> int:
             return math.floor(2 * (meshes - 1 - place) * (1 + self.latency))
 
         limit = warm_up(0, 1) + 1

@@ -1,6 +1,6 @@
 """A page that steps through a run of passes: what each did to the text, and the fragments by mesh."""
 
 from mpmd.tools.explorer.explore import explore
-from mpmd.tools.explorer.recorder import Planned, Recorder
+from mpmd.tools.explorer.recorder import PassRecorder, Planned
 
-__all__ = ["Planned", "Recorder", "explore"]
+__all__ = ["PassRecorder", "Planned", "explore"]

@@ -10,14 +10,14 @@ from mpmd.api.stages import Lowered, Traced
 from mpmd.errors import MpmdError
 from mpmd.pipeline import Step
 from mpmd.support.passes import Pass
-from mpmd.tools.explorer.recorder import Planned, Recorder
+from mpmd.tools.explorer.recorder import PassRecorder, Planned
 
 
 class _Observer:
     """Hands what happens in lowering to a recorder."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = PassRecorder()
 
     def begins(self, module: ir.Module) -> None:
         """The module as it was traced."""

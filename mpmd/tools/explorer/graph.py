@@ -11,8 +11,8 @@ from typing import Any
 from mpmd import ir
 from mpmd.sharding.shards import global_bytes
 
-MOST_NODES = 4000
-_MOST_SOURCES = 6
+MAX_NODES = 4000
+_MAX_SOURCES = 6
 
 Fact = tuple[str, str]
 
@@ -78,11 +78,11 @@ def _graph(f: ir.Func, places: dict[ir.Op, int], sizes: dict[str, int]) -> Graph
         makers = dict.fromkeys(ir.producer(v) for v in ir.read_by(op))
         found = dict.fromkeys(n for m in makers if m is not None for n in behind.get(m, ()))
         # Of many the latest are those that it waits for longest.
-        sources = tuple(sorted(found)[-_MOST_SOURCES:])
+        sources = tuple(sorted(found)[-_MAX_SOURCES:])
         behind[op] = sources
         if not isinstance(op, _DRAWN):
             plain += not isinstance(op, (ir.Assign, ir.Unassign))
-        elif len(nodes) < MOST_NODES:
+        elif len(nodes) < MAX_NODES:
             behind[op] = (len(nodes),)
             nodes.append(_node(op, sources, places[op], sizes))
         else:

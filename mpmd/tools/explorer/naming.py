@@ -16,13 +16,13 @@ from mpmd.tools.explorer.text_tree import NAME, OpText, OwnNames
 _STEM = re.compile(r"%[A-Za-z_$.-]*?(?=\d*$)")
 
 
-class Names:
+class RegionNames:
     """The names taken in one region, also by what is gone; `around` are those of the region around it.
 
     A region may use the names of its siblings, but none of those around it.
     """
 
-    def __init__(self, around: Names | None = None) -> None:
+    def __init__(self, around: RegionNames | None = None) -> None:
         self.around = around
         self._taken: set[str] = set()
         self._inside: set[str] = set()
@@ -47,7 +47,7 @@ class Names:
         return self.take(wanted)
 
     def _is_free(self, name: str) -> bool:
-        region: Names | None = self
+        region: RegionNames | None = self
         while region is not None:
             if name in region._taken:
                 return False
@@ -59,16 +59,20 @@ class Namer:
     """Names the values of each tree after those of the tree before."""
 
     def __init__(self) -> None:
-        self._names: dict[OpText, Names] = {}
+        self._names: dict[OpText, RegionNames] = {}
 
     def name(self, tree: Sequence[OpText]) -> None:
         """Sets `named` of all ops; their partners have theirs.  Forgets the tree before."""
-        found: dict[OpText, Names] = {}
-        self._name_ops(tree, {}, Names(), found)
+        found: dict[OpText, RegionNames] = {}
+        self._name_ops(tree, {}, RegionNames(), found)
         self._names = found
 
     def _name_ops(
-        self, ops: Sequence[OpText], known: dict[str, str], names: Names, found: dict[OpText, Names]
+        self,
+        ops: Sequence[OpText],
+        known: dict[str, str],
+        names: RegionNames,
+        found: dict[OpText, RegionNames],
     ) -> None:
         for op in ops:
             inside_known, inside_names = known, names
@@ -96,15 +100,15 @@ class Namer:
             for inside in op.inside:
                 self._name_ops(inside, inside_known, inside_names, found)
 
-    def _names_inside(self, op: OpText, around: Names | None) -> Names:
+    def _names_inside(self, op: OpText, around: RegionNames | None) -> RegionNames:
         """The names inside an op: those of its partner, and those taken since."""
         names = self._names.get(op.partner) if op.partner else None
         if names is None or names.around is not around:
-            return Names(around)
+            return RegionNames(around)
         return names
 
 
-def _taken(kept: str | None, wanted: str, names: Names) -> str:
+def _taken(kept: str | None, wanted: str, names: RegionNames) -> str:
     return names.take(kept) if kept else names.free(wanted)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 
-_LONGEST_LINE = 60_000
+_MAX_LINE = 60_000
 
 
-class _Table:
+class _NumberTable:
     """Numbers for things, in the order in which they come up first."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _Table:
 
 def page_of(title: str, findings: Sequence[str], steps: Sequence[dict[str, Any]]) -> str:
     """The page for these steps."""
-    lines, nodes, abouts = _Table(), _Table(), _Table()
+    lines, nodes, abouts = _NumberTable(), _NumberTable(), _NumberTable()
     packed = []
     for step in steps:
         entry = {key: value for key, value in step.items() if value or key == "title"}
@@ -66,7 +66,7 @@ def _part(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _runs(changes: Iterable[tuple[str, str]], lines: _Table) -> list[list[Any]]:
+def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[Any]]:
     """Runs of lines of one fate: its sign, and how many lines, or the numbers of those that came."""
     runs: list[list[Any]] = []
     for sign, run in itertools.groupby(changes, key=lambda change: change[0]):
@@ -78,11 +78,11 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _Table) -> list[list[Any]]:
 
 def _cut(line: str) -> str:
     """A line without most of a large constant."""
-    more = len(line) - _LONGEST_LINE
-    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … and {more} more characters"
+    more = len(line) - _MAX_LINE
+    return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"
 
 
-def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _Table) -> dict[str, Any]:
+def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _NumberTable) -> dict[str, Any]:
     """For each node its number in the table, its line, and how far back its sources are."""
     drawn = []
     for i, node in enumerate(graph.nodes):

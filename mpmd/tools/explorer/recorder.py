@@ -66,7 +66,7 @@ class PassRun:
         return inspect.cleandoc(self.kind.__doc__ or "")
 
 
-class Recorder:
+class PassRecorder:
     """Takes down the input and what each pass makes of it."""
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ from tests.support.random_hlo import (
     narrow,
     products,
     reductions,
+    squares,
     structure,
 )
 from tests.support.random_hlo.comparison import differences
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "several": reductions.several,
     "structure": structure.structure,
     "narrow": narrow.narrow,
+    "squares": squares.squares,
 }
 
 

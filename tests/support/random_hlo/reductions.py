@@ -23,7 +23,7 @@ from tests.support.random_hlo.draft import (
 IDENTITIES = {"add": 0, "multiply": 1, "and": -1, "or": 0, "xor": 0}
 
 
-def _identity(opcode: str, dtype: str) -> np.ndarray:
+def identity(opcode: str, dtype: str) -> np.ndarray:
     info = DTYPES[dtype]
     if opcode in ("maximum", "minimum"):
         if info.kind == "float":
@@ -51,7 +51,7 @@ def reduce(draft: Draft) -> Case:
     draft.terms = max(1, math.prod(dims[a] for a in axes))
     draft.exact = not (DTYPES[dtype].kind == "float" and opcode in ("add", "multiply"))
     value = draft.parameter(values(draft.rng, dtype, dims), dtype)
-    init = draft.builder.constant(_identity(opcode, dtype))
+    init = draft.builder.constant(identity(opcode, dtype))
     computation = scalar_computation(draft.module, opcode, dtype)
     return draft.finish(draft.builder.reduce([value], [init], axes, computation))
 
@@ -75,7 +75,7 @@ def argmax(draft: Draft) -> Case:
         numbers = np.where(draft.rng.random(dims) < 0.2, np.nan, numbers).astype(DTYPES[dtype].numpy)
     source = draft.parameter(numbers, dtype)
     places = draft.builder.iota("s32", dims, axis)
-    inits = [draft.builder.constant(_identity(opcode, dtype)), draft.builder.constant(0, "s32")]
+    inits = [draft.builder.constant(identity(opcode, dtype)), draft.builder.constant(0, "s32")]
     return draft.finish(draft.builder.reduce([source, places], inits, (axis,), computation))
 
 
@@ -130,7 +130,7 @@ def reduce_window(draft: Draft) -> Case:
     draft.terms = math.prod(window.sizes)
     draft.exact = not (DTYPES[dtype].kind == "float" and opcode == "add")
     value = draft.parameter(values(draft.rng, dtype, dims), dtype)
-    init = draft.builder.constant(_identity(opcode, dtype))
+    init = draft.builder.constant(identity(opcode, dtype))
     computation = scalar_computation(draft.module, opcode, dtype)
     return draft.finish(draft.builder.add("reduce-window", value, init, window=window, called=(computation,)))
 

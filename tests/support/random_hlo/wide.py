@@ -18,10 +18,10 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
 from tests.support.random_hlo.draft import ANY, FLOATS, INTEGERS, Case, Draft, small_integers
-from tests.support.random_hlo.reductions import _identity as identity
+from tests.support.random_hlo.reductions import identity
 
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 70, 130)
-MOST = 20_000
+MAX_SIZE = 20_000
 """Elements of one array."""
 STARTS = (-(2**31), -7, -1, 0, 1, 2, 5, 30, 200, 2**31 - 1)
 """Positions at run time: many out of range."""
@@ -51,7 +51,7 @@ class Wide:
     def dims(self, low: int = 1, high: int = 4) -> tuple[int, ...]:
         sizes: list[int] = []
         for _ in range(int(self.rng.integers(low, high + 1))):
-            room = MOST // max(1, math.prod(sizes))
+            room = MAX_SIZE // max(1, math.prod(sizes))
             sizes.append(self.choose(*(s for s in SIZES if s <= room)))
         return tuple(sizes)
 
@@ -406,7 +406,7 @@ class Wide:
         """So many random steps; what they give is kept small."""
         for _ in range(steps):
             made = self.kept_small(STEPS[int(self.rng.choice(len(STEPS), p=WEIGHTS))](self))
-            if 0 < made.shape.size <= MOST:
+            if 0 < made.shape.size <= MAX_SIZE:
                 self.values.append(made)
 
 

@@ -92,3 +92,22 @@ func.func @dead_around(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> at
   } : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   return %2 : tensor<4xf32>
 }
+
+// An unused sharding constraint says how a value that is used is sharded: it stays, and is no work left to do.
+// CHECK-LABEL: func @unused_constraint
+func.func @unused_constraint(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // CHECK-NEXT: mpmd.named_computation<"f"> (%arg0) (%[[P:.*]]: tensor<4xf32>) {
+  // CHECK-NEXT:   sdy.sharding_constraint %[[P]]
+  // CHECK-NEXT:   %[[X:.*]] = stablehlo.negate %[[P]]
+  // CHECK-NEXT:   mpmd.return %[[X]]
+  // CHECK-NEXT: }
+  // CHECK-NEXT: sdy.sharding_constraint %arg0
+  // CHECK-NEXT: return
+  %0 = mpmd.named_computation<"f"> (%a) (%p: tensor<4xf32>) {
+    %1 = sdy.sharding_constraint %p <mesh<["x"=2]>, [{"x"}]> : tensor<4xf32>
+    %2 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  %3 = sdy.sharding_constraint %a <mesh<["x"=2]>, [{"x"}]> : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}

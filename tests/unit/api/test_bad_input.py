@@ -82,8 +82,8 @@ def test_too_few_devices():
     "meshes, first_line",
     [
         ({}, "a topology needs at least one mesh"),
-        ({"a@b": 1}, "'a@b' is no mesh name"),
-        ({"m#pinned_host": 1}, "'m#pinned_host' is no mesh name"),
+        ({"a@b": 1}, "'a@b' is not a mesh name"),
+        ({"m#pinned_host": 1}, "'m#pinned_host' is not a mesh name"),
         ({"m": 0}, "mesh 'm': axis 'data' has size 0"),
         ({"m": {"x": -2}}, "mesh 'm': axis 'x' has size -2"),
     ],
@@ -116,7 +116,7 @@ def test_a_batch_that_is_not_divisible():
     def step(w, x):
         return mpmd.accumulate_gradients(lambda w, x: two_stages(w * x).sum(), 3)(w, x)
 
-    with pytest.raises(SignatureError, match="a batch cannot be cut into 3 equal microbatches"):
+    with pytest.raises(SignatureError, match="a batch cannot be split into 3 equal microbatches"):
         mpmd.jit(step, config()).lower(jnp.ones(4), X)
 
 
@@ -153,7 +153,7 @@ def test_unknown_dialect():
 
 def test_unknown_backend():
     chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, backend="tpu2000")
-    with pytest.raises(ConfigError, match="backend is 'tpu2000'; there are 'auto', 'native', 'xla'"):
+    with pytest.raises(ConfigError, match="backend is 'tpu2000'; there are .* 'reference', 'xla'"):
         mpmd.jit(two_stages, chosen).lower(X)
 
 

@@ -32,20 +32,20 @@ def config(**more):
     [
         (None, {}, "needs at least one mesh, such as .*: got None"),
         (["m0"], {}, "needs at least one mesh"),
-        ({1: 1}, {}, "1 is no mesh name"),
-        ({"m,0": 1}, {}, "'m,0' is no mesh name"),
-        ({"m 0": 1}, {}, "'m 0' is no mesh name"),
-        ({"m\\": 1}, {}, r"'m\\\\' is no mesh name"),
-        ({"m\x01": 1}, {}, "is no mesh name: it must be a text of ASCII letters"),
-        ({"größe": 1}, {}, "'größe' is no mesh name"),
-        ({"m0": {"größe": 1}}, {}, "mesh 'm0': 'größe' is no name of an axis: it must be a text of ASCII"),
-        ({"m0": {"a\nb": 1}}, {}, "is no name of an axis"),
+        ({1: 1}, {}, "1 is not a mesh name"),
+        ({"m,0": 1}, {}, "'m,0' is not a mesh name"),
+        ({"m 0": 1}, {}, "'m 0' is not a mesh name"),
+        ({"m\\": 1}, {}, r"'m\\\\' is not a mesh name"),
+        ({"m\x01": 1}, {}, "is not a mesh name: it must be a text of ASCII letters"),
+        ({"größe": 1}, {}, "'größe' is not a mesh name"),
+        ({"m0": {"größe": 1}}, {}, "mesh 'm0': 'größe' is not an axis name: it must be a text of ASCII"),
+        ({"m0": {"a\nb": 1}}, {}, "is not an axis name"),
         ({"m0": 1.5}, {}, "mesh 'm0' is 1.5; it must be a number of devices"),
         ({"m0": True}, {}, "mesh 'm0' is True; it must be"),
         ({"m0": []}, {}, r"mesh 'm0' is \[\]; it must be"),
         ({"m0": {}}, {}, "mesh 'm0' is {}; it must be"),
         ({"m0": ["cpu"]}, {}, r"mesh 'm0' is \['cpu'\]; it must be"),
-        ({"m0": {1: 2}}, {}, "mesh 'm0': 1 is no name of an axis"),
+        ({"m0": {1: 2}}, {}, "mesh 'm0': 1 is not an axis name"),
         ({"m0": {"x": "2"}}, {}, "mesh 'm0': axis 'x' has size '2'"),
         (
             {"m0": 1},
@@ -61,7 +61,7 @@ def test_topologies(meshes, more, message):
 
 
 def test_a_mesh_of_jax_whose_axis_no_text_can_hold():
-    with pytest.raises(ConfigError, match="mesh 'm0': 'ä' is no name of an axis"):
+    with pytest.raises(ConfigError, match="mesh 'm0': 'ä' is not an axis name"):
         mpmd.make_topology({"m0": jax.sharding.Mesh(jax.devices()[:1], ("ä",))})
 
 
@@ -119,12 +119,12 @@ def test_a_device_twice_in_one_mesh():
         (None, {"first": None}, {}, "'first' is assigned to None; write a mesh"),
         (None, {"first": ()}, {}, r"'first' is assigned to \(\); write a mesh"),
         (None, {"first": ("m0", 1, 2)}, {}, r"'first' is assigned to \('m0', 1, 2\)"),
-        (None, {3: "m0"}, {}, "3 is assigned to 'm0', but it is no name"),
+        (None, {3: "m0"}, {}, "3 is assigned to 'm0', but it is not a name"),
         (None, {"first": ("m0", True)}, {}, "'first' has stage True"),
         (None, PLACES, {"backend": 3}, "the backend is 3"),
         (None, PLACES, {"options": {}}, "the options are {}; they must be mpmd.PipelineOptions"),
-        (None, PLACES, {"constraints": 3}, "3 is no constraint"),
-        (None, PLACES, {"constraints": ((0, "x"),)}, r"\(0, 'x'\) is no constraint"),
+        (None, PLACES, {"constraints": 3}, "3 is not a constraint"),
+        (None, PLACES, {"constraints": ((0, "x"),)}, r"\(0, 'x'\) is not a constraint"),
     ],
 )
 def test_configurations(topology, assignment, more, message):
@@ -137,7 +137,7 @@ def test_configurations(topology, assignment, more, message):
     [
         ({"input_meshes": 3}, "input_meshes names an unknown mesh 3"),
         ({"input_meshes": "m0#disk"}, "input_meshes names an unknown memory 'disk'"),
-        ({"in_shardings": "data"}, "argument x: 'data' is no jax.sharding.PartitionSpec"),
+        ({"in_shardings": "data"}, "argument x: 'data' is not a jax.sharding.PartitionSpec"),
         ({"in_shardings": P(3)}, r"argument x: P\(3,\) has 3 for a dim"),
         (
             {"in_shardings": P(P.UNCONSTRAINED)},
@@ -170,7 +170,7 @@ def test_options(option, value, message):
 
 def test_a_folder_that_cannot_be_made():
     options = mpmd.PipelineOptions(dump_to="/proc/none/here")
-    with pytest.raises(ConfigError, match="dump_to is .* which cannot be made a folder"):
+    with pytest.raises(ConfigError, match="dump_to is .* which cannot be created"):
         mpmd.jit(two_stages, config(options=options)).lower(X)
 
 
@@ -241,10 +241,10 @@ def test_which_arguments_are_static_or_donated(rules, message):
     [
         ((), "two_stages does not take these arguments: missing a required argument: 'x'"),
         ((X, X), "two_stages does not take these arguments: too many positional arguments"),
-        (("text",), "x is a str, which is no array and no number"),
-        (([1, object()],), r"x\[1\] is a object, which is no array"),
-        ((np.array(["a"]),), "x is of dtype <U1, which is no array"),
-        (({1: X, "a": X},), "an argument is no pytree"),
+        (("text",), "x is a str, which is not an array or a number"),
+        (([1, object()],), r"x\[1\] is a object, which is not an array"),
+        ((np.array(["a"]),), "x is of dtype <U1, which is not an array"),
+        (({1: X, "a": X},), "an argument is not a pytree"),
         ((jax.ShapeDtypeStruct((8, 4), jnp.float32),), r"x is ShapeDtypeStruct\(.*, which has no data"),
     ],
 )
@@ -281,7 +281,7 @@ def test_arguments_of_a_call(args, message):
         (lambda: mpmd.fori_loop(1.5, lambda i, c: c, X), SignatureError, "num_iterations must be .* got 1.5"),
         (lambda: from_table(3), ScheduleError, "has 3; it must list the tasks of each mesh"),
         (lambda: from_table("0F0"), ScheduleError, "has '0F0'; it must list the tasks"),
-        (lambda: from_table([[3]]), ScheduleError, "has 3, which is no task"),
+        (lambda: from_table([[3]]), ScheduleError, "has 3, which is not a task"),
         (lambda: from_table([["0F9999999999"]]), ScheduleError, "has task 0F9999999999, but only 1 tasks"),
         (lambda: from_table([["0F0", "0B0"]], ["a"]), ScheduleError, "puts stage 0 on mesh 'a'"),
         (lambda: from_table([["0F0", "0B0"]], 3), ScheduleError, "stage_to_mesh must list .* got 3"),

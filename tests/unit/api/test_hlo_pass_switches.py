@@ -108,7 +108,7 @@ def test_kernels_come_from_a_folder_that_a_dump_shows(tmp_path):
 
 
 def test_all_that_is_wrong_with_choices_is_said_at_once(tmp_path):
-    with pytest.raises(ConfigError, match=r"(?s)kernel_costs is 'guessed'.*float_jitter is '\('"):
-        compiled(kernel_costs="guessed", float_jitter="(", kernel_overrides=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"(?s)attention_stitching is 'guessed'.*float_jitter is '\('"):
+        compiled(attention_stitching="guessed", float_jitter="(", kernel_overrides=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="no such folder"):
         compiled(kernel_overrides=str(tmp_path / "nowhere"))

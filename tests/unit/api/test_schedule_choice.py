@@ -90,6 +90,59 @@ def test_nothing_to_split():
     assert "'zb_h1' splits the backward of the stages, but this step has no backward to split" in warning
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "dualpipe"])
+def test_a_stage_that_only_the_last_microbatch_needs(schedule):
+    first, last = (mpmd.named_computation(jnp.tanh, name=name) for name in ("first", "last"))
+
+    def body(carried, x):
+        h = first(x)
+        return first(last(h)), first(h)
+
+    step = lambda x: mpmd.microbatch_loop(body, jnp.ones((2, 4)), x, num_microbatches=4)  # noqa: E731
+    places = {"first": ("m1", 0), "last": ("m0", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule=schedule)
+    found = mpmd.jit(step, config).lower(X)
+    assert "last" in found.as_text("program")
+    assert not any("nothing of it runs" in w for w in found.warnings)
+
+
+def two_loops(schedule, counts, places):
+    """A step with two loops that do not wait for each other, with so many microbatches."""
+    stages = [mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name=name) for name in places]
+
+    def loss(w, x):
+        for stage in stages:
+            x = stage(w, x)
+        return jnp.mean(x**2)
+
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule=schedule)
+    step = lambda w, *xs: [mpmd.accumulate_gradients(loss, n)(w, x) for n, x in zip(counts, xs)]  # noqa: E731
+    return mpmd.jit(step, config).lower(W, *(jnp.ones((4 * n, 4)) for n in counts))
+
+
+@pytest.mark.parametrize("counts", [(2, 4), (1, 3), (3, 1), (1, 1)])
+def test_both_loops_have_second_copies_in_their_second_half(counts):
+    found = two_loops("dualpipe", counts, {"s0": ("m0", 0), "s1": ("m1", 1)})
+    assert not any("the order" in text for text in (*found.notices, *found.warnings))
+
+
+def test_what_cannot_have_second_copies_is_named():
+    with pytest.raises(ScheduleError, match="comes to every mesh once") as error:
+        two_loops("dualpipe", (2, 2), {"a": ("m0", 0), "b": ("m1", 1), "c": ("m0", 7)})
+    assert str(error.value).endswith(
+        "stage 0 is a on mesh 0, 'm0'\n  stage 1 is b on mesh 1, 'm1'\n  stage 2 is c on mesh 0, 'm0'"
+    )
+
+
+def test_second_copies_where_a_loop_has_not_all_stages():
+    first, last = (mpmd.named_computation(jnp.tanh, name=name) for name in ("first", "last"))
+    body = lambda total, x: (total + last(x).sum(), None)  # noqa: E731
+    step = lambda x: (first(x), mpmd.microbatch_loop(body, 0.0, x, num_microbatches=4)[0])  # noqa: E731
+    places = {"first": ("m0", 0), "last": ("m1", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule="dualpipe")
+    assert not any("the order" in text for text in mpmd.jit(step, config).lower(X).notices)
+
+
 @pytest.mark.parametrize(
     "options",
     [

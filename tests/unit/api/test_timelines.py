@@ -206,7 +206,7 @@ def test_fragments_that_another_step_runs_meanwhile_are_reported(native):
     """Their entries cannot be told apart: the timeline goes without them, and says so."""
     compiled, (state, *batch) = native(1)
     names = [e.name for e in compiled.executables.values() if e.backend == "native"]
-    leaves = compiled._numbers(jax.tree.leaves((state, *batch)))
+    leaves = jax.tree.leaves((state, *batch))
     recorder = recorder_of(compiled._executor, compiled._devices)
     with recorder:
         compiled._executor.run(leaves, observers=[recorder])

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 import mpmd
 from mpmd.api.lowering import compile_options
-from mpmd.compile.backends.native_cpu.artefact import Artefact
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.cache import DiskCache, compiler_version, key_of
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
@@ -297,13 +298,13 @@ def test_damaged_code_is_compiled_again(folder, mesh, damage):
 
 def test_bytes_that_are_no_artefact():
     for data in (b"", b"x" * 100, bytes(40)):
-        with pytest.raises(CompileError, match="these bytes are no compiled fragment"):
-            Artefact.from_bytes(data)
+        with pytest.raises(CompileError, match="these bytes are not a compiled fragment"):
+            Artefact.from_bytes(data, NativeCpu())
 
 
 def test_artefacts_keep_every_field(mesh):
     made = NativeCpuBackend().compile(fragment_of(lambda x, y: (x + y, x * 2), X, X, donated=(0,)), mesh).made
-    again = Artefact.from_bytes(made.to_bytes())
+    again = Artefact.from_bytes(made.to_bytes(), NativeCpu())
     assert again == dataclasses.replace(made, texts=dict(made.texts))
     assert again.aliases and again.code.llvm == made.code.llvm != ""
     assert again.to_bytes() == made.to_bytes()
@@ -340,12 +341,22 @@ def test_the_folder_of_jax_is_used_where_it_has_one(tmp_path):
 
 OTHER_PROCESS = """
 import sys
-from tests.unit.compile import test_cache as t
-import jax, numpy as np
-mesh = t.Mesh(np.array(jax.devices()[:1]), ("d",))
 from pathlib import Path
-made = t.backend(Path(sys.argv[1])).compile(t.fragment_of(t.function, t.X, t.W), mesh)
-np.testing.assert_allclose(made(t.X, t.W)[0], t.function(t.X, t.W), rtol=1e-6)
+import jax, numpy as np
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.cache import DiskCache
+from mpmd.compile.options import CompileOptions
+from tests.support.native_fragments import fragment_of
+
+def function(x, w):
+    return jax.nn.softmax(x @ w)
+
+x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+w = np.linspace(0, 1, 128, dtype=np.float32).reshape(8, 16)
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+backend = NativeCpuBackend(options=CompileOptions(cache=DiskCache(Path(sys.argv[1]))))
+made = backend.compile(fragment_of(function, x, w), mesh)
+np.testing.assert_allclose(made(x, w)[0], function(x, w), rtol=1e-6)
 print(made.kept)
 """
 

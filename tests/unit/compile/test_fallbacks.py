@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.support.pending_warning import PendingWarning
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)
 REASON = "native fragments do not call back to Python"
@@ -102,26 +101,3 @@ def test_a_program_from_the_cache_says_it_again(tmp_path):
             mpmd.jit(stage, config)(X)
         assert len(said(caught)) == 1
     assert list(tmp_path.rglob("*.kept"))
-
-
-def test_a_filter_that_raises_ends_in_an_error_once():
-    pending = PendingWarning("say this")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "say")
-        with pytest.raises(UserWarning, match="say this"):
-            pending.show()
-        pending.show()
-
-
-def test_the_first_filter_that_fits_decides():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", "say", module="another_module")
-        warnings.filterwarnings("ignore", "says? th")
-        pending = PendingWarning("say this")
-        pending.show()
-        assert pending.waits and not caught
-        warnings.filterwarnings("always", "say", module=__name__.replace(".", r"\."))
-        pending.show()
-        pending.show()
-    assert [str(w.message) for w in caught] == ["say this"]

@@ -28,8 +28,8 @@ def compiled(function, *arguments):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: (jnp.linalg.qr(x + 3 * jnp.eye(8))[0] * x) @ x, "native code does not call lapack_"),
-        (lambda x: (jnp.linalg.eigvalsh(x @ x.T)[:, None] * x) @ x, "native code does not call lapack_"),
+        (lambda x: (jnp.linalg.qr(x + 3 * jnp.eye(8))[0] * x) @ x, "no kernel calls lapack_"),
+        (lambda x: (jnp.linalg.eigvalsh(x @ x.T)[:, None] * x) @ x, "no kernel calls lapack_"),
     ],
 )
 def test_operations_without_native_code(function, reason):
@@ -57,7 +57,7 @@ def test_an_arena_that_cannot_be_made_is_an_error_of_the_program():
 
 
 def test_an_unknown_backend():
-    with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are 'auto', 'native', 'xla'"):
+    with pytest.raises(CompileError, match=r"no compile backend 'gcc'\n  there are .*'native', 'reference'"):
         get_backend("gcc")
 
 

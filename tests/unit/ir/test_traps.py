@@ -14,7 +14,7 @@ from mpmd.passes.bases import FunctionPass, mlir_pass
 from mpmd.passes.fragments.dropping import drop
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.verify import verify
-from tests.unit.ir.programs import TWO_FRAGMENTS
+from tests.support.ir_programs import TWO_FRAGMENTS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -135,7 +135,7 @@ from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
-from tests.unit.ir.programs import TWO_FRAGMENTS
+from tests.support.ir_programs import TWO_FRAGMENTS
 
 def fresh():
     gc.collect()
@@ -265,14 +265,14 @@ def test_passes_of_mlir_are_text_and_never_python() -> None:
 
 
 def test_what_a_pass_raises_reaches_its_caller(module: ir.Module) -> None:
-    class Fails(FunctionPass):
+    class FailingPass(FunctionPass):
         name = "mpmd-fails"
 
         def rewrite_function(self, f: ir.Func) -> None:
             raise KeyError(f.symbol)
 
     with pytest.raises(KeyError, match="main"):
-        Fails().run(module)
+        FailingPass().run(module)
     verify(module)
 
 

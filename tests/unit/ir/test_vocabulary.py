@@ -13,7 +13,7 @@ from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
 from mpmd.passes.verify import verify
-from tests.unit.ir.programs import TWO_FRAGMENTS, main_with
+from tests.support.ir_programs import TWO_FRAGMENTS, main_with
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from mpmd.passes import make_pass
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity, collecting
-from tests.unit.ir.programs import HEAD, main_with
-from tests.unit.passes.programs import fragment, run
+from tests.support.fragment_programs import fragment, run
+from tests.support.ir_programs import HEAD, main_with
 
 INFO = 'FragmentInfo(origins=["{}"],mesh_name="{}"{})'
 

@@ -51,7 +51,7 @@ UNKNOWN = {
 def evaluated(fn, *args):
     """What the evaluator finds for the result of a function, all of whose calls are inlined."""
     lowered = jax.jit(fn, keep_unused=True).lower(*args)
-    module = to_module(lowered, ir.Topology.from_axes({"m": {"x": 1}}))
+    module = to_module(lowered, ir.TopologyAttr.from_axes({"m": {"x": 1}}))
     with ir.context():
         return ConstantEvaluator(module).array(ir.symbol_table(module)["main"].returned[0])
 

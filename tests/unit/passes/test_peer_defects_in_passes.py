@@ -13,9 +13,9 @@ from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity
 from mpmd.support.pipeline import Watch, run_pipeline
+from tests.support.fragment_programs import fragment, run
+from tests.support.ir_programs import HEAD, main_with
 from tests.support.named_programs import NamedProgram
-from tests.unit.ir.programs import HEAD, main_with
-from tests.unit.passes.programs import fragment, run
 
 
 def counter(number: int) -> str:
@@ -69,7 +69,7 @@ def test_defect_9_a_schedule_and_merge_rules_together_keep_the_program_valid() -
 @pytest.mark.parametrize("seed", range(4))
 def test_defect_10_the_program_is_valid_between_all_passes_and_each_is_verified(seed: int) -> None:
     program = NamedProgram(seed, calls=seed % 2 == 1)
-    topology = ir.Topology.from_axes(program.meshes).attribute()
+    topology = ir.TopologyAttr.from_axes(program.meshes).attribute()
     module = ir.parse(program.text)
     for f in ir.funcs(module):
         ir.put(f, "topology", topology)

@@ -57,7 +57,7 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
         from mpmd.runtime.clients import mesh_devices, plan_places
         from mpmd.runtime.executor import Executor
         from mpmd.runtime.linearize import linearize
-        from tests.unit.runtime.pipelines import compiled, one_f_one_b, random_inputs, sequential
+        from tests.support.pipeline_graphs import compiled, one_f_one_b, random_inputs, sequential
         before = os.sched_getaffinity(0)
         counts = {"m0": 2, "m1": 2}
         devices = mesh_devices(counts)
@@ -90,16 +90,16 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
 
 
 def test_a_mesh_knows_the_cores_that_work_for_it(monkeypatch):
-    monkeypatch.setattr(clients, "_available_cores", lambda: (0,))
+    monkeypatch.setattr(clients, "available_cores", lambda: (0,))
     floating = clients.mesh_devices({"a": 1, "b": 1})
     assert [clients.cores_of(devices[0]) for devices in floating.values()] == [(0,), (0,)]
     monkeypatch.undo()
     default = clients.mesh_devices({"a": 1}, pinning="never")["a"][0]
-    assert clients.cores_of(default) == clients._available_cores()
+    assert clients.cores_of(default) == clients.available_cores()
 
 
 def test_meshes_of_one_client_share_its_cores_out():
     shared = mpmd.make_topology({"a": 1, "b": 1, "c": 1}, pinning="never")
     cores = clients.cores_of_meshes(shared)
     assert set(cores) == {"a", "b", "c"} and all(cores.values())
-    assert len({core for mesh in cores.values() for core in mesh}) == len(clients._available_cores())
+    assert len({core for mesh in cores.values() for core in mesh}) == len(clients.available_cores())

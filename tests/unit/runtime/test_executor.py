@@ -12,8 +12,7 @@ from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
-
-from .pipelines import (
+from tests.support.pipeline_graphs import (
     BODIES,
     FailedArray,
     GraphBuilder,

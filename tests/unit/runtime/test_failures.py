@@ -14,8 +14,7 @@ from mpmd.errors import FragmentError
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.observe import count_values
-
-from .pipelines import (
+from tests.support.pipeline_graphs import (
     BODIES,
     FailedArray,
     GraphBuilder,

@@ -6,12 +6,11 @@ import pytest
 
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
-from mpmd.runtime.graph import EntryGraph, FragmentCall, OutputSpec
+from mpmd.runtime.graph import CallNode, EntryGraph, OutputSpec
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Recv, Run, Send
 from mpmd.runtime.linearize import check_graph, linearize
 from mpmd.runtime.program import instruction_text
-
-from .pipelines import GraphBuilder, one_f_one_b
+from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
 
 
 def listing(program, mesh: str) -> list[str]:
@@ -173,7 +172,7 @@ def test_everything_wrong_with_a_graph_is_told_at_once():
     x = b.input("a")
     (y,) = b.call("f", "b", [x], donated=(3,))
     b.transfer(y, "a", shape=(4,))
-    b.ops.append(FragmentCall("g", "a", (99,), (x, 77)))
+    b.ops.append(CallNode("g", "a", (99,), (x, 77)))
     graph = b.graph()
     graph = EntryGraph(graph.ops, graph.types, graph.inputs, (OutputSpec(55, 0, "loss"),))
     with pytest.raises(ProgramError) as error:

@@ -8,8 +8,7 @@ import pytest
 
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.linearize import linearize
-
-from .pipelines import compiled, devices, one_f_one_b, random_inputs
+from tests.support.pipeline_graphs import compiled, devices, one_f_one_b, random_inputs
 
 
 def resident_bytes() -> int:

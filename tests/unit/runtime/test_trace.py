@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sleeping import sleep
-from mpmd.compile.backends.native_cpu.stamp import register_stamp
+from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -19,8 +19,14 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
-
-from .pipelines import GraphBuilder, compiled, devices, one_f_one_b, random_inputs, sequential
+from tests.support.pipeline_graphs import (
+    GraphBuilder,
+    compiled,
+    devices,
+    one_f_one_b,
+    random_inputs,
+    sequential,
+)
 
 
 def recorders(program, executables, place):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mpmd.runtime.interpreter import Frame
+from mpmd.runtime.interpreter import StepState
 from mpmd.runtime.workers import Workers
 
 MESHES = ("m0", "m1", "m2")
@@ -31,7 +31,7 @@ class Gate:
 
 
 def frame():
-    return Frame(0, [], [], [], [])
+    return StepState(0, [], [], [], [])
 
 
 def interrupted_after(opcodes, call):
@@ -84,7 +84,7 @@ def test_an_interrupt_at_any_place_leaves_threads_that_do_the_next_step():
 
 
 def test_the_first_failure_of_a_thread_is_raised_and_the_others_stop():
-    class Fails:
+    class FailingCall:
         mesh, at = "m1", 0
 
         def issue(self, frame):
@@ -92,7 +92,7 @@ def test_the_first_failure_of_a_thread_is_raised_and_the_others_stop():
 
     workers, never = Workers(MESHES), Gate(len(MESHES) + 1)
     with pytest.raises(ValueError, match="no"):
-        workers.issue([[never], [Fails()], [never]], frame())
+        workers.issue([[never], [FailingCall()], [never]], frame())
     workers.issue([[Gate(1)]] * len(MESHES), frame())
     workers.close()
     assert not any(thread.is_alive() for thread in workers.threads)

@@ -207,7 +207,7 @@ def test_csv(tmp_path: Path) -> None:
     assert orders(from_csv(path), 2, 2, 2) == ["F0 F1 B0 B1", "F0 B0 F1 B1"]
     with pytest.raises(ScheduleError) as caught:
         from_csv("0F0,0SEND_F0,0B0\n1F0,1B,1B0\n")
-    assert str(caught.value).splitlines()[0] == "2 cells of 'from_csv' are no tasks:"
+    assert str(caught.value).splitlines()[0] == "2 cells of 'from_csv' are not tasks:"
     assert "line 1, cell 2: '0SEND_F0' is not a task" in str(caught.value)
     with pytest.raises(ScheduleError, match="cannot be read"):
         from_csv(tmp_path / "absent.csv")

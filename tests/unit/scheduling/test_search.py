@@ -12,7 +12,7 @@ from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.improve import improve
 from mpmd.scheduling.list_schedule import fill_weights, in_order, list_schedule
 from mpmd.scheduling.memory import peak_activations
-from mpmd.scheduling.search import Problem, search
+from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import (
     BACKWARD,
@@ -40,9 +40,9 @@ def shortest(workload: Workload, limits: list[int]) -> float:
 
 def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step]]:
     chains = [
-        [(kind, lane, m) for kind in workload.kinds]
-        for lane in workload.lanes_on(mesh)
-        for m in workload.lanes[lane].microbatches
+        [(kind, chain_index, m) for kind in workload.kinds]
+        for chain_index in workload.chains_on(mesh)
+        for m in workload.chains[chain_index].microbatches
     ]
 
     def extend(at: list[int], held: int, order: list[Step]) -> Iterator[list[Step]]:
@@ -51,8 +51,8 @@ def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step
         for k, chain in enumerate(chains):
             if at[k] == len(chain):
                 continue
-            kind, lane, _ = chain[at[k]]
-            size = workload.sizes[lane]
+            kind, chain_index, _ = chain[at[k]]
+            size = workload.sizes[chain_index]
             after = held + size * (kind == FORWARD) - size * (at[k] + 1 == len(chain))
             if after <= limit:
                 at[k] += 1
@@ -114,16 +114,16 @@ def test_list_scheduling_holds_its_limits_and_is_legal(splits: bool) -> None:
         placement = tuple(chance.randrange(meshes) for _ in range(chance.randrange(1, 8)))
         shape = PipelineShape(meshes, chance.randrange(1, 8), placement)
         workload = costed_workload(shape, splits, random_costs(chance, len(placement)), Link(latency_s=1))
-        least = [sum(workload.sizes[k] for k in workload.lanes_on(mesh)) for mesh in range(meshes)]
+        least = [sum(workload.sizes[k] for k in workload.chains_on(mesh)) for mesh in range(meshes)]
         limits = [size + chance.randrange(3) for size in least]
-        ordered = list_schedule(workload, limits, patience=chance.choice([0.0, 0.7]))
+        ordered = list_schedule(workload, limits, max_wait=chance.choice([0.0, 0.7]))
         again = in_order(workload, ordered.orders)
         assert again is not None
         assert again.makespan_s <= ordered.makespan_s + 1e-9
         for mesh, order in enumerate(ordered.orders):
             held = 0
-            for kind, lane, _ in order:
-                held += workload.sizes[lane] * (
+            for kind, chain_index, _ in order:
+                held += workload.sizes[chain_index] * (
                     (kind == FORWARD) - (kind == (WEIGHTS if splits else BACKWARD))
                 )
                 assert held <= limits[mesh]
@@ -140,7 +140,7 @@ def test_a_limit_below_one_microbatch_is_an_error() -> None:
 
 def test_a_given_order_that_cannot_hold_the_limit_is_told() -> None:
     workload = unit_workload(PipelineShape(2, 4, (0, 1)), splits=True)
-    pattern = zigzag(workload, lambda place, lanes: 2)
+    pattern = zigzag(workload, lambda place, chains: 2)
     assert fill_weights(workload, pattern, [3, 3]) is not None
     assert fill_weights(workload, pattern, [2, 2]) is None
 
@@ -168,7 +168,7 @@ def test_improvement_shortens_a_bad_order_and_holds_the_limit() -> None:
 def test_never_worse_than_a_named_schedule_that_fits(limit: int | None, even: bool) -> None:
     costs = Costs.unit(8) if even else random_costs(random.Random(3), 8)
     link = Link(latency_s=0.5)
-    result = search(Problem(costs, 4, 6, link, limit_activations=limit, copies=True), effort=60_000)
+    result = search(SchedulingProblem(costs, 4, 6, link, limit_activations=limit, copies=True), effort=60_000)
     validate(result.table, 6)
     assert result.timeline == simulate(result.table, costs, link, title=result.timeline.title)
     assert limit is None or max(peak_activations(result.table)) <= limit
@@ -186,17 +186,19 @@ def test_never_worse_than_a_named_schedule_that_fits(limit: int | None, even: bo
 
 def test_the_optimum_for_uneven_stages_is_proved() -> None:
     costs = Costs(tuple(StageCosts(s, 2 * s, s, s) for s in (7, 10, 12, 9)))
-    result = search(Problem(costs, 4, 8, Link(latency_s=1), limit_activations=4))
+    result = search(SchedulingProblem(costs, 4, 8, Link(latency_s=1), limit_activations=4))
     named = simulate(get_schedule("zb_h1").table(4, 4, 8), costs, Link(latency_s=1)).makespan_s
     assert result.proved and result.makespan_s == result.bound_s == 307 < named == 315
     assert result.report().splitlines()[-1].endswith("307 s, bound 307 s, optimal")
-    whole = search(Problem(costs, 4, 8, Link(latency_s=1), limit_activations=4, split_backward=False))
+    whole = search(
+        SchedulingProblem(costs, 4, 8, Link(latency_s=1), limit_activations=4, split_backward=False)
+    )
     assert not whole.table.splits_backward
     assert whole.makespan_s >= 307
 
 
 def test_stages_that_cannot_be_split_stay_whole() -> None:
-    result = search(Problem(Costs.unit(3), 3, 5, whole=(0,), limit_activations=3), effort=50_000)
+    result = search(SchedulingProblem(Costs.unit(3), 3, 5, whole=(0,), limit_activations=3), effort=50_000)
     phases = {task.phase.value for task in result.table.tasks() if task.stage == 0}
     assert phases == {"F", "B"}
     assert result.table.splits_backward
@@ -204,8 +206,8 @@ def test_stages_that_cannot_be_split_stay_whole() -> None:
 
 def test_a_limit_in_bytes() -> None:
     stage = StageCosts(residual_bytes=100, parameter_bytes=1000, gradient_bytes=10, output_bytes=1)
-    free = search(Problem(Costs.uniform(4, stage), 4, 8), effort=50_000)
-    tight = search(Problem(Costs.uniform(4, stage), 4, 8, limit_bytes=1230), effort=50_000)
+    free = search(SchedulingProblem(Costs.uniform(4, stage), 4, 8), effort=50_000)
+    tight = search(SchedulingProblem(Costs.uniform(4, stage), 4, 8, limit_bytes=1230), effort=50_000)
     assert max(m.peak_bytes for m in free.timeline.memory) > 1230
     assert max(m.peak_bytes for m in tight.timeline.memory) <= 1230
     assert tight.makespan_s > free.makespan_s
@@ -214,14 +216,14 @@ def test_a_limit_in_bytes() -> None:
 def test_a_limit_nothing_fits() -> None:
     stage = StageCosts(residual_bytes=100, parameter_bytes=1000)
     with pytest.raises(ScheduleError) as caught:
-        search(Problem(Costs.uniform(2, stage), 2, 4, limit_bytes=1050), effort=1000)
+        search(SchedulingProblem(Costs.uniform(2, stage), 2, 4, limit_bytes=1050), effort=1000)
     lines = str(caught.value).splitlines()
     assert lines[0] == "no schedule fits the memory limits"
     assert "needs 1,100 bytes on mesh" in lines[1]
     with pytest.raises(ScheduleError, match=r"^memory limits are given for 3 meshes, not 2"):
-        search(Problem(Costs.uniform(2, stage), 2, 4, limit_bytes=[1, 2, 3]))
+        search(SchedulingProblem(Costs.uniform(2, stage), 2, 4, limit_bytes=[1, 2, 3]))
 
 
 def test_the_same_result_every_time() -> None:
-    problem = Problem(random_costs(random.Random(11), 4), 2, 5, limit_activations=5)
+    problem = SchedulingProblem(random_costs(random.Random(11), 4), 2, 5, limit_activations=5)
     assert search(problem, effort=30_000) == search(problem, effort=30_000)

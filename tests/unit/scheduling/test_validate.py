@@ -26,28 +26,28 @@ def test_the_certificate_holds_all_tasks_behind_what_they_need() -> None:
 
 def test_a_backward_before_its_forward() -> None:
     text = message(table("0B0 0F0", placement=(0,)))
-    assert text.splitlines()[0] == "task 0B0 is impossible: it needs 0F0, which stands behind it on mesh 0"
+    assert text.splitlines()[0] == "task 0B0 is impossible: it needs 0F0, which comes after it on mesh 0"
 
 
 def test_a_weight_gradient_before_the_input_gradient() -> None:
     text = message(table("0F0 0W0 0I0", placement=(0,)))
-    assert text.splitlines()[0] == "task 0W0 is impossible: it needs 0I0, which stands behind it on mesh 0"
+    assert text.splitlines()[0] == "task 0W0 is impossible: it needs 0I0, which comes after it on mesh 0"
 
 
 def test_a_deadlock_over_two_meshes_is_spelled_out() -> None:
     text = message(table("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", placement=(0, 1)))
     assert text.splitlines() == [
         "task 0B0 is impossible: the schedule deadlocks",
-        "  mesh 0 stands at 0B0 (number 1), which needs 1B0 from mesh 1",
-        "  mesh 1 stands at 1F1 (number 0), which needs 0F1 from mesh 0",
-        "  move one of these tasks behind the work the others wait for",
+        "  mesh 0 waits at 0B0 (number 1), which needs 1B0 from mesh 1",
+        "  mesh 1 waits at 1F1 (number 0), which needs 0F1 from mesh 0",
+        "  move one of these tasks after the work that the others wait for",
     ]
 
 
 def test_a_mesh_outside_the_cycle_is_not_blamed() -> None:
     # mesh 2 only waits for mesh 1, which is in the cycle with mesh 0
     text = message(table("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", "2F0 2B0 2F1 2B1", placement=(0, 1, 2)))
-    assert text.startswith("task 0B0 is impossible: the schedule deadlocks\n  mesh 0 stands at 0B0")
+    assert text.startswith("task 0B0 is impossible: the schedule deadlocks\n  mesh 0 waits at 0B0")
     assert "mesh 2 stands" not in text
 
 
@@ -59,7 +59,7 @@ def test_a_task_on_the_wrong_mesh() -> None:
 
 def test_a_task_twice() -> None:
     assert message(table("0F0 0F0 0B0", placement=(0,))).startswith(
-        "task 0F0, number 1 on mesh 0: stands already at number 0"
+        "task 0F0, number 1 on mesh 0: it is already at number 0"
     )
 
 

@@ -22,11 +22,11 @@ from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
 from mpmd.support.pipeline import Watch, run_pipeline
 from mpmd.tools import opt
-from mpmd.tools.explorer import Planned, Recorder, explore
+from mpmd.tools.explorer import PassRecorder, Planned, explore
 from mpmd.tools.explorer.naming import Namer
 from mpmd.tools.explorer.text_tree import Numbering, pair, read_tree
 from tests.support import random_mpmd
-from tests.unit.ir.programs import HEAD, TWO_FRAGMENTS
+from tests.support.ir_programs import HEAD, TWO_FRAGMENTS
 
 DRIVER = Path(__file__).parents[2] / "support" / "page_driver.js"
 PASSES = ["-mpmd-fragment-dedup", "-mpmd-merge-inferred-fragments", "-mpmd-copy-constants", "-cse"]
@@ -151,7 +151,7 @@ M1, M2 = (f'!mpmd.mesh_tensor<"{mesh}", tensor<4xf32>>' for mesh in ("m1", "m2")
 @pytest.mark.parametrize("seed", range(12))
 def test_names_that_last_leave_the_program_as_it_is(seed):
     """After every pass the text with lasting names is the module, and the page holds it."""
-    module, recorder, texts = ir.parse(random_mpmd.traced(seed)), Recorder(), []
+    module, recorder, texts = ir.parse(random_mpmd.traced(seed)), PassRecorder(), []
     options = dataclasses.replace(DIALECT_DEFAULTS,
         name_to_mesh_assignment=random_mpmd.assignment(seed), infer_transfers=True,
         fail_on_inferred_fragments=False, keep_microbatches_equal=bool(seed % 2),
@@ -274,7 +274,7 @@ def test_a_run_that_fails_shows_where(tmp_path, capsys):
 
 
 def test_what_was_planned_for_one_module_is_over_at_the_next():
-    recorder, passes = Recorder(), [Planned(mlir_pass("cse")), Planned(mlir_pass("symbol-dce"))]
+    recorder, passes = PassRecorder(), [Planned(mlir_pass("cse")), Planned(mlir_pass("symbol-dce"))]
     for _ in range(2):
         recorder.start(ir.parse(TWO_FRAGMENTS), passes)
     recorder.finish()

@@ -13,7 +13,7 @@ from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
 from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
 from mpmd.tracing.trace import to_module
 
-TOPOLOGY = ir.Topology.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
+TOPOLOGY = ir.TopologyAttr.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
 W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
 
 
@@ -212,7 +212,7 @@ def test_a_loop_of_unknown_length_is_refused_with_its_line():
 
 
 def test_indivisible_batches_are_named_by_path():
-    with pytest.raises(SignatureError, match="a batch cannot be cut into 3 equal microbatches") as e:
+    with pytest.raises(SignatureError, match="a batch cannot be split into 3 equal microbatches") as e:
         accumulate_gradients(lambda w, b: b["a"].sum(), 3)(W, {"a": jnp.ones((4, 2)), "c": jnp.ones(())})
     assert "b['a'] is float32[4,2]: dim 0 has 4 rows" in str(e.value)
     assert "b['c']" in str(e.value)

@@ -16,23 +16,22 @@ from jax.sharding import Mesh
 
 from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
-from mpmd.compile.backends.native_cpu.artefact import Artefact
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
-from mpmd.compile.backends.native_cpu.coverage import refusals
-from mpmd.compile.backends.native_cpu.dispatch import is_handed_over
-from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.target_backend import LoadedProgram, TracedTargetBackend
+from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloModule, print_module
+from mpmd.compile.kernels.cost.device import HOST, KernelLimits
 from mpmd.compile.lowering import lower
 from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.compile.pipelines import configured, cpu_preparation
+from mpmd.compile.pipelines import configured, preparation
+from mpmd.compile.target import Target
+from mpmd.compile.thunks.coverage import refusals
 from mpmd.errors import CompileError
 from mpmd.support.pipeline import Watch, run_pipeline
 
@@ -86,10 +85,12 @@ class MixedExecutable(CompiledFragment):
     Attributes:
         mixed: its clusters.
         programs: the machine code of those that are native.
+        target: what it was generated for.
     """
 
     mixed: MixedFragment
-    programs: tuple[RegisteredProgram, ...]
+    programs: tuple[LoadedProgram, ...]
+    target: Target
     backend: str = "native"
 
     @property
@@ -131,7 +132,7 @@ class MixedExecutable(CompiledFragment):
         ):
             kind = "native" if part.native is not None else "XLA"
             if part.native is not None:
-                text = part.native.text(what, host_target())
+                text = part.native.text(what, self.target)
             elif what == "hlo":
                 text = print_module(cluster.module)
             else:
@@ -167,7 +168,7 @@ class MixedBackend:
         native: how native clusters are compiled.
     """
 
-    native: NativeCpuBackend
+    native: TracedTargetBackend
     name: str = "native"
 
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
@@ -176,8 +177,8 @@ class MixedBackend:
         Raises:
             CompileError: no part of it can be native code worth a call; says all reasons.
         """
-        module = prepared(fragment, self.native.options)
-        refused = refusals(module.entry)
+        module = prepared(fragment, self.native.options, self.native.target.device.limits)
+        refused = refusals(module.entry, self.native.target.refuses)
         found = split(module, refused)
         if not any(part.native for part in found.parts):
             reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items()]
@@ -202,7 +203,7 @@ class MixedBackend:
             results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
         )
         if cluster.native:
-            made, _ = compiled_or_kept(alone, host_target(), self.native.options, module.clone())
+            made, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
             return CompiledCluster(made, "", alone.results, alone)
         return CompiledCluster(None, _stablehlo(alone.text), alone.results, alone)
 
@@ -211,9 +212,10 @@ class MixedBackend:
             None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
             for part in mixed.parts
         ]
-        meshes = len(self.native.options.cores)
+        large = [part.native is not None and self.native.is_large(part.native) for part in mixed.parts]
         native = tuple(program for program in programs if program is not None)
-        return MixedExecutable(fragment, _function(fragment, mesh, mixed, programs, meshes), mixed, native)
+        function = _function(fragment, mesh, mixed, programs, large)
+        return MixedExecutable(fragment, function, mixed, native, self.native.target)
 
 
 def _stablehlo(text: str) -> str:
@@ -235,10 +237,10 @@ def _function(
     fragment: FragmentModule,
     mesh: Mesh,
     mixed: MixedFragment,
-    programs: Sequence[RegisteredProgram | None],
-    meshes: int,
+    programs: Sequence[LoadedProgram | None],
+    large: Sequence[bool],
 ) -> jax.stages.Compiled:
-    """All clusters as a compiled function of JAX, in a process that works for so many meshes."""
+    """All clusters as a compiled function of JAX; large ones are dispatched asynchronously."""
 
     def run(*arrays: Any) -> list[Any]:
         arrays_at: dict[Position, Any] = {}
@@ -249,23 +251,25 @@ def _function(
                 return arrays[made.parameter_number]
             return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
 
-        for cluster, part, program in zip(mixed.clusters.parts, mixed.parts, programs, strict=True):
+        rows = zip(mixed.clusters.parts, mixed.parts, programs, large, strict=True)
+        for cluster, part, program, is_large in rows:
             given = [at(position) for position in cluster.inputs]
             if program is None or part.native is None:
                 made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
             else:
                 types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-                made = program(*given, results=types, large=is_handed_over(part.native.costs, meshes))
+                made = program(*given, results=types, large=is_large)
             arrays_at.update(zip(cluster.outputs, made, strict=True))
         return [at(position) for position in mixed.clusters.results]
 
     return compiled_function(run, fragment, mesh)
 
 
-def prepared(fragment: FragmentModule, options: CompileOptions = DEFAULTS) -> HloModule:
+def prepared(
+    fragment: FragmentModule, options: CompileOptions = DEFAULTS, limits: KernelLimits = HOST.limits
+) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself."""
     module = lower(fragment.text)
-    run_pipeline(
-        module, configured(cpu_preparation(), options), Watch(verify=lambda _: None, text=print_module)
-    )
+    passes = configured(preparation(limits=limits), options)
+    run_pipeline(module, passes, Watch(verify=lambda _: None, text=print_module))
     return module

@@ -20,7 +20,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
 
-SMALLEST = 4
+MIN_OPERATIONS = 4
 """Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
 
 _CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpose"))
@@ -91,7 +91,7 @@ def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
     """The clusters of a program.
 
     Args:
-        module: after `pipelines.cpu_preparation`; it stays as it is.
+        module: after `pipelines.preparation`; it stays as it is.
         refused: instructions of its entry that have no native code → why.
     """
     results = tuple(_arrays(module.entry.root))
@@ -179,7 +179,7 @@ def _grouped(
 
 def _is_worth(members: Sequence[HloInstruction]) -> bool:
     doing = working(members)
-    return len(doing) >= SMALLEST or any(m.opcode in _WORTHY for m in doing)
+    return len(doing) >= MIN_OPERATIONS or any(m.opcode in _WORTHY for m in doing)
 
 
 def _cluster(

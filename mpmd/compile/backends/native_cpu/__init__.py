@@ -2,9 +2,8 @@
 
 | file or folder | what it holds |
 |---|---|
-| `backend.py`, `coverage.py`, `dispatch.py` | the backend; what has native code; who runs it |
-| `compilation.py`, `artefact.py` | the phases in order; what is kept of them |
-| `fitting.py`, `tuning.py` | to a limit of memory; choices that are measured |
+| `backend.py`, `dispatch.py` | the backend; which thread runs a program |
+| `compilation.py` | the CPU as a target of the driver |
 | `target.py` | the CPU as data |
 | `llvm/` | IR as text, object files, loading |
 | `math/` | exp, log, tanh ... for vectors of any width |
@@ -17,6 +16,6 @@
 | `waiting.py`, `threads.py` | barriers, worker threads |
 | `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
-| `handler.py`, `ffi.py`, `jax_function.py` | its handler, the custom call, the function of JAX |
-| `instance.py`, `direct.py`, `profile.py` | programs and single kernels run without XLA, and what they take |
+| `handler.py`, `ffi.py` | a program's handler, its registration |
+| `memory.py` | memory of programs, at cache lines and in huge pages |
 """

@@ -9,14 +9,16 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.native_cpu.artefact import Artefact
-from mpmd.compile.backends.native_cpu.compilation import compiled_or_kept
+from mpmd.compile.backends.jax_function import ArgumentOrder, jax_function
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.dispatch import is_handed_over, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
-from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.backends.target_backend import unfit_for_targets
+from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
@@ -79,7 +81,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
         """
         if what == "clusters":
             return "cluster 0: native, the whole fragment\n"
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, host_target())
+        return self.fragment.text if what == "stablehlo" else self.made.text(what, NativeCpu())
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""
@@ -98,10 +100,12 @@ class NativeCpuBackend:
         threads: how many threads run a fragment of a mesh whose cores are not known, at most: small ones run
             on one.
         options: what the user says about compiling.
+        target: the CPU.
     """
 
     threads: int = 1
     options: CompileOptions = DEFAULTS
+    target: NativeCpu = dataclasses.field(default_factory=NativeCpu)
     name: str = "native"
 
     @garbage_kept()
@@ -114,36 +118,35 @@ class NativeCpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, kept = compiled_or_kept(fragment, host_target(), self.options, axes=dict(mesh.shape))
-        return self._load(made, fragment, mesh, kept)
+        made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
+        return self.load(made, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
         """Why native code runs on none of a mesh's fragments, or not on this one in any case; or ""."""
         if mesh.devices.flat[0].platform != "cpu":
             return "native code for CPUs does not run on other devices"
-        if len({device.process_index for device in mesh.devices.flat}) > 1:
-            return "native fragments run on the devices of one process"
-        if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
-            return "native fragments do not name memories"
-        if fragment.callbacks:
-            return "native fragments do not call back to Python"
-        return "" if fragment.results else "a fragment without results"
+        return unfit_for_targets("native", fragment, mesh)
 
     def relocate(
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self._load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.made, fragment, mesh, executable.kept)
 
-    def _load(
+    def load(
         self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
+        """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
         program = self.register(made, fragment.mesh, mesh)
         # XLA gives each device of several a thread anyhow
-        large = mesh.size == 1 and is_handed_over(made.costs, len(self.options.cores))
+        large = mesh.size == 1 and self.is_large(made)
         function = jax_function(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, function, made, program, kept)
+
+    def is_large(self, made: Artefact) -> bool:
+        """Whether a program on one device is dispatched asynchronously."""
+        return is_handed_over(made.costs, len(self.options.cores))
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
@@ -151,12 +154,13 @@ class NativeCpuBackend:
         Raises:
             CompileError: the code does not load.
         """
+        assert isinstance(made.code, CompiledProgram)
         devices = [device.local_hardware_id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
         threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
             made.code,
-            host_target(),
+            self.target.cpu,
             arena_bytes=made.arena_bytes,
             constants=made.constants,
             instance="-".join([name, str(threads), *map(str, cores)]),

@@ -1,15 +1,18 @@
 """A program as machine code, ready to be kept on disk and to be loaded.
 
 program ── compile_program ──▶ CompiledProgram: object file + names of shared functions   (what a cache keeps)
-        ── load            ──▶ code in memory: of a custom call (`ffi.py`), or run directly (`instance.py`)
+        ── load            ──▶ code in memory: of a custom call (`ffi.py`)
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
+import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -20,6 +23,8 @@ from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache
+
+_SIZES = struct.Struct("<3Q")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,36 @@ class CompiledProgram:
             ).encode()
         )
         return digest.hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object file."""
+        return len(self.code)
+
+    def to_bytes(self) -> bytes:
+        """The program as bytes; see `Code`."""
+        mesh = None if self.mesh is None else astuple(self.mesh)
+        head = json.dumps(
+            [self.name, self.pointers, self.workspace_bytes, self.imports, self.exports, self.devices, mesh]
+        ).encode()
+        parts = [head, self.code, self.listing]
+        return b"".join([_SIZES.pack(*map(len, parts)), *parts])
+
+    @staticmethod
+    def from_bytes(data: bytes) -> CompiledProgram:
+        """What `to_bytes` wrote.
+
+        Raises:
+            ValueError: the bytes are something else.
+            struct.error: there are too few of them.
+        """
+        ends = list(itertools.accumulate(_SIZES.unpack_from(data), initial=_SIZES.size))
+        head, code, listing = (data[start:end] for start, end in itertools.pairwise(ends))
+        name, pointers, workspace, imports, exports, devices, mesh = json.loads(head)
+        layout = None if mesh is None else MeshLayout(*mesh)
+        return CompiledProgram(
+            name, pointers, workspace, code, tuple(imports), tuple(exports), listing, devices, layout
+        )
 
     def load(self, target: CpuTarget, cache: DiskCache | None = None) -> LoadedCode:
         """Bring the code into this process.

@@ -9,7 +9,7 @@ from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.dispatch import is_small
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
-from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Publish, Settle, WriteDevice
+from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, WriteDevice
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
@@ -24,16 +24,14 @@ from mpmd.compile.backends.native_cpu.program import (
     sequence_steps,
 )
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import MEMORY, CpuTarget
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
-from mpmd.compile.backends.native_cpu.tuning import Tuning
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
-from mpmd.compile.buffers.packing import aligned, alignment_of
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import OWN, Piece
+from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -42,12 +40,10 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
     conflict,
 )
-from mpmd.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,12 @@ class NativeProgram:
     """Steps, and the memory they work in.
 
     Attributes:
-        program: its table holds the parameters, the results and the arena.
+        threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
         constants: what the arena begins with.
     """
 
-    program: ThreadedProgram
+    threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
 
@@ -70,12 +66,10 @@ class PlanCode:
 
     Args:
         target: the CPU.
-        tuning: measures the ways to compute a product; None takes the one by rule.
     """
 
-    def __init__(self, target: CpuTarget, tuning: Tuning | None = None) -> None:
+    def __init__(self, target: CpuTarget) -> None:
         self.target = target
-        self.tuning = tuning
         self._sequences: dict[str, KernelSequence] = {}
 
     def of(self, plan: KernelPlan, in_place: tuple[int, ...] = ()) -> KernelSequence:
@@ -100,7 +94,7 @@ def scratch_places(sequence: KernelSequence) -> list[int]:
     """Where each temporary of a sequence lies in its scratch memory."""
     places, at = [], 0
     for temporary in sequence.temporaries:
-        step = alignment_of(temporary.bytes)
+        step = MEMORY.alignment_of(temporary.bytes)
         places.append(-(-at // step) * step)
         at = places[-1] + temporary.bytes
     return places
@@ -118,11 +112,8 @@ def native_program(
         code: kernels of plans, and for which CPU.
 
     Raises:
-        CompileError: values lie in several memory spaces.
+        CompileError: an epilogue does not fit its product.
     """
-    if len(assignment.arenas) > 1:
-        spaces = ", ".join(str(a.space) for a in assignment.arenas[1:])
-        raise CompileError(f"a CPU has one memory; values lie in memory space {spaces}")
     lowering = _Lowering(assignment, code)
     steps = lowering.steps(thunks)
     constants = bytearray(assignment.constant_bytes)
@@ -143,42 +134,70 @@ def native_program(
 
 def _is_apart(thunk: Thunk) -> bool:
     """Whether a thunk waits for all before it, and all after it wait for it."""
-    if isinstance(thunk, CollectiveThunk | StartThunk):
+    if isinstance(thunk, CollectiveThunk):
         return thunk.plan.devices > 1
     return isinstance(thunk, WhileThunk | ConditionalThunk | DeviceThunk)
 
 
-def _touches_shared(thunk: Thunk, exchange: CollectiveThunk) -> bool:
-    """Whether a thunk touches what other devices may still read or write in an exchange."""
-    plan, arrays = exchange.plan, exchange.arrays
-    read = [arrays[k] for k in plan.peers if k < plan.operands]
-    written = [arrays[k] for k in plan.peers if k >= plan.operands]
-    touched = any(place.overlaps(w) for place in (*thunk.reads, *thunk.writes) for w in written)
-    return touched or any(place.overlaps(r) for place in thunk.writes for r in read)
+class _Sequence:
+    """Steps in order: a kernel waits only if one since the last wait touches what it touches.
 
-
-@dataclass(frozen=True)
-class _Chain:
-    """Small thunks at the end of the steps so far, each of which needs one before it.
+    Small thunks each of which needs one before it run on the first thread, one after the other, as one step.
 
     Attributes:
-        start: number of the first step.
-        waits: whether it waits.
-        steps: what they do.
-        thunks: they themselves.
+        steps: those so far.
     """
 
-    start: int = 0
-    waits: bool = False
-    steps: tuple[Step, ...] = ()
-    thunks: tuple[Thunk, ...] = ()
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._running: list[Thunk] = []  # since the last wait
+        self._must_wait = False
+        self._chain: list[Thunk] = []  # small ones that make up the last step
 
-    def continues_with(self, thunk: Thunk, running: Sequence[Thunk]) -> bool:
-        """Whether a small thunk needs what is in the chain, and nothing else of what may still run."""
-        inside = {id(t) for t in self.thunks}
-        if any(conflict(thunk, other) for other in running if id(other) not in inside):
+    def add_apart(self, steps: Sequence[Step]) -> None:
+        """Steps that wait for all before them, and for which the next one waits."""
+        self.steps += steps
+        self._running, self._chain, self._must_wait = [], [], True
+
+    def add(self, thunk: Thunk, runs: Sequence[Run]) -> None:
+        """The kernels of a thunk that all threads share."""
+        waits = self._waits(thunk)
+        first, *others = runs
+        self.steps += [replace(first, waits=waits), *others]
+        if others:  # which wait for the first
+            self._running = [thunk]
+        self._chain = []
+
+    def add_small(self, thunk: Thunk, steps: Sequence[Step]) -> None:
+        """The steps of a thunk that is worth no second thread."""
+        if self._continues_chain(thunk):
+            last = self.steps[-1]
+            before = last.steps if isinstance(last, Alone) else (last,)
+            self.steps[-1] = Alone((*before, *steps), last.waits if isinstance(last, Run | Alone) else True)
+            self._running.append(thunk)
+            self._chain.append(thunk)
+            return
+        waits, first = self._waits(thunk), steps[0]
+        if len(steps) == 1 and isinstance(first, Run):
+            self.steps.append(replace(first, waits=waits))
+        else:
+            self.steps.append(Alone(tuple(steps), waits))
+        self._chain = [thunk]
+
+    def _waits(self, thunk: Thunk) -> bool:
+        """Whether a thunk waits for what is running; it runs from now on."""
+        waits = self._must_wait or any(conflict(thunk, other) for other in self._running)
+        self._running = [thunk] if waits else [*self._running, thunk]
+        self._must_wait = False
+        return waits
+
+    def _continues_chain(self, thunk: Thunk) -> bool:
+        """Whether a thunk needs what is in the chain, and nothing else of what may still run."""
+        inside = {id(t) for t in self._chain}
+        others = [t for t in self._running if id(t) not in inside]
+        if self._must_wait or any(conflict(thunk, other) for other in others):
             return False
-        return any(conflict(thunk, other) for other in self.thunks)
+        return any(conflict(thunk, other) for other in self._chain)
 
 
 class _Lowering:
@@ -189,11 +208,10 @@ class _Lowering:
         self.code = code
         self.target = code.target
         self.arena = len(assignment.allocations) - 2
-        self.constant_bytes = aligned(assignment.constant_bytes)
+        self.constant_bytes = MEMORY.aligned(assignment.constant_bytes)
         self._products: dict[str, CpuKernel] = {}
         self._attentions: dict[str, AttentionKernel] = {}
-        self._publications: dict[str, Publish] = {}
-        self._published = 0
+        self._exchanges, self._published = 0, 0
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
@@ -205,54 +223,29 @@ class _Lowering:
         return Address(place.allocation, offset)
 
     def steps(self, thunks: Sequence[Thunk]) -> list[Step]:
-        """Steps in order; a kernel waits only if one since the last wait touches what it touches.
-
-        Devices that have exchanged arrays wait for each other before one touches such an array again.
-        """
-        steps: list[Step] = []
-        running: list[Thunk] = []
-        exchanged: dict[str, CollectiveThunk] = {}
-        control = False
-        chain = _Chain()
+        """The steps of some thunks, in order."""
+        sequence = _Sequence()
         for thunk in thunks:
-            ended = [name for name, other in exchanged.items() if _touches_shared(thunk, other)]
-            steps += [self._settle(exchanged.pop(name)) for name in ended]
-            small = is_small(thunk)
-            if _is_apart(thunk) and not small:
-                steps += self._apart(thunk)
-                running, control, chain = [], True, _Chain()
-                if isinstance(thunk, CollectiveThunk):
-                    exchanged[thunk.name] = thunk
+            if _is_apart(thunk):
+                apart = self._apart(thunk)
+                if is_small(thunk):
+                    sequence.add_small(thunk, apart)
+                else:
+                    sequence.add_apart(apart)
                 continue
-            made: tuple[Step, ...] = tuple(self._apart(thunk) if _is_apart(thunk) else self._runs(thunk))
-            if not made:
-                continue
-            must = control or bool(ended)
-            control = False
-            if small and not must and chain.continues_with(thunk, running):
-                chain = _Chain(chain.start, chain.waits, (*chain.steps, *made), (*chain.thunks, thunk))
-                steps[chain.start :] = [Alone(chain.steps, chain.waits)]
-                running.append(thunk)
-                continue
-            waits = must or any(conflict(thunk, other) for other in running)
-            chain = _Chain(len(steps), waits, made, (thunk,)) if small else _Chain()
-            if small and (len(made) > 1 or not isinstance(made[0], Run)):
-                made = (Alone(made, waits),)
-            elif isinstance(made[0], Run):
-                made = (replace(made[0], waits=waits), *made[1:])
-            running = [thunk] if waits or len(made) > 1 else [*running, thunk]
-            steps += made
-        return [*steps, *(self._settle(other) for other in exchanged.values())]
+            runs = self._runs(thunk)
+            if runs and is_small(thunk):
+                sequence.add_small(thunk, runs)
+            elif runs:
+                sequence.add(thunk, runs)
+        return sequence.steps
 
-    def _apart(self, thunk: Thunk) -> list[Step]:
+    def _apart(self, thunk: Thunk) -> Sequence[Step]:
         """Steps that wait for all before them, and for which all after them wait."""
         if isinstance(thunk, DeviceThunk):
             return [WriteDevice(self.address(thunk.target))]
-        if isinstance(thunk, StartThunk):
-            return [self._publish(thunk)]
         if isinstance(thunk, CollectiveThunk):
-            begin = [] if thunk.start else [self._publish(thunk)]
-            return [*begin, self._exchange(thunk)]
+            return [self._exchange(thunk)]
         if isinstance(thunk, WhileThunk):
             condition, body = self.steps(thunk.condition), self.steps(thunk.body)
             return [While(tuple(condition), self.address(thunk.flag), tuple(body))]
@@ -260,23 +253,18 @@ class _Lowering:
         branches = tuple(tuple(self.steps(b)) for b in thunk.branches)
         return [Choose(self.address(thunk.selector), branches)]
 
-    def _publish(self, thunk: StartThunk | CollectiveThunk) -> Publish:
-        arrays = tuple(self.address(thunk.arrays[array]) for array in thunk.plan.peers)
-        made = Publish(len(self._publications), thunk.plan.groups, arrays, self._published)
-        self._published += len(arrays)
-        self._publications[thunk.name] = made
-        return made
-
     def _exchange(self, thunk: CollectiveThunk) -> Exchange:
-        plan, begun = thunk.plan, self._publications[thunk.start or thunk.name]
-        published = {array: number for number, array in enumerate(plan.peers)}
+        plan, number, first = thunk.plan, self._exchanges, self._published
+        arrays = tuple(self.address(thunk.arrays[array]) for array in plan.peers)
+        self._exchanges += 1
+        self._published += len(arrays)
+        published = {array: place for place, array in enumerate(plan.peers)}
         moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
-        return Exchange(begun.number, plan.groups, plan.members, plan.ranks, moves, begun.first)
+        return Exchange(number, plan.groups, arrays, first, plan.members, plan.ranks, moves)
 
-    def _settle(self, thunk: CollectiveThunk) -> Settle:
-        return Settle(self._publications[thunk.start or thunk.name].number, thunk.plan.groups)
-
-    def _moves(self, thunk: CollectiveThunk, piece: Piece, published: dict[int, int]) -> list[Move]:
+    def _moves(
+        self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
+    ) -> list[Move]:
         """The kernel of a piece; none for an empty array."""
         if not piece.plan.size:
             return []
@@ -299,8 +287,6 @@ class _Lowering:
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         """The runs of a thunk."""
-        if isinstance(thunk, StartThunk):  # of one device: it begins and ends at once
-            return []
         if isinstance(thunk, CollectiveThunk):
             return self._alone(thunk)
         if isinstance(thunk, CopyThunk):
@@ -340,8 +326,7 @@ class _Lowering:
         if kernel is None:
             name = f"attention{len(self._attentions)}"
             kernel = self._attentions[key] = AttentionKernel(name, plan, self.target)
-        views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(plan.scores) for side in "ab"}
-        views |= {f"{side}{k}": getattr(m, side) for k, m in enumerate(plan.mixtures) for side in "wc"}
+        views = plan.views
         addresses = {}
         for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
             view = views.get(name)
@@ -353,12 +338,11 @@ class _Lowering:
             return Matrix(view.dtype, view.row, view.column, view.batch)
 
         gemm = Gemm(plan.m, plan.n, plan.k, matrix(plan.a), matrix(plan.b), matrix(plan.c), plan.batch)
-        tiling = None if self.code.tuning is None else self.code.tuning.tiling(plan, gemm)
         if plan.epilogue is None:
-            return gemm_kernel(name, gemm, self.target, None, tiling)
+            return gemm_kernel(name, gemm, self.target)
         epilogue = PlanEpilogue(replace(plan.epilogue, name=f"{name}_epilogue"), plan.sums)
         epilogue.check(gemm)
-        return gemm_kernel(name, gemm, self.target, epilogue, tiling)
+        return gemm_kernel(name, gemm, self.target, epilogue)
 
 
 def _in_place(kernel: KernelThunk) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 _LAYOUT = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}
 """Exponent and mantissa bits of the IEEE-like types."""
@@ -52,11 +52,11 @@ def _float_to_integer(values: Array, target: str) -> Array:
     return narrow(bounded, target)
 
 
-def _convert(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return convert(operands[0], instruction.operands[0].shape.dtype, instruction.shape.dtype)
 
 
-def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     source, target = instruction.operands[0].shape, instruction.shape
     if min(source.info.bits, target.info.bits) < 8 and source.info.bits != target.info.bits:
         return _repack(operands[0], source.info.bits, target.info.bits, target.dtype).reshape(target.dims)
@@ -115,12 +115,12 @@ def reduce_precision(array: Array, dtype: str, exponent: int, mantissa: int) -> 
     return np.where(np.isnan(array), quiet, made)
 
 
-def _reduce_precision(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _reduce_precision(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     exponent, mantissa = (cast(int, instruction.attributes[k]) for k in ("exponent_bits", "mantissa_bits"))
     return reduce_precision(operands[0], instruction.shape.dtype, exponent, mantissa)
 
 
-def _stochastic_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _stochastic_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """Round away from zero with the probability of the fraction: if the random bits are below it."""
     target = instruction.shape.dtype
     if not DTYPES[target].is_integral:

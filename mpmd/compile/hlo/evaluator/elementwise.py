@@ -19,7 +19,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -95,14 +95,7 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _unary(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    opcode, dtype = instruction.opcode, instruction.operands[0].shape.dtype
-    if opcode in _EXACT:
-        return narrow(_EXACT[opcode](exact(operands[0], dtype)), instruction.shape.dtype)
-    return narrow(_PLAIN[opcode](widen(operands[0], dtype)), instruction.shape.dtype)
-
-
-def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0]
 
 
@@ -112,19 +105,20 @@ def _unsigned(array: Array, dtype: str) -> tuple[Array, int]:
     return array.astype(np.int64).astype(np.uint64) & np.uint64((1 << bits) - 1), bits
 
 
-def _popcnt(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    dtype = instruction.shape.dtype
-    return narrow(np.bitwise_count(_unsigned(operands[0], dtype)[0]), dtype)
+def _ones(x: Array, dtype: str) -> Array:
+    return np.bitwise_count(_unsigned(x, dtype)[0])
 
 
-def _leading_zeros(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    dtype = instruction.shape.dtype
-    left, bits = _unsigned(operands[0], dtype)
+def _leading_zeros(x: Array, dtype: str) -> Array:
+    left, bits = _unsigned(x, dtype)
     count = np.full(left.shape, bits, np.int64)
     while np.any(left):
         count = np.where(left != 0, count - 1, count)
         left = left >> np.uint64(1)
-    return narrow(count, dtype)
+    return count
+
+
+_OF_BITS: dict[str, Callable[[Array, str], Array]] = {"count-leading-zeros": _leading_zeros, "popcnt": _ones}
 
 
 # -- two operands -----------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def _power(a: Array, b: Array, dtype: str) -> Array:
         square = (square * square).astype(base.dtype)
         left = left >> 1
     odd = np.where((base == -1) & (exponent & 1 == 1), -1, 1)
-    negative = np.where(base == 1, 1, np.where(base == -1, odd, 0))
+    negative = np.where(base == 1, 1, np.where(base == -1, odd, 0)).astype(base.dtype)
     return np.where(exponent < 0, negative, result).astype(base.dtype)
 
 
@@ -238,18 +232,45 @@ def combine(opcode: str, a: Array, b: Array, dtype: str) -> Array:
     return narrow(_BINARY[opcode](widen(a, dtype), widen(b, dtype), dtype), dtype)
 
 
-def _binary(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    return combine(instruction.opcode, operands[0], operands[1], instruction.shape.dtype)
+def compute(opcode: str, operands: Sequence[Array], dtype: str, result: str) -> Array:
+    """An elementwise operation that has no attributes.
+
+    Args:
+        opcode: its name.
+        operands: arrays of one element type; the first of a select is of booleans.
+        dtype: that element type.
+        result: the element type of the result.
+
+    Raises:
+        HloError: the operation has no meaning for complex numbers.
+    """
+    if opcode in _EXACT:
+        return narrow(_EXACT[opcode](exact(operands[0], dtype)), result)
+    if opcode in _PLAIN:
+        return narrow(_PLAIN[opcode](widen(operands[0], dtype)), result)
+    if opcode in _OF_BITS:
+        return narrow(_OF_BITS[opcode](operands[0], dtype), result)
+    if opcode == "select":
+        return np.where(*operands)
+    if opcode == "clamp":
+        low, value, high = (widen(v, dtype) for v in operands)
+        return narrow(np.minimum(np.maximum(low, value), high), dtype)
+    return combine(opcode, operands[0], operands[1], dtype)
 
 
-def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _elementwise(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    dtype = instruction.operands[-1].shape.dtype
+    return compute(instruction.opcode, operands, dtype, instruction.shape.dtype)
+
+
+def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     real, imaginary = operands
     made = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
     made.real, made.imag = real, imaginary
     return made
 
 
-_COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+COMPARE: dict[str, Callable[[Array, Array], Array]] = {
     "EQ": np.equal,
     "NE": np.not_equal,
     "GE": np.greater_equal,
@@ -270,37 +291,23 @@ def total_order_key(array: Array, dtype: str) -> Array:
     return np.where(raw < 0, raw ^ np.array(integer_range(f"s{bits}")[1], raw.dtype), raw)
 
 
-def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     dtype = instruction.operands[0].shape.dtype
-    direction = _COMPARE[instruction.direction]
+    direction = COMPARE[instruction.direction]
     if instruction.attributes.get("comparison_type") == "TOTALORDER":
         return np.asarray(direction(total_order_key(operands[0], dtype), total_order_key(operands[1], dtype)))
     return np.asarray(direction(widen(operands[0], dtype), widen(operands[1], dtype)))
 
 
-def _select(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    return np.where(operands[0], operands[1], operands[2])
-
-
-def _clamp(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
-    dtype = instruction.shape.dtype
-    low, value, high = (widen(v, dtype) for v in operands)
-    return narrow(np.minimum(np.maximum(low, value), high), dtype)
-
-
-def _map(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _map(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return engine.apply(instruction.to_apply, operands, instruction.shape.dims)
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys([*_EXACT, *_PLAIN], _unary),
-    **dict.fromkeys([*_BINARY, *_BINARY_EXACT, "power"], _binary),
-    "clamp": _clamp,
+    **dict.fromkeys([*_EXACT, *_PLAIN, *_OF_BITS, *_BINARY, *_BINARY_EXACT], _elementwise),
+    **dict.fromkeys(["power", "clamp", "select"], _elementwise),
     "compare": _compare,
     "complex": _complex,
     "copy": _copy,
-    "count-leading-zeros": _leading_zeros,
     "map": _map,
-    "popcnt": _popcnt,
-    "select": _select,
 }

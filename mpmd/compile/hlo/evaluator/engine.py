@@ -1,31 +1,25 @@
-"""The evaluator's loop: instruction after instruction, all devices in step."""
+"""The evaluator's loop: instruction after instruction, on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import (
-    control,
     conversion,
-    custom_calls,
     elementwise,
     indexed,
     movement,
     products,
-    random,
     reductions,
     sorting,
 )
-from mpmd.compile.hlo.evaluator.collectives import GROUP_RULES, GroupRule, Rows
-from mpmd.compile.hlo.evaluator.control import CONTROL_RULES
 from mpmd.compile.hlo.evaluator.reducers import is_pointwise
 from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, check_value
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.errors import HloError
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
@@ -35,80 +29,57 @@ RULES: dict[str, Rule] = {
     **indexed.RULES,
     **reductions.RULES,
     **sorting.RULES,
-    **random.RULES,
-    **custom_calls.RULES,
-    **control.RULES,
 }
-"""What each opcode means on one device."""
-
-JOINT_RULES: dict[str, GroupRule] = {**GROUP_RULES, **CONTROL_RULES}
-"""What the other opcodes mean, on all devices together."""
+"""What opcodes mean."""
 
 
-class Engine:
-    """One evaluation of a program on one or several devices.
+def is_evaluable(instruction: HloInstruction) -> bool:
+    """Whether there is a rule for an instruction, and for those of the computations that it calls."""
+    known = instruction.opcode in RULES or instruction.opcode == "parameter"
+    return known and all(is_evaluable(inner) for called in instruction.called for inner in called)
+
+
+class Evaluator:
+    """One evaluation of computations.
 
     Attributes:
         replicas: number of replicas.
         partitions: number of partitions; devices are numbered replica by replica.
         device: the device whose value is being computed.
-        random_state: the program's counter for rng-get-and-update-state.
+        rules: what each opcode means.
     """
 
-    def __init__(self, replicas: int = 1, partitions: int = 1) -> None:
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+
+    def __init__(self, replicas: int = 1, partitions: int = 1, device: int = 0) -> None:
         self.replicas = replicas
         self.partitions = partitions
-        self.device = 0
-        self.random_state = 1
-        self._ticks = 0
+        self.device = device
         self._plans: dict[HloComputation, list[tuple[HloInstruction, list[HloInstruction]]]] = {}
         self._pointwise: dict[HloComputation, bool] = {}
 
-    def tick(self) -> int:
-        """How often this was asked before: separates the runs of one instruction."""
-        self._ticks += 1
-        return self._ticks - 1
-
-    def run(
-        self, computation: HloComputation, arguments: Rows, devices: list[int], checked: bool = True
-    ) -> list[Value]:
-        """Results of a computation on each device.
+    def run(self, computation: HloComputation, arguments: Sequence[Value], checked: bool = True) -> Value:
+        """The result of a computation.
 
         Args:
-            computation: what to run.
-            arguments: for each device, the parameters' values.
-            devices: their numbers.
+            computation: what to run, of instructions that have rules.
+            arguments: the parameters' values.
             checked: compare each value with the shape its instruction states.
         """
-        values: dict[HloInstruction, list[Value]] = {}
-        for instruction, dead in self._plan(computation):
-            rows = [[values[o][k] for o in instruction.operands] for k in range(len(devices))]
-            results = self._step(instruction, rows, arguments, devices)
+        values: dict[HloInstruction, Value] = {}
+        for instruction, dead in self.plan(computation):
+            if instruction.opcode == "parameter":
+                value = arguments[instruction.parameter_number]
+            else:
+                operands = [values[o] for o in instruction.operands]
+                value = self.rules[instruction.opcode](instruction, operands, self)
+                value = np.asarray(value) if isinstance(value, np.generic) else value
             if checked:
-                for result in results:
-                    check_value(
-                        result, instruction.shape, f"the value of {instruction.opcode} {instruction.name}"
-                    )
-            values[instruction] = results
+                check_value(value, instruction.shape, f"the value of {instruction.opcode} {instruction.name}")
+            values[instruction] = value
             for name in dead:
                 del values[name]
         return values[computation.root]
-
-    def _step(
-        self, instruction: HloInstruction, rows: Rows, arguments: Rows, devices: list[int]
-    ) -> list[Value]:
-        opcode = instruction.opcode
-        if opcode == "parameter":
-            return [row[instruction.parameter_number] for row in arguments]
-        joint = JOINT_RULES.get(opcode)
-        if joint is not None:
-            return joint(instruction, rows, devices, self)
-        rule = RULES[opcode]
-        out = []
-        for row, device in zip(rows, devices):
-            self.device = device
-            out.append(rule(instruction, row, self))
-        return [np.asarray(v) if isinstance(v, np.generic) else v for v in out]
 
     def apply(self, computation: HloComputation, arguments: Sequence[Array], dims: tuple[int, ...]) -> Any:
         """A computation on scalars, for each element of arrays of these dims: an array or tuple of arrays."""
@@ -116,12 +87,11 @@ class Engine:
         if pointwise is None:
             pointwise = self._pointwise[computation] = is_pointwise(computation)
         if pointwise:
-            made = self.run(computation, [list(arguments)], [self.device], checked=False)[0]
+            made = self.run(computation, arguments, checked=False)
             return _spread(made, dims)
         spread = [np.broadcast_to(a, dims) for a in arguments]
         results = [
-            self.run(computation, [[np.asarray(a[index]) for a in spread]], [self.device])[0]
-            for index in np.ndindex(*dims)
+            self.run(computation, [np.asarray(a[index]) for a in spread]) for index in np.ndindex(*dims)
         ]
         shape = computation.root.shape
         if shape.is_tuple:
@@ -131,7 +101,7 @@ class Engine:
             )
         return np.array(results, shape.numpy_dtype).reshape(dims)
 
-    def _plan(self, computation: HloComputation) -> list[tuple[HloInstruction, list[HloInstruction]]]:
+    def plan(self, computation: HloComputation) -> list[tuple[HloInstruction, list[HloInstruction]]]:
         """The order of evaluation, and after each instruction the values nobody needs any more."""
         plan = self._plans.get(computation)
         if plan is None:
@@ -152,16 +122,3 @@ def _spread(value: Value, dims: tuple[int, ...]) -> Value:
     if isinstance(value, tuple):
         return tuple(_spread(v, dims) for v in value)
     return np.broadcast_to(np.asarray(value), dims)
-
-
-def check_arguments(computation: HloComputation, arguments: Sequence[Value]) -> None:
-    """Arguments must fit the parameters.
-
-    Raises:
-        HloError: another number of arguments, or another shape.
-    """
-    parameters = computation.parameters
-    if len(parameters) != len(arguments):
-        raise HloError(f"{computation.name} takes {len(parameters)} arguments, got {len(arguments)}")
-    for parameter, argument in zip(parameters, arguments):
-        check_value(argument, parameter.shape, f"argument {parameter.parameter_number} of {computation.name}")

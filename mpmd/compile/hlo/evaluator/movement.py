@@ -15,14 +15,14 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 
-def _constant(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _constant(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return instruction.literal
 
 
-def _iota(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _iota(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     shape = instruction.shape
     dim = instruction.iota_dimension
     size = shape.dims[dim] if shape.dims else 1
@@ -35,7 +35,7 @@ def _iota(instruction: HloInstruction, operands: Sequence[Value], engine: Engine
     return np.broadcast_to(counted.reshape(along), shape.dims)
 
 
-def _broadcast(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _broadcast(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value, shape = operands[0], instruction.shape
     order = sorted(range(value.ndim), key=lambda d: instruction.dimensions[d])
     along = [1] * shape.rank
@@ -55,7 +55,7 @@ def from_physical(flat: Array, shape: Shape) -> Array:
     return flat.reshape(shape.physical_dims).transpose(tuple(int(i) for i in np.argsort(order)))
 
 
-def _bitcast(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _bitcast(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     """The same memory with another shape, layouts included."""
     source, target = instruction.operands[0].shape, instruction.shape
     if not source.is_array or not target.is_array:
@@ -64,23 +64,23 @@ def _bitcast(instruction: HloInstruction, operands: Sequence[Value], engine: Eng
     return from_physical(flat.view(target.numpy_dtype), target)
 
 
-def _reshape(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _reshape(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0].reshape(instruction.shape.dims)
 
 
-def _transpose(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _transpose(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0].transpose(instruction.dimensions)
 
 
-def _reverse(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _reverse(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.flip(operands[0], instruction.dimensions)
 
 
-def _concatenate(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _concatenate(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.concatenate(list(operands), axis=instruction.dimensions[0])
 
 
-def _pad(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _pad(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value, filler = operands
     made = np.full(instruction.shape.dims, filler, instruction.shape.numpy_dtype)
     source, target = [], []
@@ -97,7 +97,7 @@ def _pad(instruction: HloInstruction, operands: Sequence[Value], engine: Engine)
     return made
 
 
-def _slice(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _slice(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return operands[0][instruction.slice_dims.numpy()]
 
 
@@ -107,22 +107,22 @@ def _starts(indices: Sequence[Value], dims: Sequence[int], sizes: Sequence[int])
     return tuple(slice(b, b + size) for b, size in zip(begins, sizes))
 
 
-def _dynamic_slice(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _dynamic_slice(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value = operands[0]
     return value[_starts(operands[1:], value.shape, instruction.slice_sizes)]
 
 
-def _dynamic_update_slice(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _dynamic_update_slice(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value, update = operands[0].copy(), operands[1]
     value[_starts(operands[2:], value.shape, update.shape)] = update
     return value
 
 
-def _dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.asarray(operands[0].shape[instruction.dimensions[0]], np.int32)
 
 
-def _set_dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _set_dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value, size = operands
     if int(size) != value.shape[instruction.dimensions[0]]:
         raise HloError(
@@ -132,12 +132,20 @@ def _set_dimension_size(instruction: HloInstruction, operands: Sequence[Value], 
     return value
 
 
-def _partition_id(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _partition_id(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.asarray(engine.device % engine.partitions, np.uint32)
 
 
-def _replica_id(instruction: HloInstruction, operands: Sequence[Value], engine: Engine) -> Value:
+def _replica_id(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.asarray(engine.device // engine.partitions, np.uint32)
+
+
+def _tuple(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    return tuple(operands)
+
+
+def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    return operands[0][instruction.tuple_index]
 
 
 RULES: dict[str, Rule] = {
@@ -157,4 +165,6 @@ RULES: dict[str, Rule] = {
     "set-dimension-size": _set_dimension_size,
     "slice": _slice,
     "transpose": _transpose,
+    "get-tuple-element": _element,
+    "tuple": _tuple,
 }

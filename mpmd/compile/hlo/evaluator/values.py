@@ -13,25 +13,16 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Engine
+    from mpmd.compile.hlo.evaluator.engine import Evaluator
 
 Array = Any
 """A NumPy array.  Its operators are typed as Any by NumPy, so a stricter name would only add casts."""
 
 
-class Token:
-    """The value of a token: nothing but an order."""
-
-    def __repr__(self) -> str:
-        return "token"
-
-
-TOKEN_VALUE = Token()
-
 Value = Any
-"""An `Array`, a tuple of values, or a `Token`."""
+"""An `Array`, or a tuple of values."""
 
-Rule = Callable[[HloInstruction, Sequence[Value], "Engine"], Value]
+Rule = Callable[[HloInstruction, Sequence[Value], "Evaluator"], Value]
 """What an opcode does on one device: (instruction, operand values, engine) → value."""
 
 

@@ -96,7 +96,7 @@ def concatenate(query: Query) -> Shape:
 
 
 def pad(query: Query) -> Shape:
-    """The operand's dims enlarged (or cut) on each side and between elements."""
+    """The operand's dims enlarged (or slice_) on each side and between elements."""
     source, value = query.array(0), query.array(1)
     padding: Padding = query.attribute("padding")
     check(
@@ -113,7 +113,7 @@ def pad(query: Query) -> Shape:
     return logical(source.dtype, dims)
 
 
-def cut(query: Query) -> Shape:
+def slice_(query: Query) -> Shape:
     """The part between starts and limits."""
     source = query.array(0)
     dims: SliceDims = query.attribute("slice")
@@ -179,6 +179,6 @@ RULES: dict[str, Rule] = {
     "reshape": reshape,
     "reverse": reverse,
     "set-dimension-size": stated,
-    "slice": cut,
+    "slice": slice_,
     "transpose": transpose,
 }

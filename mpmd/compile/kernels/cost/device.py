@@ -4,6 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpmd.errors import ConfigError, close_to
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """Sizes up to which one kernel computes something on a device.
+
+    Attributes:
+        sort_prefix: first elements per row of a sort that are selected without sorting the others.
+        fft_length: rows of a Fourier transform that becomes matrix products.
+        attention_factor_bytes: a factor that stays in a cache from one block of queries to the next.
+        attention_flops: products of one matrix from which several threads are useful, for which attention has
+            work only if there are several matrices.
+        attention_matrices: of large ones, what gives each thread some, where sums go over queries.
+    """
+
+    sort_prefix: int = 128
+    fft_length: int = 64
+    attention_factor_bytes: int = 4 << 20
+    attention_flops: int = 10**8
+    attention_matrices: int = 4
+
 
 @dataclass(frozen=True)
 class Device:
@@ -21,6 +43,12 @@ class Device:
             rates are of the whole device, and the last level holds everything.
         line_bytes: smallest piece that memory moves.
         start_seconds: what it takes to start a kernel.
+        call_seconds: what entering a fragment through JAX and leaving it takes.
+        overlap: share of the shorter of computing and moving data that hides behind the longer.
+        matmul_efficiency: share of the peak rate that matrix products reach.
+        row_end_cycles: folding the lanes of a sum and starting the next pass.
+        spill_cycles: storing and loading a value that has no register.
+        limits: what one kernel computes.
     """
 
     name: str
@@ -33,6 +61,26 @@ class Device:
     levels: tuple[tuple[float, float], ...]
     line_bytes: int = 64
     start_seconds: float = 1e-6
+    call_seconds: float = 1e-5
+    overlap: float = 0.95
+    matmul_efficiency: float = 0.92
+    row_end_cycles: float = 40
+    spill_cycles: float = 2
+    limits: KernelLimits = KernelLimits()
+
+    @staticmethod
+    def parse(name: str) -> Device:
+        """A device by its name, as options of passes give it.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in DEVICES:
+            raise ConfigError(f"there is no description of a device {name!r}{close_to(name, DEVICES, 3)}")
+        return DEVICES[name]
+
+    def __str__(self) -> str:
+        return self.name
 
     def matmul_rate(self, dtype: str) -> float:
         """Peak rate of matrix products of a dtype, that of f32 for dtypes without their own."""
@@ -127,3 +175,21 @@ HOST = cpu_device(
     memory_bandwidth=12e9,
     caches=(32 << 10, 1 << 20, 16 << 20),
 )
+
+# A core with AVX2, by rates alone: for messages that hide behind work of about their length.
+CORE = cpu_device(
+    "core",
+    cores=1,
+    vector_bytes=32,
+    registers=16,
+    f32_flops=1e11,
+    bf16_flops=1e11,
+    memory_bandwidth=1e10,
+    caches=(0, 0, 0),  # they make no difference to speeds of light of large arrays
+)
+
+DEVICES = {device.name: device for device in (HOST, CORE, H200)}
+"""Name → device."""
+
+OF_PLATFORM = {"cpu": HOST, "gpu": H200}
+"""Platform, as JAX names it → what its fragments are priced for."""

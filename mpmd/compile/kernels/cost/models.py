@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.cost.workload import Workload
-
-# How much of the shorter of computing and moving data hides behind the longer.  Source: XLA's GPU
-# performance model.
-_OVERLAP = 0.95
-_MATMUL_EFFICIENCY = 0.92
-_CYCLES_PER_ROW_END = 40  # folding the lanes of a sum and starting the next pass
-_SPILL_CYCLES = 2
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class Estimate:
     start_seconds: float
 
 
-def speed_of_light(work: Workload, device: Device) -> Estimate:
+def speed_of_light(work: KernelWorkload, device: Device) -> Estimate:
     """The time no implementation can beat: each byte once at full rate, operations at peak, overlapped."""
     if work.matmul_dtype:
         compute = work.flops / device.matmul_rate(work.matmul_dtype)
@@ -46,39 +39,40 @@ def speed_of_light(work: Workload, device: Device) -> Estimate:
     return Estimate(seconds, "compute" if compute >= memory else "memory", compute, memory, 0.0)
 
 
-def projected(work: Workload, device: Device) -> Estimate:
+def projected(work: KernelWorkload, device: Device) -> Estimate:
     """What a good implementation takes: vector instructions, caches, parallel parts and start-up priced."""
     busy = min(work.parts, device.units) / device.units
     if work.matmul_dtype:
-        compute = work.flops / (device.matmul_rate(work.matmul_dtype) * _MATMUL_EFFICIENCY * busy)
+        compute = work.flops / (device.matmul_rate(work.matmul_dtype) * device.matmul_efficiency * busy)
     else:
         instructions = work.vector_bytes / device.vector_bytes
         instructions += _spills(work, device)
         instructions += work.scattered_elements
-        instructions += work.rows * _CYCLES_PER_ROW_END
+        instructions += work.rows * device.row_end_cycles
         compute = instructions / (device.vector_rate * busy)
     memory = _memory_seconds(work, device) / max(busy, 0.25)
-    together = compute + memory - _OVERLAP * min(compute, memory)
+    together = compute + memory - device.overlap * min(compute, memory)
     seconds = together + device.start_seconds
     parts = {"compute": compute, "memory": memory, "start": device.start_seconds}
     return Estimate(seconds, max(parts, key=lambda p: parts[p]), compute, memory, device.start_seconds)
 
 
-def combined(parts: Sequence[Estimate]) -> Estimate:
+def combined(parts: Sequence[Estimate], device: Device) -> Estimate:
     """One kernel of several parts, such as a product and its epilogue, started once.
 
     Args:
         parts: estimates by `speed_of_light`, or by `projected`, of each.
+        device: which they are for.
     """
     compute, memory = (sum(p.compute_seconds for p in parts), sum(p.memory_seconds for p in parts))
     start = max(p.start_seconds for p in parts)
-    hidden = _OVERLAP if start else 1.0  # at the speed of light all of it hides
+    hidden = device.overlap if start else 1.0  # at the speed of light all of it hides
     seconds = compute + memory - hidden * min(compute, memory) + start
     limits = {"compute": compute, "memory": memory, "start": start}
     return Estimate(seconds, max(limits, key=lambda p: limits[p]), compute, memory, start)
 
 
-def _memory_seconds(work: Workload, device: Device) -> float:
+def _memory_seconds(work: KernelWorkload, device: Device) -> float:
     """First touches from where the working set lies, repeated ones from one level further in."""
     size = work.memory_bytes
     rate = device.bandwidth_for(size)
@@ -89,8 +83,8 @@ def _memory_seconds(work: Workload, device: Device) -> float:
     return size / rate + work.again_bytes / min(inner, max(near, rate)) + wasted / 8
 
 
-def _spills(work: Workload, device: Device) -> float:
+def _spills(work: KernelWorkload, device: Device) -> float:
     """Instructions for values that the registers cannot hold."""
     too_many = max(0, work.live_values - (device.registers - 4))
     each = work.vector_bytes / device.vector_bytes / max(1, work.live_values)
-    return too_many * each * _SPILL_CYCLES
+    return too_many * each * device.spill_cycles

@@ -7,24 +7,30 @@ import math
 from collections.abc import Sequence
 
 from mpmd.compile.kernels.attention import KEYS, AttentionPlan
-from mpmd.compile.kernels.cost.workload import Workload, plan_workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
+_MIN_ROWS, _MIN_COLUMNS = 512, 32
+"""The smallest part of a product that is worth a processor of its own."""
 
-def product_workloads(plan: MatmulPlan) -> list[Workload]:
+_MIN_QUERIES = 64
+"""The same for attention."""
+
+
+def product_workloads(plan: MatmulPlan) -> list[KernelWorkload]:
     """The work of a product, and of what is done with its sums."""
     batch = plan.batch
     read = _bytes(plan.a, batch, plan.m, plan.k) + _bytes(plan.b, batch, plan.k, plan.n)
     written = _bytes(plan.c, batch, plan.m, plan.n) if plan.epilogue is None else 0.0
-    parts = math.prod(batch) * -(-plan.n // 32) * -(-plan.m // 512)
+    parts = math.prod(batch) * -(-plan.n // _MIN_COLUMNS) * -(-plan.m // _MIN_ROWS)
     product = _product(plan.flops, plan.a.dtype, read, written, parts)
     if plan.epilogue is None:
         return [product]
     return [product, plan_workload(plan.epilogue, {plan.sums})]
 
 
-def attention_workloads(plan: AttentionPlan) -> list[Workload]:
+def attention_workloads(plan: AttentionPlan) -> list[KernelWorkload]:
     """The work of the products of an attention kernel, and of its rows; scores stay in the cache."""
     batch, queries, keys = plan.batch, plan.queries, plan.keys
     read = written = 0.0
@@ -36,13 +42,13 @@ def attention_workloads(plan: AttentionPlan) -> list[Workload]:
         written += _bytes(mixture.c, batch, kept, mixture.width)
     share = plan.share
     dtype = plan.scores[0].a.dtype
-    parts = math.prod(batch) * -(-queries // 64)
+    parts = math.prod(batch) * -(-queries // _MIN_QUERIES)
     rows = plan_workload(plan.rows, plan.inner)
     return [_product(plan.flops * share, dtype, read, written, parts), _scaled(rows, share)]
 
 
-def _product(flops: float, dtype: str, read: float, written: float, parts: int) -> Workload:
-    return Workload(
+def _product(flops: float, dtype: str, read: float, written: float, parts: int) -> KernelWorkload:
+    return KernelWorkload(
         kind="matmul",
         flops=float(flops),
         vector_bytes=0.0,
@@ -62,7 +68,7 @@ def _bytes(view: View, batch: Sequence[int], rows: int, columns: int) -> float:
     return float(count * DTYPE_BYTES[view.dtype])
 
 
-def _scaled(work: Workload, share: float) -> Workload:
+def _scaled(work: KernelWorkload, share: float) -> KernelWorkload:
     """Rows of which only a share is computed; what they read and write is in memory whole."""
     return dataclasses.replace(
         work,

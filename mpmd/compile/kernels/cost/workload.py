@@ -14,14 +14,20 @@ from mpmd.compile.kernels.plan import (
     Apply,
     KernelPlan,
     Load,
-    Reduce,
+    ReduceNode,
     Store,
     store_level,
 )
 
+_MIN_PART = 2048
+"""Points of the smallest part of a kernel that is worth a processor of its own."""
+
+_MAX_LINE_BYTES = 64
+"""Elements so far apart share a line on no device."""
+
 
 @dataclass(frozen=True)
-class Workload:
+class KernelWorkload:
     """The work of one kernel.
 
     Attributes:
@@ -60,7 +66,7 @@ class Workload:
         return self.read_bytes + self.written_bytes
 
 
-def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
+def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> KernelWorkload:
     """The work of a plan.
 
     Args:
@@ -91,7 +97,7 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
             width = max(4, DTYPE_BYTES[plan.nodes[node.args[-1]].dtype])
             vector_bytes += points[number] * width * cost
             flops += points[number]
-        elif isinstance(node, Reduce):
+        elif isinstance(node, ReduceNode):
             inner = _points(plan, node.arg, whole=True)
             vector_bytes += inner * max(4, DTYPE_BYTES[node.dtype])
             flops += inner
@@ -100,8 +106,8 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> Workload:
     written = sum(_stored(plan, s) * DTYPE_BYTES[plan.operands[s.operand].dtype] for s in stores)
     parts = math.prod(plan.extents[: plan.rank - max(1, plan.row_dims)]) or 1
     if plan.kind in ("loop", "column"):
-        parts = max(1, plan.size // 2048)
-    return Workload(
+        parts = max(1, plan.size // _MIN_PART)
+    return KernelWorkload(
         kind=plan.kind,
         flops=flops,
         vector_bytes=vector_bytes,
@@ -155,12 +161,14 @@ def _is_scattered(plan: KernelPlan, node: Load) -> bool:
     if any(last in plan.depends[v] for v in node.index.values()) or not node.index.is_linear_in(last):
         return True
     size = DTYPE_BYTES[node.dtype]
-    return abs(node.index.factor(last)) * size >= 64 and plan.extents[last] > 1
+    return abs(node.index.factor(last)) * size >= _MAX_LINE_BYTES and plan.extents[last] > 1
 
 
 def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:
     """In how many passes over a row a load is needed, if nothing between is kept."""
-    stages = {plan.stages[number]} | {plan.stages[u] for u in users if not isinstance(plan.nodes[u], Reduce)}
+    stages = {plan.stages[number]} | {
+        plan.stages[u] for u in users if not isinstance(plan.nodes[u], ReduceNode)
+    }
     return len(stages)
 
 

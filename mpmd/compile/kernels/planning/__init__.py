@@ -12,7 +12,7 @@
 | `attention.py` | products, rows of what they give, and products of these |
 | `collectives.py` | what each device does in a collective |
 | `kernels.py` | any instruction or fusion → its kernels |
-| `memory.py` | plans that are made once for groups of one structure |
+| `plan_cache.py` | plans that are made once for groups of one structure |
 """
 
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction

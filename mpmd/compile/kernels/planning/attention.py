@@ -10,10 +10,18 @@ from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.dots import Loops, Side, is_product, loops_of, merged, side_of, size_of
+from mpmd.compile.kernels.planning.dots import (
+    DotOperand,
+    Loops,
+    is_product,
+    loops_of,
+    merged,
+    side_of,
+    size_of,
+)
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.trace import MOVEMENT, IndexMap, NoPlan, Trace, position_of
 
 _FACTORS = ("f32", "bf16")
@@ -60,7 +68,7 @@ def products_in(group: Sequence[HloInstruction]) -> tuple[list[HloInstruction], 
     return first, second
 
 
-@remembered
+@cached_plan
 def plan_attention(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> PlannedAttention:
@@ -81,7 +89,7 @@ def plan_attention(
     shape = before[0].shape
     if shape.rank < 2 or min(shape.dims[-2:]) < 2 or any(not _alike(d, before[0]) for d in before):
         raise NoPlan("the scores are not matrices of one size")
-    rows = _Rows(name, inside, before, after)
+    rows = _RowPlanner(name, inside, before, after)
     batch = rows.dims[:-2]
     scores = [_score(d, inside, batch) for d in before]
     outputs = {d: _output(d, results, inside) for d in after}
@@ -184,7 +192,7 @@ def _check_dtypes(*arrays: HloInstruction) -> None:
             raise NoPlan(f"no attention kernel reads {array.shape.dtype}")
 
 
-def _view(side: Side, loops: Loops, row: Sequence[int], column: Sequence[int]) -> View:
+def _view(side: DotOperand, loops: Loops, row: Sequence[int], column: Sequence[int]) -> View:
     steps = side.steps
     return View(
         side.array.shape.dtype,
@@ -230,7 +238,7 @@ def _output(
     return value
 
 
-def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: IndexMap) -> Side:
+def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: IndexMap) -> DotOperand:
     """Where a product's elements lie in what is written."""
     chain = [output]
     while chain[-1] is not dot:
@@ -243,11 +251,11 @@ def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: In
     at: Index = position_of(output, place)
     if any(atom.kind != "dim" for atom, _ in at.terms):
         raise NoPlan(f"{{0}} lies in {{1}} at {at}, which are no equal steps", dot, output)
-    return Side(output, at.constant, tuple(at.factor(d) for d in range(len(loops.extents))))
+    return DotOperand(output, at.constant, tuple(at.factor(d) for d in range(len(loops.extents))))
 
 
 # -- the rows
-class _Rows:
+class _RowPlanner:
     """The plan between the products."""
 
     def __init__(
@@ -266,7 +274,8 @@ class _Rows:
         place: IndexMap = tuple(dim(d) if e != 1 else constant(0) for d, e in enumerate(self.dims))
         self.places = places_from({hero: place}, rest, hero, space)
         self.trace = Trace(name, space, rest)
-        self.trace.sums = dict.fromkeys(before, "f32")
+        self.order = position_of(hero, place)
+        self.trace.sums = dict.fromkeys(before, ("f32", self.order))
         self._operands: dict[HloInstruction, int] = {}
 
     def factor_of(self, dot: HloInstruction) -> HloInstruction:
@@ -290,6 +299,9 @@ class _Rows:
         for value in (*kept, *factors):
             if value not in places:
                 raise NoPlan("{0} has no place among the rows", value)
+        for value in factors:
+            if position_of(value, places[value]) != self.order:
+                raise NoPlan("{0} is a factor in another order than that of the rows", value)
         nodes = {v: trace.value(v, places[v]) for v in (*kept, *factors)}
         check_results(trace, places, [*kept, *factors])
         for value in kept:

@@ -1,7 +1,8 @@
-"""What each device does in a collective, once all devices of its group are there: kernels on their arrays.
+"""A collective: which devices take part, and the kernels of those that address each other's memory.
 
-Devices share memory.  A device reads the arrays of the others where they lie, and in an all-reduce also
-writes into theirs: each sums a share of the elements for all.
+A kernel reads the arrays of other devices in place, and in an all-reduce also writes into theirs: each device
+sums a share of the elements for all.  A target whose devices exchange messages takes opcode and groups of a
+plan and leaves its kernels alone, or refuses the plan (`Target.refuses`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
@@ -28,7 +28,7 @@ OWN = -1
 """The member that stands for the device itself."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
-_MOST_MEMBERS = 16
+_MAX_MEMBERS = 16
 """Devices of a group: beyond this a kernel would take too many pointers."""
 
 
@@ -48,7 +48,7 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CollectiveKernel:
     """A kernel that devices run while all of them are there.
 
     Attributes:
@@ -71,10 +71,10 @@ class CollectivePlan:
     Attributes:
         opcode: its opcode.
         devices: how many devices run the program.
-        groups: devices that wait for each other; each device stands in one group at most.
-        members: per device the devices whose arrays it touches, as many for each.
+        groups: devices that wait for each other; each device is in one group at most.
+        members: per device the devices whose arrays its kernels touch, as many for each.
         ranks: per device its place in its group.
-        pieces: what is done.
+        pieces: its kernels, where devices address each other's memory.
         operands: how many arrays it reads; its results come after them.
     """
 
@@ -83,12 +83,12 @@ class CollectivePlan:
     groups: tuple[tuple[int, ...], ...]
     members: tuple[tuple[int, ...], ...]
     ranks: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CollectiveKernel, ...]
     operands: int
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Numbers of the arrays that other devices touch."""
+        """Numbers of the arrays that kernels of other devices touch."""
         used = {p.array for piece in self.pieces for p in piece.pointers if p.member != OWN}
         return tuple(sorted(used))
 
@@ -102,16 +102,14 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
     Args:
         name: symbol of its kernels.
-        instruction: the collective, or what starts it.
+        instruction: the collective.
 
     Raises:
         NoPlan: of a kind, element type or grouping that kernels do not have.
     """
-    if instruction.opcode == "async-start":
-        return plan_collective(name, instruction.to_apply.root)
     for operand in instruction.operands:
         check_dtype(operand)
-    module, opcode = instruction.parent.module, instruction.opcode.removesuffix("-start")
+    module, opcode = instruction.parent.module, instruction.opcode
     replicas, partitions = module.replica_count, module.num_partitions
     devices = replicas * partitions
     if opcode == "collective-permute":
@@ -121,7 +119,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
         pairs = [(group[0], device) for group in groups for device in group]
         return _permute(name, instruction, pairs, devices)
     sizes = {len(group) for group in groups}
-    if len(sizes) != 1 or max(sizes) > _MOST_MEMBERS or sum(map(len, groups)) != devices:
+    if len(sizes) != 1 or max(sizes) > _MAX_MEMBERS or sum(map(len, groups)) != devices:
         raise NoPlan(f"no kernel joins the groups {instruction.replica_groups} of {devices} devices")
     group_of = {device: group for group in groups for device in group}
     return CollectivePlan(
@@ -136,11 +134,10 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
 
 def _results(instruction: HloInstruction) -> list[Shape]:
-    whole = done_of(instruction) if is_start(instruction) else instruction
-    return [shape for _, shape in whole.shape.leaves()]
+    return [shape for _, shape in instruction.shape.leaves()]
 
 
-def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member sums its share of the elements and writes the sums into everybody's result."""
     pieces = []
     for number, operand in enumerate(instruction.operands):
@@ -152,11 +149,11 @@ def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Piec
             trace.build.store(trace.operand(dtype, size), dim(0), total)
         result = len(instruction.operands) + number
         pointers = [*(Pointer(number, m) for m in range(count)), *(Pointer(result, m) for m in range(count))]
-        pieces.append(Piece(_finished(trace.build), tuple(pointers), shared=True))
+        pieces.append(CollectiveKernel(_finished(trace.build), tuple(pointers), shared=True))
     return pieces
 
 
-def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member sums its part of everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
@@ -169,11 +166,11 @@ def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[
         trace.build.store(trace.operand(dtype, result.size), _part(inner), total)
         pointers = [Pointer(number, m, inner) for m in range(count)]
         place = Pointer(len(instruction.operands) + number)
-        pieces.append(Piece(_finished(trace.build), (*pointers, place)))
+        pieces.append(CollectiveKernel(_finished(trace.build), (*pointers, place)))
     return pieces
 
 
-def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member copies everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
@@ -185,11 +182,11 @@ def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Piec
             build.store(target, _part(count * inner, m * inner), build.load(source, _part(inner)))
         pointers = [Pointer(number, m) for m in range(count)]
         place = Pointer(len(instruction.operands) + number)
-        pieces.append(Piece(_finished(build), (*pointers, place)))
+        pieces.append(CollectiveKernel(_finished(build), (*pointers, place)))
     return pieces
 
 
-def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[Piece]:
+def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
     """Every member copies its part of everybody's operand."""
     if not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
@@ -202,7 +199,7 @@ def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[Piec
     target = build.operand("", shape.dtype, shape.size)
     for m, source in enumerate(sources):
         build.store(target, _part(count * inner, m * inner), build.load(source, _part(count * inner)))
-    return [Piece(_finished(build), (*(Pointer(0, m, inner) for m in range(count)), Pointer(1)))]
+    return [CollectiveKernel(_finished(build), (*(Pointer(0, m, inner) for m in range(count)), Pointer(1)))]
 
 
 def _permute(
@@ -218,14 +215,14 @@ def _permute(
         source, target = (build.operand("", shape.dtype, shape.size) for _ in range(2))
         build.store(target, dim(0), build.load(source, dim(0)))
         pointers = (Pointer(number, 0), Pointer(count + number))
-        pieces.append(Piece(_finished(build), pointers, devices=None if not others else targets))
+        pieces.append(CollectiveKernel(_finished(build), pointers, devices=None if not others else targets))
         if others:
             build = PlanBuilder(name, (shape.size,))
             zero = build.constant(False if shape.dtype == "pred" else 0, shape.dtype)
             build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
-            pieces.append(Piece(_finished(build), (Pointer(count + number),), devices=others))
+            pieces.append(CollectiveKernel(_finished(build), (Pointer(count + number),), devices=others))
     return CollectivePlan(
-        instruction.opcode.removesuffix("-start"),
+        instruction.opcode,
         devices,
         (tuple(range(devices)),),
         tuple((sources.get(d, d),) for d in range(devices)),
@@ -277,7 +274,7 @@ def _finished(build: PlanBuilder) -> KernelPlan:
         raise NoPlan(str(error)) from error
 
 
-_PIECES: dict[str, Callable[[str, HloInstruction, int], list[Piece]]] = {
+_PIECES: dict[str, Callable[[str, HloInstruction, int], list[CollectiveKernel]]] = {
     "all-gather": _all_gather,
     "all-reduce": _all_reduce,
     "all-to-all": _all_to_all,

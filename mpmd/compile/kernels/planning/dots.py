@@ -10,7 +10,7 @@ from mpmd.compile.kernels.index import Index, constant, delinearized, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.planning.groups import check_results, places_from
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planning.trace import RULES, IndexMap, NoPlan, Trace, check_dtype, position_of
 
@@ -51,7 +51,7 @@ def is_product(dot: HloInstruction) -> bool:
 
 
 @dataclass(frozen=True)
-class Side:
+class DotOperand:
     """A factor: the array it lies in, and the step along each of the product's loop dims."""
 
     array: HloInstruction
@@ -125,7 +125,9 @@ def loops_of(dot: HloInstruction) -> tuple[Loops, IndexMap, IndexMap]:
     return Loops(tuple(sizes), *groups), tuple(at_lhs), tuple(at_rhs)
 
 
-def side_of(value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops) -> Side:
+def side_of(
+    value: HloInstruction, at: IndexMap, inside: Collection[HloInstruction], loops: Loops
+) -> DotOperand:
     """Where a factor lies.
 
     Raises:
@@ -134,10 +136,10 @@ def side_of(value: HloInstruction, at: IndexMap, inside: Collection[HloInstructi
     array, place = strided(value, at, inside, loops.extents)
     if check_dtype(array).shape.dtype not in FACTORS:
         raise NoPlan(f"no matrix product reads {array.shape.dtype}")
-    return Side(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
+    return DotOperand(array, place.constant, tuple(place.factor(d) for d in range(len(loops.extents))))
 
 
-def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
+def merged(dims: Sequence[int], loops: Loops, *sides: DotOperand) -> list[list[int]]:
     """Neighbouring loops that all sides walk through as one, outermost first."""
     groups: list[list[int]] = []
     for d in (d for d in dims if loops.extents[d] != 1):
@@ -149,7 +151,7 @@ def merged(dims: Sequence[int], loops: Loops, *sides: Side) -> list[list[int]]:
     return groups
 
 
-@remembered
+@cached_plan
 def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> DotPlan:
     """The kernel of a group with one dot.
 
@@ -175,7 +177,7 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     space = tuple(sizes[: count + 2])
     at_dot = _dot_place(loops, [*outer, *(part[0] if part else [] for part in last[:2])], space)
 
-    def view(side: Side, row: list[list[int]], column: list[list[int]]) -> View:
+    def view(side: DotOperand, row: list[list[int]], column: list[list[int]]) -> View:
         def step(part: list[list[int]]) -> int:
             return side.steps[part[0][-1]] if part else 1
 
@@ -225,7 +227,7 @@ def _with_epilogue(
     places = places_from({dot: at_dot}, inside, dot, space)
     trace = Trace(plan.name, space, inside)
     accumulator = "f64" if plan.a.dtype == "f64" else "f32"
-    trace.sums[dot] = accumulator
+    trace.sums[dot] = accumulator, position_of(dot, at_dot)
     for result in results:
         if result not in places:
             raise NoPlan("{0} has no place in the space of {1}", result, dot)
@@ -258,8 +260,11 @@ def _sums(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The product itself: its sums, rounded to its element type."""
     if i not in t.sums:
         return _AS_REDUCTION(t, i, at, where)
+    dtype, place = t.sums[i]
+    if position_of(i, at) != place:
+        raise NoPlan("{0} is read at another place than the one where it is summed", i)
     if i not in t.sums_operands:
-        t.sums_operands[i] = t.operand(t.sums[i], t.space.count(range(len(t.extents))))
+        t.sums_operands[i] = t.operand(dtype, t.space.count(range(len(t.extents))))
     node = t.build.load_dense(t.sums_operands[i])
     return t.build.convert(node, i.shape.dtype)
 

@@ -22,9 +22,18 @@ from mpmd.compile.kernels.planning.iteration_space import (
     window_space,
 )
 from mpmd.compile.kernels.planning.rules import read_broadcast, read_transpose
-from mpmd.compile.kernels.planning.trace import PAIRS, IndexMap, NoPlan, Trace, elements_of, position_of
+from mpmd.compile.kernels.planning.trace import (
+    MOVEMENT,
+    PAIRS,
+    IndexMap,
+    NoPlan,
+    Trace,
+    elements_of,
+    position_of,
+)
 
 REDUCING = frozenset(("reduce", "reduce-window", "dot"))
+_READ = MOVEMENT | {"constant", "parameter"}
 
 
 @dataclass(frozen=True)
@@ -135,28 +144,43 @@ def places_from(
     hero: HloInstruction,
     space: IterationSpace,
 ) -> dict[HloInstruction, IndexMap]:
-    """The places that follow from known ones, edge by edge."""
-    found, waiting = dict(found), list(found)
+    """The places that follow from known ones, edge by edge.
+
+    What is computed has one place, which its operands and users follow.  Arrays in memory and movement may be
+    read at several: a place at which one user reads them says nothing about another user, and is taken for it
+    only if nothing else gives it one.
+    """
+    found, computed, read = dict(found), list(found), list[HloInstruction]()
     readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
     for instruction in inside:
         for operand in instruction.operands:
             readers.setdefault(operand, {})[instruction] = None
-    while waiting:
-        instruction = waiting.pop()
-        at = found[instruction]
+
+    def place_operands(user: HloInstruction) -> None:
+        waiting = [user]
+        while waiting:
+            user = waiting.pop()
+            for number, operand in enumerate(user.operands if user in inside else ()):
+                if operand in found:
+                    continue
+                place = _operand_place(user, number, operand, found[user], hero, space)
+                if place is not None:
+                    found[operand] = place
+                    is_read = operand not in inside or operand.opcode in _READ
+                    (read if is_read else computed).append(operand)
+                    waiting.append(operand)
+
+    for instruction in computed[:]:
+        place_operands(instruction)
+    while computed or read:
+        instruction = computed.pop() if computed else read.pop()
         for user in readers.get(instruction, ()):
             if user not in found:
-                place = _user_place(instruction, user, at, hero, space)
+                place = _user_place(instruction, user, found[instruction], hero, space)
                 if place is not None:
                     found[user] = place
-                    waiting.append(user)
-        if instruction in inside:
-            for number, operand in enumerate(instruction.operands):
-                if operand not in found:
-                    place = _operand_place(instruction, number, operand, at, hero, space)
-                    if place is not None:
-                        found[operand] = place
-                        waiting.append(operand)
+                    computed.append(user)
+                    place_operands(user)
     return found
 
 

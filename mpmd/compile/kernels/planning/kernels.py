@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.analysis.liveness import is_start
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePlan, plan_collective
 from mpmd.compile.kernels.planning.dots import DotPlan, is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan, plan_group
-from mpmd.compile.kernels.planning.memory import remembered
+from mpmd.compile.kernels.planning.plan_cache import cached_plan
 from mpmd.compile.kernels.planning.sorting import plan_sort, plan_sort_prefix
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
@@ -18,7 +17,7 @@ from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_upda
 PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan | PlannedAttention
 
 
-@remembered
+@cached_plan
 def plan_members(
     name: str, group: Sequence[HloInstruction], results: Sequence[HloInstruction]
 ) -> PlannedKernel:
@@ -59,7 +58,9 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     Raises:
         NoPlan: no single kernel computes it.
     """
-    if instruction.opcode in COLLECTIVES or is_start(instruction):
+    if instruction.opcode == "custom-call":
+        raise NoPlan(f"no kernel calls {instruction.custom_call_target}")
+    if instruction.opcode in COLLECTIVES:
         return plan_collective(name, instruction)
     if instruction.opcode == "sort":
         plan, arrays = plan_sort(name, instruction)

@@ -54,7 +54,7 @@ class Trace:
         space: the iteration space.
         arrays: number of the operand of each instruction that is loaded, in order of first use.
         places: where each instruction that computes something was evaluated.
-        sums: dots whose sums the kernel is given, and their element type.
+        sums: dots whose sums the kernel is given: their element type, and which element each point is given.
         sums_operands: number of the operand that stands for the sums of each dot that was read.
     """
 
@@ -64,7 +64,7 @@ class Trace:
         self.inside = inside
         self.arrays: dict[HloInstruction, int] = {}
         self.places: dict[HloInstruction, set[tuple[IndexMap, int]]] = {}
-        self.sums: dict[HloInstruction, str] = {}
+        self.sums: dict[HloInstruction, tuple[str, Index]] = {}
         self.sums_operands: dict[HloInstruction, int] = {}
         self._known: dict[tuple[HloInstruction, IndexMap, int], int] = {}
         self._given: dict[HloInstruction, int] = {}

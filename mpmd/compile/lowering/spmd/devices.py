@@ -1,4 +1,4 @@
-"""Which device has which part of a value."""
+"""The part of a value that each device holds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mpmd.compile.lowering.program import Axis, Sharding
 
 
 def parts(axes: Sequence[Axis]) -> int:
-    """Into how many parts axes cut a dim."""
+    """The number of parts of a dim that is sharded along axes."""
     return math.prod(axis.size for axis in axes)
 
 
 def place(axes: Sequence[Axis], device: int) -> int:
-    """Which of the parts a device has."""
+    """The number of the part that a device holds."""
     found = 0
     for axis in axes:
         found = found * axis.size + device // axis.stride % axis.size
@@ -32,7 +32,7 @@ def groups(axes: Sequence[Axis], devices: int) -> tuple[tuple[int, ...], ...]:
 
 
 def is_whole(sharding: Sharding) -> bool:
-    """Whether nothing is cut."""
+    """Whether nothing is sharded."""
     return not any(sharding)
 
 
@@ -44,7 +44,7 @@ def even(shape: Shape, sharding: Sharding) -> Sharding:
 
 
 def local(shape: Shape, sharding: Sharding) -> Shape:
-    """The shape of one device's part of a value that is cut evenly."""
+    """The shape of one device's part of an evenly sharded value."""
     if is_whole(sharding):
         return shape
     return shape.with_dims([size // parts(axes) for size, axes in zip(shape.dims, sharding, strict=True)])

@@ -1,8 +1,8 @@
-"""Shardings as HLO writes them, and the mesh of which they are all made.
+"""Shardings in HLO's notation, and the mesh that they have in common.
 
     {devices=[2,1,4]<=[8] last_tile_dim_replicate}    dim 0 in two parts, each on four devices
 
-HLO speaks of device numbers, Shardy of axes of a mesh.  Along each dim the device number grows by strides;
+HLO refers to device numbers, Shardy to axes of a mesh.  Along each dim the device number grows by strides;
 the strides of all shardings of a program, put in order, are those of the axes of one mesh.
 """
 
@@ -35,7 +35,7 @@ Tiling = tuple[tuple[Stride, ...], ...]
 
 
 def parse_sharding(text: str, devices: int) -> Tiling:
-    """The tiling that the sharding of one array says.
+    """The tiling in the sharding of one array.
 
     Args:
         text: the attribute, such as `{devices=[8,1]<=[8]}`; "" for none, which is whole.
@@ -67,7 +67,7 @@ def parse_shardings(text: str, count: int, devices: int) -> list[Tiling]:
     """The tilings of a tuple of `count` arrays; one sharding without inner braces holds for all.
 
     Raises:
-        CompileError: there is another number of shardings, or one is none that the partitioner takes.
+        CompileError: there is another number of shardings, or one that the partitioner does not support.
     """
     body = blank_comments(text).strip()
     inner = split_top(body[1:-1]) if body.startswith("{") else []
@@ -95,7 +95,7 @@ def _strides(grid: np.ndarray, dim: int, text: str) -> tuple[Stride, ...]:
     steps = (grid - np.take(grid, [0], dim)).swapaxes(0, dim).reshape(grid.shape[dim], -1)
     numbers = steps[:, 0].tolist()
     if (steps != steps[:, :1]).any():
-        raise CompileError(f"sharding={text} is no tiling of a mesh of devices")
+        raise CompileError(f"sharding={text} is not a tiling of a mesh of devices")
     found: list[Stride] = []
     done = 1
     while done < len(numbers):
@@ -108,12 +108,12 @@ def _strides(grid: np.ndarray, dim: int, text: str) -> tuple[Stride, ...]:
     for stride in found:
         rebuilt = [i * stride.step + r for i in range(stride.count) for r in rebuilt]
     if rebuilt != numbers or any(s.step <= 0 for s in found):
-        raise CompileError(f"sharding={text} is no tiling of a mesh of devices")
+        raise CompileError(f"sharding={text} is not a tiling of a mesh of devices")
     return tuple(reversed(found))
 
 
 def common_mesh(tilings: Iterable[Tiling], devices: int) -> dict[str, int]:
-    """The axes of which all tilings are made and their sizes, the outermost first.
+    """The axes that generate all tilings and their sizes, the outermost first.
 
     Raises:
         CompileError: there is no such mesh.
@@ -129,7 +129,7 @@ def common_mesh(tilings: Iterable[Tiling], devices: int) -> dict[str, int]:
 
 
 def axes_of_tiling(tiling: Tiling, rank: int, mesh: dict[str, int]) -> Sequence[Sequence[str]]:
-    """For each dim of an array the axes that cut it, the outermost first."""
+    """For each dim of an array the axes that shard it, the outermost first."""
     if not tiling:
         return ((),) * rank
     step, covered = math.prod(mesh.values()), {}

@@ -1,4 +1,4 @@
-"""Local parts of gather and scatter: each device reads, and adds to, the rows of a table that it has."""
+"""Local parts of gather and scatter: each device reads, and adds to, its own rows of the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering.program import Axis, Sharding
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.devices import parts
 from mpmd.compile.lowering.spmd.movement import Made, with_attributes
 from mpmd.compile.lowering.spmd.moves import begin, own_place
@@ -20,71 +20,71 @@ from mpmd.compile.lowering.spmd.partial import neutral_of
 
 @dataclass(frozen=True)
 class _Indexed:
-    """A gather or a scatter, in words that fit both.
+    """A gather or a scatter, in common terms.
 
     Attributes:
         table: whole sizes of the array that is indexed.
-        cut: how it is cut.
+        sharding: of the table.
         sizes: whole sizes of a window.
-        mapped: dims of the table that the parts of an index stand for.
-        batching: dims of the table that go along with dims of the indices.
+        mapped: dims of the table that the elements of an index address.
+        batching: dims of the table that are paired with dims of the indices.
         index_batching: those dims of the indices.
-        vector_dim: the dim of the indices that holds an index.
-        index_cut: how the indices are cut.
-        window_dims: dims of the windows' array that stand for dims of the table.
-        window_cut: how the windows' array is cut.
+        vector_dim: the dim of the indices that holds an index vector.
+        index_sharding: of the indices.
+        window_dims: dims of the windows' array that correspond to dims of the table.
+        window_sharding: of the windows' array.
     """
 
     table: tuple[int, ...]
-    cut: Sharding
+    sharding: Sharding
     sizes: tuple[int, ...]
     mapped: tuple[int, ...]
     batching: tuple[int, ...]
     index_batching: tuple[int, ...]
     vector_dim: int
-    index_cut: Sharding
+    index_sharding: Sharding
     window_dims: dict[int, int]
-    window_cut: Sharding
+    window_sharding: Sharding
 
     @property
     def scattered(self) -> list[int]:
-        """Cut dims of the table of which an index chooses one element."""
-        chosen = [d for d in self.mapped if self.cut[d]]
+        """Sharded dims of the table of which an index selects one element."""
+        chosen = [d for d in self.mapped if self.sharding[d]]
         return [d for d in chosen if d not in self.window_dims.values()]
 
     @property
     def index_dims(self) -> list[int]:
-        """Dims of the indices that count them."""
-        return [d for d in range(len(self.index_cut)) if d != self.vector_dim]
+        """Dims of the indices other than the index vector."""
+        return [d for d in range(len(self.index_sharding)) if d != self.vector_dim]
 
     def fits(self) -> bool:
-        """Whether devices can work on what they have."""
-        of_windows = {d: self.window_cut[w] for w, d in self.window_dims.items()}
-        for d, axes in enumerate(self.cut):
+        """Whether devices can work on their own parts."""
+        of_windows = {d: self.window_sharding[w] for w, d in self.window_dims.items()}
+        for d, axes in enumerate(self.sharding):
             if d in of_windows:
                 if of_windows[d] != axes or (axes and self.sizes[d] != self.table[d]):
                     return False
             elif d in self.batching:
-                if self.index_cut[self.index_batching[self.batching.index(d)]] != axes:
+                if self.index_sharding[self.index_batching[self.batching.index(d)]] != axes:
                     return False
             elif axes and d not in self.mapped:
                 return False
-        if self.vector_dim < len(self.index_cut) and self.index_cut[self.vector_dim]:
+        if self.vector_dim < len(self.index_sharding) and self.index_sharding[self.vector_dim]:
             return False
-        counted = [c for w, c in enumerate(self.window_cut) if w not in self.window_dims]
-        return counted == [self.index_cut[d] for d in self.index_dims]
+        counted = [c for w, c in enumerate(self.window_sharding) if w not in self.window_dims]
+        return counted == [self.index_sharding[d] for d in self.index_dims]
 
     def local_sizes(self) -> tuple[int, ...]:
         """Sizes of a window on one device."""
         of_windows = self.window_dims.values()
         return tuple(
             n // parts(axes) if d in of_windows else n
-            for d, (n, axes) in enumerate(zip(self.sizes, self.cut))
+            for d, (n, axes) in enumerate(zip(self.sizes, self.sharding))
         )
 
 
-def gather(site: Site, plain: Rule) -> Made | None:
-    """Rows of other devices are read as zeros, and the sum over the devices is what was asked for."""
+def gather(site: LoweringSite, plain: Rule) -> Made | None:
+    """Rows of other devices are read as zeros; the sum over the devices is the result."""
     spread = site.operation.spread
     assert spread is not None
     dims: GatherDims = site.required("dimension_numbers")
@@ -111,7 +111,7 @@ def gather(site: Site, plain: Rule) -> Made | None:
     build = site.build
     table, indices = site.operands
     starts, inside = _own_indices(build, found, indices, clamp=True)
-    made = plain(Site(site.lowering, build, local.operation, [table, starts], site.values))
+    made = plain(LoweringSite(site.lowering, build, local.operation, [table, starts], site.values))
     assert isinstance(made, HloInstruction)
     counted = [w for w in range(made.shape.rank) if w not in found.window_dims]
     mask = build.broadcast(inside, made.shape.dims, counted)
@@ -119,8 +119,8 @@ def gather(site: Site, plain: Rule) -> Made | None:
     return build.select(mask, made, build.full(0, made.shape.dtype, made.shape.dims))
 
 
-def scatter(site: Site, plain: Rule) -> Made | None:
-    """Rows of other devices lie outside of the own part and are left out; cut updates leave partial sums."""
+def scatter(site: LoweringSite, plain: Rule) -> Made | None:
+    """Rows outside of the own part are dropped; sharded updates leave partial sums."""
     spread = site.operation.spread
     assert spread is not None
     if len(site.operands) != 3:
@@ -149,7 +149,7 @@ def scatter(site: Site, plain: Rule) -> Made | None:
         return None
     value, indices, given = site.operands
     batched = dims.scatter_indices_batching_dims
-    summed = [axis for d in found.index_dims if d not in batched for axis in found.index_cut[d]]
+    summed = [axis for d in found.index_dims if d not in batched for axis in found.index_sharding[d]]
     if summed:
         opcode = simple_opcode(site.region())
         if opcode is None or opcode == "xor":
@@ -158,11 +158,13 @@ def scatter(site: Site, plain: Rule) -> Made | None:
         site.lowering.partial[site.operation.results[0]] = opcode
     if found.scattered:
         indices, _ = _own_indices(site.build, found, indices, clamp=False)
-    return plain(Site(site.lowering, site.build, site.operation, [value, indices, given], site.values))
+    return plain(
+        LoweringSite(site.lowering, site.build, site.operation, [value, indices, given], site.values)
+    )
 
 
 def _once(build: HloBuilder, value: HloInstruction, opcode: str, axes: Sequence[Axis]) -> HloInstruction:
-    """A value that counts once: the first device has it, the others what changes nothing."""
+    """A value that counts once: the first device has it, the others the identity of the reduction."""
     neutral = neutral_of(opcode, value.shape.dtype)
     if neutral is None or _is_all(value, neutral):
         return value
@@ -181,22 +183,24 @@ def _is_all(value: HloInstruction, number: float) -> bool:
 def _own_indices(
     build: HloBuilder, found: _Indexed, indices: HloInstruction, *, clamp: bool
 ) -> tuple[HloInstruction, HloInstruction]:
-    """Indices counted from the beginning of the device's part, and which of them lie in it.
+    """Indices relative to the beginning of the device's part, and whether they are inside of it.
 
     Args:
-        build: where to.
+        build: the builder.
         found: the gather or scatter.
-        indices: as given, counted in the whole table.
-        clamp: whether an index outside of the whole table means its nearest row, as it does in a gather.
+        indices: of rows of the whole table.
+        clamp: whether an index outside of the whole table means its nearest row, as in a gather.
     """
     indices = build.convert(indices, "s64" if indices.shape.info.bits > 32 else "s32")
     dtype, shape = indices.shape.dtype, indices.shape.dims
     has_vector = found.vector_dim < len(shape)
     low, last, count = [], [], []
     for d in found.mapped:
-        cut = found.cut[d] if d in found.scattered else ()
-        part = found.table[d] // parts(cut)
-        low.append(build.convert(begin(build, cut, part), dtype) if cut else build.constant(0, dtype))
+        sharding = found.sharding[d] if d in found.scattered else ()
+        part = found.table[d] // parts(sharding)
+        low.append(
+            build.convert(begin(build, sharding, part), dtype) if sharding else build.constant(0, dtype)
+        )
         last.append(build.constant(found.table[d] - found.sizes[d], dtype))
         count.append(build.constant(part - found.sizes[d], dtype))
 
@@ -220,7 +224,7 @@ def _own_indices(
     return own, inside
 
 
-LOCAL: dict[str, Callable[[Site, Rule], Made | None]] = {
+LOCAL: dict[str, Callable[[LoweringSite, Rule], Made | None]] = {
     "stablehlo.gather": gather,
     "stablehlo.scatter": scatter,
 }

@@ -1,4 +1,4 @@
-"""From a program with whole shapes to that of one device; operations keep what they are on the mesh."""
+"""From a program with whole shapes to that of one device; operations keep their global form in `spread`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def localise(program: StablehloProgram, devices: int, results: Sequence[Sharding
     """The program of one device.
 
     Args:
-        program: with a sharding for every value that is cut, and all communication explicit.
+        program: with a sharding for every sharded value, and all communication explicit.
         devices: how many run it.
-        results: how the results of `main` are to be cut.
+        results: shardings of the results of `main`.
 
     Raises:
         CompileError: shardings do not fit each other.
@@ -35,18 +35,18 @@ def localise(program: StablehloProgram, devices: int, results: Sequence[Sharding
     work = _Localising(program, devices)
     functions = {name: work.function(f) for name, f in program.functions.items()}
     work.promised.append(("main", program.functions["main"].body.returned, results))
-    for where, values, cuts in work.promised:
-        work.agree(where, values, cuts)
+    for where, values, shardings in work.promised:
+        work.agree(where, values, shardings)
     return StablehloProgram(program.name, functions, 1, devices)
 
 
 class _Localising:
-    """The work on one program: how each value is cut, by its number."""
+    """The state of the conversion: how each value is sharded, by its number."""
 
     def __init__(self, program: StablehloProgram, devices: int) -> None:
         self.program = program
         self.devices = devices
-        self.cut: dict[ValueId, Sharding] = {}
+        self.sharding: dict[ValueId, Sharding] = {}
         self.shapes: dict[ValueId, Shape] = {}
         self.same: dict[ValueId, ValueId] = {}
         self.promised: list[tuple[str, tuple[ValueId, ...], Sequence[Sharding]]] = []
@@ -55,14 +55,17 @@ class _Localising:
     def function(self, function: Function) -> Function:
         body = function.body
         given = body.shardings or (None,) * len(body.shapes)
-        cuts = [_whole(s) if cut is None else even(s, cut) for s, cut in zip(body.shapes, given, strict=True)]
-        return dataclasses.replace(function, body=self.block(body, cuts))
+        shardings = [
+            _whole(s) if sharding is None else even(s, sharding)
+            for s, sharding in zip(body.shapes, given, strict=True)
+        ]
+        return dataclasses.replace(function, body=self.block(body, shardings))
 
-    def block(self, block: Block, cuts: Sequence[Sharding]) -> Block:
-        """A computation whose arguments are cut in the given way."""
-        for value, shape, cut in zip(block.arguments, block.shapes, cuts, strict=True):
-            self.cut[value], self.shapes[value] = cut, shape
-        made = Block(block.arguments, tuple(local(s, c) for s, c in zip(block.shapes, cuts)))
+    def block(self, block: Block, shardings: Sequence[Sharding]) -> Block:
+        """A computation whose arguments are sharded in the given way."""
+        for value, shape, sharding in zip(block.arguments, block.shapes, shardings, strict=True):
+            self.sharding[value], self.shapes[value] = sharding, shape
+        made = Block(block.arguments, tuple(local(s, c) for s, c in zip(block.shapes, shardings)))
         for operation in block.operations:
             made.operations += self.operation(operation)
         made.returned = tuple(self.same.get(v, v) for v in block.returned)
@@ -76,92 +79,94 @@ class _Localising:
         if operation.name == "sdy.named_computation":
             raise CompileError("a named computation is left in the fragment")
         given = operation.shardings or tuple(_whole(s) for s in operation.shapes)
-        cuts = tuple(even(s, cut) for s, cut in zip(operation.shapes, given, strict=True))
-        for value, shape, cut in zip(operation.results, operation.shapes, cuts, strict=True):
-            self.cut[value], self.shapes[value] = cut, shape
-        return [self.spread(operation, cuts)]
+        shardings = tuple(even(s, sharding) for s, sharding in zip(operation.shapes, given, strict=True))
+        for value, shape, sharding in zip(operation.results, operation.shapes, shardings, strict=True):
+            self.sharding[value], self.shapes[value] = sharding, shape
+        return [self.spread(operation, shardings)]
 
-    def spread(self, operation: Operation, cuts: Sequence[Sharding]) -> Operation:
-        """An operation that is no shell of others."""
+    def spread(self, operation: Operation, shardings: Sequence[Sharding]) -> Operation:
+        """An operation without nested operations."""
         name, regions = operation.name, []
         for number, region in enumerate(operation.regions):
             if name == "stablehlo.while":
-                given = cuts
+                given = shardings
             else:
                 given = [_whole(s) for s in region.shapes]
             regions.append(self.block(region, given))
             if name in ("stablehlo.case", "stablehlo.if") or (name == "stablehlo.while" and number == 1):
-                self.agree(name, region.returned, cuts)
+                self.agree(name, region.returned, shardings)
         if name == "stablehlo.while":
-            self.agree(name, operation.operands, cuts)
+            self.agree(name, operation.operands, shardings)
         if name == "func.call":
-            self.call(operation, cuts)
+            self.call(operation, shardings)
         return dataclasses.replace(
             operation,
-            shapes=tuple(local(s, c) for s, c in zip(operation.shapes, cuts)),
+            shapes=tuple(local(s, c) for s, c in zip(operation.shapes, shardings)),
             regions=tuple(regions),
             spread=Spread(
                 operation,
-                tuple(self.cut[v] for v in operation.operands),
-                tuple(cuts),
+                tuple(self.sharding[v] for v in operation.operands),
+                tuple(shardings),
                 tuple(self.shapes[v] for v in operation.operands),
                 self.devices,
             ),
         )
 
-    def call(self, operation: Operation, cuts: Sequence[Sharding]) -> None:
-        """Check that a function takes and gives what its call does."""
+    def call(self, operation: Operation, shardings: Sequence[Sharding]) -> None:
+        """Check that the shardings of a function match those of its call."""
         callee = self.program.functions[str(operation.attributes["callee"])]
         taken = callee.body.shardings or tuple(map(_whole, callee.body.shapes))
         shapes = callee.body.shapes
         wanted = [_whole(s) if t is None else even(s, t) for s, t in zip(shapes, taken, strict=True)]
         self.agree(f"@{callee.name}", operation.operands, wanted)
-        self.promised.append((f"@{callee.name}", callee.body.returned, cuts))
+        self.promised.append((f"@{callee.name}", callee.body.returned, shardings))
 
-    def agree(self, where: str, values: Sequence[ValueId], cuts: Sequence[Sharding]) -> None:
-        """Check that values are cut in the given way.
+    def agree(self, where: str, values: Sequence[ValueId], shardings: Sequence[Sharding]) -> None:
+        """Check that values are sharded in the given way.
 
         Raises:
             CompileError: one is not.
         """
-        for value, cut in zip(values, cuts, strict=True):
-            if self.cut[self.same.get(value, value)] != cut:
-                raise CompileError(f"Shardy left a value of {where} cut in another way than it is used")
+        for value, sharding in zip(values, shardings, strict=True):
+            if self.sharding[self.same.get(value, value)] != sharding:
+                raise CompileError(f"Shardy left a value of {where} sharded in another way than it is used")
 
     def manual(self, operation: Operation) -> list[Operation]:
-        """The operations of a `shard_map`: it speaks of one device already, as far as its axes go."""
+        """The operations of a `shard_map`, whose body is already local along its manual axes."""
         (block,) = operation.regions
         axes = operation.attributes["axes"]
         made: list[Operation] = []
         free = []
         for k, value in enumerate(operation.operands):
-            wanted = operation.attributes["in_cuts"][k]
-            if self.cut[value] != wanted:
+            wanted = operation.attributes["in_shardings"][k]
+            if self.sharding[value] != wanted:
                 value = self.resharded(value, wanted, made)
             self.same[block.arguments[k]] = value
             free.append(_without(wanted, axes))
-        # inside, a value is cut along the other axes only
-        outside = dict(self.cut), dict(self.shapes)
-        for argument, shape, cut in zip(block.arguments, block.shapes, free, strict=True):
+        # inside, a value is sharded along the other axes only
+        outside = dict(self.sharding), dict(self.shapes)
+        for argument, shape, sharding in zip(block.arguments, block.shapes, free, strict=True):
             source = self.same[argument]
-            self.cut[source], self.shapes[source] = cut, shape
+            self.sharding[source], self.shapes[source] = sharding, shape
         for inner in block.operations:
             made += self.operation(inner)
-        for result, value, cut in zip(operation.results, block.returned, operation.shardings, strict=True):
+        for result, value, sharding in zip(
+            operation.results, block.returned, operation.shardings, strict=True
+        ):
             self.same[result] = self.same.get(value, value)
-            outside[0][self.same[result]] = cut
+            outside[0][self.same[result]] = sharding
         for result, shape in zip(operation.results, operation.shapes, strict=True):
             outside[1][self.same[result]] = shape
-        self.cut, self.shapes = outside
+        self.sharding, self.shapes = outside
         return made
 
-    def resharded(self, value: ValueId, cut: Sharding, made: list[Operation]) -> ValueId:
-        """A value cut in another way."""
+    def resharded(self, value: ValueId, sharding: Sharding, made: list[Operation]) -> ValueId:
+        """A value with another sharding."""
         number, self.fresh = self.fresh, self.fresh + 1
         shape = self.shapes[value]
-        self.cut[number], self.shapes[number] = cut, shape
-        whole = Operation(_RESHARD, (value,), (number,), (shape,), {}, (), "", (cut,))
-        made.append(self.spread(whole, (cut,)))
+        self.sharding[number], self.shapes[number] = sharding, shape
+        whole = Operation(_RESHARD, (value,), (number,), (shape,), {}, (), "", (sharding,))
+        made.append(self.spread(whole, (sharding,)))
         return number
 
 

@@ -1,4 +1,4 @@
-"""Values between devices: gathered, cut, cut in another way, as HLO."""
+"""Moving values between devices: gathering, sharding and resharding, as HLO."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mpmd.compile.lowering.program import Axis, Sharding
 from mpmd.compile.lowering.spmd.devices import groups, parts, place
 
 CHANNEL = 1
-"""The channel of every collective that a partitioned program has: its ids are devices."""
+"""The channel of every collective of a partitioned program: its ids are devices."""
 
 
 def own_place(build: HloBuilder, axes: Sequence[Axis]) -> HloInstruction:
-    """Which of the parts this device has, as an `s32`."""
+    """The number of this device's part, as an `s32`."""
     device = build.convert(build.add("partition-id"), "s32")
     total: HloInstruction | None = None
     for axis in axes:
@@ -33,7 +33,7 @@ def own_place(build: HloBuilder, axes: Sequence[Axis]) -> HloInstruction:
 
 
 def begin(build: HloBuilder, axes: Sequence[Axis], size: int) -> HloInstruction:
-    """Where this device's part of a dim begins, if each part has `size` elements; an `s32`."""
+    """The offset of this device's part of a dim, if each part has `size` elements; an `s32`."""
     return build.add("multiply", own_place(build, axes), build.constant(size, "s32"))
 
 
@@ -63,20 +63,20 @@ def gathered(
     )
 
 
-def own_part(build: HloBuilder, value: HloInstruction, cuts: Sharding) -> HloInstruction:
-    """This device's part of a value that it has whole."""
-    if not any(cuts):
+def own_part(build: HloBuilder, value: HloInstruction, shardings: Sharding) -> HloInstruction:
+    """This device's part of a value that it holds whole."""
+    if not any(shardings):
         return value
-    sizes = [n // parts(axes) for n, axes in zip(value.shape.dims, cuts, strict=True)]
+    sizes = [n // parts(axes) for n, axes in zip(value.shape.dims, shardings, strict=True)]
     zero = build.constant(0, "s32")
-    starts = [begin(build, axes, n) if axes else zero for axes, n in zip(cuts, sizes)]
+    starts = [begin(build, axes, n) if axes else zero for axes, n in zip(shardings, sizes)]
     return build.dynamic_slice(value, starts, sizes)
 
 
 def resharded(
     build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
 ) -> HloInstruction:
-    """A value cut in another way: what a dim gives up is gathered or exchanged, what it gets is cut off."""
+    """A value with another sharding: lost axes are gathered or exchanged, new axes are sliced off."""
     if source == target:
         return value
     given_up = [_rest(a, b) for a, b in zip(source, target, strict=True)]
@@ -95,7 +95,7 @@ def resharded(
 
 
 def _rest(axes: Sequence[Axis], others: Sequence[Axis]) -> tuple[Axis, ...]:
-    """What follows the axes that both begin with."""
+    """The axes after the common prefix."""
     common = 0
     while common < min(len(axes), len(others)) and axes[common] == others[common]:
         common += 1
@@ -105,7 +105,7 @@ def _rest(axes: Sequence[Axis], others: Sequence[Axis]) -> tuple[Axis, ...]:
 def _exchanged(
     build: HloBuilder, value: HloInstruction, split: int, along: int, axes: Sequence[Axis], devices: int
 ) -> HloInstruction:
-    """One dim whole, another cut along the same axes instead."""
+    """One dim gathered, another sharded along the same axes instead."""
     count = parts(axes)
     made = build.add(
         "all-to-all",
@@ -120,7 +120,7 @@ def _exchanged(
 def _permuted(
     build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
 ) -> HloInstruction | None:
-    """The same parts on other devices; None if the parts are others, or are on more devices than before."""
+    """The same parts on other devices; None if the parts differ, or are on more devices than before."""
     if [parts(a) for a in source] != [parts(a) for a in target]:
         return None
     holders: dict[tuple[int, ...], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Partial results: what devices have each a part of the sum of, and what joins them."""
+"""Partial results: each device holds a term of a reduction, which a collective joins."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 
 COMPLETE = "complete"
-"""Stands for what is no partial result, though an `sdy.all_reduce` follows it."""
+"""Marks a value that is not a partial result, although an `sdy.all_reduce` follows it."""
 
 _IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 
 
 def reduces_to(computation: HloComputation, init: HloInstruction) -> str | None:
-    """With what partial results of a reduction are joined; None if they cannot be.
+    """The reduction that joins partial results; None if they cannot be joined.
 
-    Every device begins with the initial value, so it has to be one that does no harm when it comes again.
+    Every device begins with the initial value, so it must be an identity of the reduction.
     """
     opcode = simple_opcode(computation)
     if opcode is None or opcode in _IDEMPOTENT:
@@ -35,7 +35,7 @@ def reduces_to(computation: HloComputation, init: HloInstruction) -> str | None:
 
 
 def neutral_of(opcode: str, dtype: str) -> float | bool | None:
-    """What changes nothing when it is joined; None if nothing does."""
+    """The identity of a reduction; None if there is none."""
     kind = DTYPES[dtype].kind
     if opcode == "add":
         return False if kind == "pred" else 0

@@ -1,9 +1,9 @@
-"""What operations on cut values need beyond the shapes of one device.
+"""Rules for operations on sharded values that need more than the shapes of one device.
 
-Shardy leaves every operation free of conflicts: its operands are cut as its result is, and where a cut dim
-is summed away, an `sdy.all_reduce` follows.  A rule here either sees that the local operation is the local
-part of the whole one and lowers it, or adds what is missing, or says that it is neither.  Then `whole` does
-it: every device gathers the operands, does the whole operation and keeps its part.
+Shardy leaves every operation free of conflicts: operands and result are sharded alike, and where a sharded
+dim is summed away, an `sdy.all_reduce` follows.  A rule here lowers the operation if its local form is the
+local part of the whole one, or adds what is missing, or declines.  Then `whole` is used: every device
+gathers the operands, does the whole operation and keeps its part.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering import control, elementwise, special_functions
+from mpmd.compile.lowering import control, elementwise
 from mpmd.compile.lowering.program import Operation, Sharding, Spread
-from mpmd.compile.lowering.site import Rule, Site
+from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd import indexed, movement
 from mpmd.compile.lowering.spmd.devices import local
 from mpmd.compile.lowering.spmd.moves import gathered, joined, own_part, resharded
@@ -35,11 +35,10 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = (
-    {*elementwise.RULES, *special_functions.RULES, "stablehlo.optimization_barrier"}
-    - {"chlo.top_k", "stablehlo.map"}
-    - {"stablehlo.bitcast_convert"}
-)
+_OF_ELEMENTS = {*elementwise.RULES, "stablehlo.optimization_barrier"} - {
+    "stablehlo.map",
+    "stablehlo.bitcast_convert",
+}
 
 _SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
 
@@ -55,7 +54,7 @@ _LOCAL_COLLECTIVES = frozenset(
         "stablehlo.replica_id",
     }
 )
-"""Of a `shard_map`: they speak of one device."""
+"""Of a `shard_map`: their bodies are local already."""
 
 
 def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
@@ -75,67 +74,69 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
         return reduce_scatter
     if plain is None or name in _SHELLS or name in _LOCAL_COLLECTIVES:
         return plain
-    if not any(any(cut) for cut in (*spread.operands, *spread.results)):
+    if not any(any(sharding) for sharding in (*spread.operands, *spread.results)):
         return plain
     of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
 
-    def rule(site: Site) -> Made:
+    def rule(site: LoweringSite) -> Made:
         made = of_part(site, plain) if of_part is not None else None
         return whole(site, plain) if made is None else made
 
     return rule
 
 
-LocalRule = Callable[[Site, Rule], Made | None]
+LocalRule = Callable[[LoweringSite, Rule], Made | None]
 """The local part of an operation, given its rule for one device; None if there is no such part."""
 
 
-def whole(site: Site, plain: Rule) -> Made:
+def whole(site: LoweringSite, plain: Rule) -> Made:
     """All of the operation on every device, which then keeps its part."""
     spread = _spread(site)
     operands = []
-    for value, cut in zip(site.operands, spread.operands, strict=True):
-        for dim, axes in enumerate(cut):
+    for value, sharding in zip(site.operands, spread.operands, strict=True):
+        for dim, axes in enumerate(sharding):
             value = gathered(site.build, value, dim, axes, spread.devices)
         operands.append(value)
-    made = plain(Site(site.lowering, site.build, spread.whole, operands, site.values))
+    made = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
     results = [made] if isinstance(made, HloInstruction) else list(made)
     for number in site.operation.results:
         site.lowering.partial[number] = COMPLETE
-    return [own_part(site.build, value, cut) for value, cut in zip(results, spread.results, strict=True)]
+    return [
+        own_part(site.build, value, sharding) for value, sharding in zip(results, spread.results, strict=True)
+    ]
 
 
-def of_elements(site: Site, plain: Rule) -> Made | None:
-    """Each element by itself: operands are cut as the results are."""
+def of_elements(site: LoweringSite, plain: Rule) -> Made | None:
+    """Each element by itself: operands are sharded as the results are."""
     spread = _spread(site)
-    cuts: set[Sharding] = set(spread.results)
-    cuts |= {cut for cut, shape in zip(spread.operands, spread.shapes) if shape.rank}
-    return plain(site) if len(cuts) == 1 else None
+    shardings: set[Sharding] = set(spread.results)
+    shardings |= {sharding for sharding, shape in zip(spread.operands, spread.shapes) if shape.rank}
+    return plain(site) if len(shardings) == 1 else None
 
 
 # -- communication ----------------------------------------------------------------------------------------
 
 
-def reshard(site: Site) -> Made:
-    """A value cut in another way."""
+def reshard(site: LoweringSite) -> Made:
+    """A value with another sharding."""
     spread = _spread(site)
     (value,) = site.operands
     return resharded(site.build, value, spread.operands[0], spread.results[0], spread.devices)
 
 
-def all_reduce(site: Site) -> Made:
-    """Partial results of the devices along some axes combined, by what their producer reduces with."""
+def all_reduce(site: LoweringSite) -> Made:
+    """Partial results of the devices along some axes combined, by their producer's reduction."""
     (value,), axes = site.operands, site.required("axes")
     opcode = site.lowering.partial.get(site.operation.operands[0])
     if opcode is None:
-        raise site.error("it does not follow an operation that gives partial results")
+        raise site.error("it does not follow an operation with partial results")
     if opcode == COMPLETE or not axes:
         return value
     reducer = site.lowering.reducer(opcode, value.shape.dtype)
     return site.build.add("all-reduce", value, called=(reducer,), **joined(axes, _spread(site).devices))
 
 
-def reduce_scatter(site: Site) -> Made:
+def reduce_scatter(site: LoweringSite) -> Made:
     """Partial results combined, each device keeping its part."""
     spread, reduced = _spread(site), all_reduce(site)
     assert isinstance(reduced, HloInstruction)
@@ -145,8 +146,8 @@ def reduce_scatter(site: Site) -> Made:
 # -- products and reductions ------------------------------------------------------------------------------
 
 
-def dot(site: Site, plain: Rule) -> Made | None:
-    """Contracted dims are cut alike: the local products are partial sums."""
+def dot(site: LoweringSite, plain: Rule) -> Made | None:
+    """Contracted dims are sharded alike: the local products are partial sums."""
     spread, dims = _spread(site), site.required("dot_dimension_numbers")
     a, b = spread.operands
     pairs = [*zip(dims.lhs_batch, dims.rhs_batch), *zip(dims.lhs_contracting, dims.rhs_contracting)]
@@ -162,15 +163,15 @@ def dot(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def reduce(site: Site, plain: Rule) -> Made | None:
-    """A cut dim that is reduced leaves partial results."""
+def reduce(site: LoweringSite, plain: Rule) -> Made | None:
+    """A sharded dim that is reduced leaves partial results."""
     spread, dims = _spread(site), site.required("dimensions")
     count = len(spread.results)
-    cut = spread.operands[0]
-    kept = tuple(axes for d, axes in enumerate(cut) if d not in dims)
-    if any(c != cut for c in spread.operands[:count]) or any(r != kept for r in spread.results):
+    sharding = spread.operands[0]
+    kept = tuple(axes for d, axes in enumerate(sharding) if d not in dims)
+    if any(c != sharding for c in spread.operands[:count]) or any(r != kept for r in spread.results):
         return None
-    if not any(cut[d] for d in dims):
+    if not any(sharding[d] for d in dims):
         return plain(site)
     opcode = reduces_to(site.region(), site.operands[count]) if count == 1 else None
     if opcode is None:
@@ -179,8 +180,8 @@ def reduce(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def convolution(site: Site, plain: Rule) -> Made | None:
-    """Batches of the input and features of the output may be cut."""
+def convolution(site: LoweringSite, plain: Rule) -> Made | None:
+    """Batches of the input and features of the output may be sharded."""
     spread, dims = _spread(site), site.required("dimension_numbers")
     grouped = site.attribute("feature_group_count", 1) != 1 or site.attribute("batch_group_count", 1) != 1
     (given, kernel), (result,) = spread.operands, spread.results
@@ -194,32 +195,32 @@ def convolution(site: Site, plain: Rule) -> Made | None:
     return plain(site)
 
 
-def along_other_dims(attribute: Callable[[Site], Sequence[int]]) -> LocalRule:
-    """A rule for operations that work along some dims, which must be whole, and on all others alike."""
+def along_other_dims(attribute: Callable[[LoweringSite], Sequence[int]]) -> LocalRule:
+    """A rule for operations that act along some dims, which must be whole, and on all others elementwise."""
 
-    def rule(site: Site, plain: Rule) -> Made | None:
+    def rule(site: LoweringSite, plain: Rule) -> Made | None:
         spread, dims = _spread(site), attribute(site)
-        cuts = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
-        if len(cuts) != 1:
+        shardings = {c for c, s in zip(spread.operands, spread.shapes) if s.rank}
+        if len(shardings) != 1:
             return None
-        (cut,) = cuts
-        if any(cut[d] for d in dims):
+        (sharding,) = shardings
+        if any(sharding[d] for d in dims):
             return None
-        shapes = tuple(local(shape, cut) for shape in spread.whole.shapes)
+        shapes = tuple(local(shape, sharding) for shape in spread.whole.shapes)
         operation = dataclasses.replace(site.operation, shapes=shapes)
-        made = plain(Site(site.lowering, site.build, operation, site.operands, site.values))
+        made = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
         results = [made] if isinstance(made, HloInstruction) else made
         wanted = zip(results, spread.results, strict=True)
-        return [resharded(site.build, value, cut, target, spread.devices) for value, target in wanted]
+        return [resharded(site.build, value, sharding, target, spread.devices) for value, target in wanted]
 
     return rule
 
 
-def _sorted_dim(site: Site) -> Sequence[int]:
+def _sorted_dim(site: LoweringSite) -> Sequence[int]:
     return (site.attribute("dimension", -1) % _spread(site).shapes[0].rank,)
 
 
-def _window_dims(site: Site) -> Sequence[int]:
+def _window_dims(site: LoweringSite) -> Sequence[int]:
     sizes = site.attribute("window_dimensions")
     padding = site.attribute("padding")
     rank = len(sizes)
@@ -232,19 +233,14 @@ def _window_dims(site: Site) -> Sequence[int]:
     return [d for d in range(rank) if not plain_dim[d]]
 
 
-def _last_dim(site: Site) -> Sequence[int]:
-    return (_spread(site).shapes[0].rank - 1,)
-
-
-def _spread(site: Site) -> Spread:
+def _spread(site: LoweringSite) -> Spread:
     spread = site.operation.spread
     if spread is None:
-        raise CompileError(f"{site.name} says nothing of the mesh")
+        raise CompileError(f"{site.name} has no global form")
     return spread
 
 
 _LOCAL: dict[str, LocalRule] = {
-    "chlo.top_k": along_other_dims(_last_dim),
     "stablehlo.convolution": convolution,
     "stablehlo.dot_general": dot,
     "stablehlo.reduce": reduce,
@@ -253,4 +249,4 @@ _LOCAL: dict[str, LocalRule] = {
     **movement.LOCAL,
     **indexed.LOCAL,
 }
-"""Where the local part of an operation is not simply that of its elements."""
+"""Operations whose local part is not simply that of its elements."""

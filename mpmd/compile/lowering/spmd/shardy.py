@@ -1,4 +1,4 @@
-"""Shardy's part: how every value of a fragment is cut, and every communication as an operation of its own."""
+"""Propagation by Shardy: every value of a fragment gets a sharding, every communication an operation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
+from mpmd.compile.lowering.reader import parse_program
 from mpmd.errors import CompileError, IRError
 from mpmd.sharding.shards import axes_by_dim, axes_of, axis_size
 
 Spec = Sequence[Sequence[str]]
-"""For each dim the names of the axes that cut it."""
+"""For each dim the names of the axes that shard it."""
 
 _SHARDING = "sdy.sharding"
 _MESH = "mesh"
@@ -25,20 +26,20 @@ _EXPLICIT = (
 def with_collectives(
     text: str, axes: Mapping[str, int], arguments: Sequence[Spec], results: Sequence[Spec]
 ) -> ir.Module:
-    """A module in which operations agree with how their operands are cut, and communication is explicit.
+    """A module in which operations agree with the shardings of their operands, and communication is explicit.
 
     Args:
         text: MLIR of a module with a function `main`.
         axes: the mesh's axes and their sizes, the outermost first.
-        arguments: how the arguments of `main` are cut.
-        results: how its results are cut.
+        arguments: shardings of the arguments of `main`.
+        results: shardings of its results.
 
     Raises:
-        CompileError: the module speaks of another mesh, or Shardy cannot do it.
-        IRError: the text is no MLIR module.
+        CompileError: the module refers to another mesh, or Shardy cannot partition it.
+        IRError: the text is not an MLIR module.
     """
     text = _on_one_mesh(text, axes)
-    module = ir.parse(text)
+    module = parse_program(text)
     with ir.context(), ir.Location.unknown():
         mesh = _mesh_of(module, axes, text)
         main = ir.symbol_table(module)["main"]
@@ -65,9 +66,9 @@ _WITHOUT_AXES = re.compile(r"^ *sdy\.mesh @([\w.$-]+|\"[^\"]+\") = <\[\]>.*\n", 
 
 
 def _on_one_mesh(text: str, axes: Mapping[str, int]) -> str:
-    """The text without meshes that have no axes: what is whole on such a mesh is whole on the fragment's.
+    """The text without meshes that have no axes: whole values there are whole on the fragment's mesh.
 
-    JAX says so of random keys.
+    JAX gives random keys such meshes.
     """
     names = _WITHOUT_AXES.findall(text)
     if not names or not axes:
@@ -80,7 +81,7 @@ def _on_one_mesh(text: str, axes: Mapping[str, int]) -> str:
 
 
 def _mesh_of(module: ir.Module, axes: Mapping[str, int], text: str) -> str:
-    """The name of the fragment's mesh, which is made if the module has none; meshes of others go.
+    """The name of the fragment's mesh, which is created if missing; meshes of others are removed.
 
     Raises:
         CompileError: its values are on another mesh.
@@ -111,7 +112,7 @@ def _sharding(mesh: str, spec: Spec) -> ir.Attribute:
 
 
 def _drop_uneven(module: ir.Module, axes: Mapping[str, int]) -> None:
-    """Leaves dims whole that their axes do not divide: reshards follow, uneven parts would need masks."""
+    """Leaves dims whole that their axes do not divide: a reshard follows; uneven parts would need masks."""
     for op in ir.walk(module.operation):
         given = op.attributes.get(_SHARDING) if _SHARDING in op.attributes else None
         if given is None or not ir.sdy.TensorShardingPerValueAttr.isinstance(given):

@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.collectives.positions import own_part
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import only_user
 
 
@@ -36,14 +36,14 @@ class AllGatherSimplifier(ComputationPass):
         return Rewriter(computation).run(rules, lambda i: True)
 
 
-def _own_part(site: Site) -> HloInstruction | None:
+def _own_part(site: RewriteSite) -> HloInstruction | None:
     whole = site.operands[0]
     if whole.opcode != "all-gather" or len(whole.operands) != 1:
         return None
     return whole.operands[0] if own_part(site.at, whole) == whole.dimensions[0] else None
 
 
-def _of_broadcast(site: Site) -> HloInstruction | None:
+def _of_broadcast(site: RewriteSite) -> HloInstruction | None:
     if len(site.operands) != 1 or site.operands[0].opcode != "broadcast":
         return None
     wide = site.operands[0]
@@ -57,7 +57,7 @@ def _of_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(gathered, site.shape.dims, wide.dimensions)
 
 
-def _of_convert(site: Site) -> HloInstruction | None:
+def _of_convert(site: RewriteSite) -> HloInstruction | None:
     if len(site.operands) != 1 or site.operands[0].opcode != "convert":
         return None
     wide = site.operands[0]

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.collective_groups import collective_groups
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user, reducer
 
 
@@ -32,7 +32,7 @@ class AllReduceFolder(ComputationPass):
         return Rewriter(computation).run({"all-reduce": (_fold,)}, lambda i: len(i.operands) == 1)
 
 
-def _fold(site: Site) -> HloInstruction | None:
+def _fold(site: RewriteSite) -> HloInstruction | None:
     inner = site.operands[0]
     if inner.opcode != "all-reduce" or len(inner.operands) != 1 or only_user(inner) is not site.at:
         return None
@@ -61,16 +61,16 @@ def _crossed(
     first: list[tuple[int, ...]], second: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Groups of all that meet, where each group of one kind meets each of the other in one device."""
-    home = {device: group for group in first for device in group}
+    group_of = {device: group for group in first for device in group}
     joined: dict[tuple[int, ...], None] = {}
     for group in second:
-        if any(device not in home for device in group):
+        if any(device not in group_of for device in group):
             return None
-        members = sorted(other for device in group for other in home[device])
+        members = sorted(other for device in group for other in group_of[device])
         if len(set(members)) != len(members):
             return None
         joined[tuple(members)] = None
     total = sum(len(g) for g in joined)
     # Each device in one group, and the second groups cover all members of those they join.
     covered = sum(len(g) for g in second)
-    return tuple(joined) if total == len(home) == covered else None
+    return tuple(joined) if total == len(group_of) == covered else None

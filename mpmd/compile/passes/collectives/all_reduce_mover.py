@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user
 
 
@@ -33,7 +33,7 @@ class AllReduceMover(ComputationPass):
         return Rewriter(computation).run({"reshape": (_move,), "transpose": (_move,)}, lambda i: True)
 
 
-def _move(site: Site) -> HloInstruction | None:
+def _move(site: RewriteSite) -> HloInstruction | None:
     reduced = site.operands[0]
     if reduced.opcode != "all-reduce" or len(reduced.operands) != 1 or only_user(reduced) is not site.at:
         return None

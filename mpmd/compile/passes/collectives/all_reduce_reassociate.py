@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user, reducer
 
 
@@ -31,7 +31,7 @@ class AllReduceReassociate(ComputationPass):
         return Rewriter(computation).run(rules, lambda i: True)
 
 
-def _join(site: Site) -> HloInstruction | None:
+def _join(site: RewriteSite) -> HloInstruction | None:
     a, b = site.operands
     if a is b or a.opcode != "all-reduce" or b.opcode != "all-reduce":
         return None

@@ -8,7 +8,7 @@ from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import is_number, reducer, splat
 
 _ALONE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast")
@@ -42,11 +42,11 @@ def _groups(instruction: HloInstruction) -> list[tuple[int, ...]]:
     return collective_groups(instruction, module.replica_count, module.num_partitions)
 
 
-def _unchanged(site: Site) -> HloInstruction:
+def _unchanged(site: RewriteSite) -> HloInstruction:
     return site.build.tuple(site.operands) if site.shape.is_tuple else site.operands[0]
 
 
-def _alone(site: Site) -> HloInstruction | None:
+def _alone(site: RewriteSite) -> HloInstruction | None:
     module = site.at.parent.module
     groups = _groups(site.at)
     # A device in no group would get zeros.
@@ -54,7 +54,7 @@ def _alone(site: Site) -> HloInstruction | None:
     return _unchanged(site) if everywhere and all(len(g) == 1 for g in groups) else None
 
 
-def _of_constant(site: Site) -> HloInstruction | None:
+def _of_constant(site: RewriteSite) -> HloInstruction | None:
     """A constant is the same on all devices."""
     if len(site.operands) != 1 or splat(site.operands[0]) is None:
         return None
@@ -70,7 +70,7 @@ def _of_constant(site: Site) -> HloInstruction | None:
     return site.build.add("multiply", x, site.build.full(count, x.shape.dtype, x.shape.dims))
 
 
-def _to_itself(site: Site) -> HloInstruction | None:
+def _to_itself(site: RewriteSite) -> HloInstruction | None:
     module = site.at.parent.module
     pairs = permute_pairs(site.at, module.replica_count, module.num_partitions)
     everywhere = len(pairs) == module.replica_count * module.num_partitions

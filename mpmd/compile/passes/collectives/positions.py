@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from mpmd.compile.hlo.collective_groups import collective_groups
-from mpmd.compile.hlo.evaluator import Engine
+from mpmd.compile.hlo.evaluator import Evaluator
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
 
 _KNOWN = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.SHAPE, Category.INDEX})
-_MOST = 64
+_MAX_NEEDED = 64
 
 
 def per_device(value: HloInstruction) -> list[int] | None:
@@ -24,7 +24,7 @@ def per_device(value: HloInstruction) -> list[int] | None:
             continue
         needed[found] = None
         leaf = found.opcode in ("constant", "iota", "partition-id", "replica-id")
-        if len(needed) > _MOST or not (leaf or found.info.category in _KNOWN) or found.called:
+        if len(needed) > _MAX_NEEDED or not (leaf or found.info.category in _KNOWN) or found.called:
             return None
         waiting += found.operands
     if not value.shape.is_scalar or not value.shape.info.is_integral:
@@ -38,10 +38,9 @@ def per_device(value: HloInstruction) -> list[int] | None:
         if instruction in needed:
             copies[instruction] = body.add(instruction.clone([copies[o] for o in instruction.operands]))
     body.set_root(copies[value])
-    engine = Engine(module.replica_count, module.num_partitions)
+    sizes = module.replica_count, module.num_partitions
     with np.errstate(all="ignore"):
-        found_values = engine.run(body, [[] for _ in range(devices)], list(range(devices)))
-    return [int(v) for v in found_values]
+        return [int(Evaluator(*sizes, device).run(body, [])) for device in range(devices)]
 
 
 def own_part(piece: HloInstruction, collective: HloInstruction) -> int | None:
@@ -50,10 +49,10 @@ def own_part(piece: HloInstruction, collective: HloInstruction) -> int | None:
     None unless the slice has, on each device, the part of its position in the group.
     """
     whole = piece.operands[0].shape
-    cut = [d for d, (n, m) in enumerate(zip(whole.dims, piece.shape.dims)) if n != m]
-    if len(cut) != 1:
+    smaller = [d for d, (n, m) in enumerate(zip(whole.dims, piece.shape.dims)) if n != m]
+    if len(smaller) != 1:
         return None
-    (dim,) = cut
+    (dim,) = smaller
     module = piece.parent.module
     groups = collective_groups(collective, module.replica_count, module.num_partitions)
     count = len(groups[0])

@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.collectives.positions import own_part
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user
 
 
@@ -31,7 +31,7 @@ class ReduceScatterCreator(ComputationPass):
         return Rewriter(computation).run({"dynamic-slice": (_create,)}, lambda i: True)
 
 
-def _create(site: Site) -> HloInstruction | None:
+def _create(site: RewriteSite) -> HloInstruction | None:
     whole = site.operands[0]
     if whole.opcode != "all-reduce" or len(whole.operands) != 1 or only_user(whole) is not site.at:
         return None

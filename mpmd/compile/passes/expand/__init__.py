@@ -15,11 +15,9 @@ from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
 from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
-from mpmd.compile.passes.expand.float_normalization import FloatNormalization
 from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.lapack_expander import LapackExpander
-from mpmd.compile.passes.expand.logistic_expander import LogisticExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
 from mpmd.compile.passes.expand.narrow_type_expander import NarrowTypeExpander
 from mpmd.compile.passes.expand.reduce_precision_expander import ReducePrecisionExpander
@@ -30,7 +28,6 @@ from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGenerato
 from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
-from mpmd.compile.passes.expand.sharding_remover import ShardingRemover
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander
 from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer

@@ -9,12 +9,12 @@ import numpy as np
 
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator import Engine
+from mpmd.compile.hlo.evaluator import Evaluator
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.expand.pointwise import applied
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _ORDERS = frozenset(("parameter", "compare", "and", "or", "not", "select", "tuple"))
 """Operations whose outcome depends on how their parameters compare, and on nothing else."""
@@ -45,7 +45,7 @@ class ArgmaxRewriter(ComputationPass):
         return Rewriter(computation).run({"reduce": (_rewrite,)}, lambda i: len(i.operands) == 4)
 
 
-def _rewrite(site: Site) -> HloInstruction | None:
+def _rewrite(site: RewriteSite) -> HloInstruction | None:
     x, places, first, start = site.operands
     if x.shape.dtype not in _VALUES or places.shape.dtype not in _PLACES:
         return None
@@ -110,7 +110,7 @@ def _is(computation: HloComputation, opcode: str) -> bool:
     cases = [(a, i, b, j) for a in values for b in values for i, j in ((0, 1), (1, 0), (1, 1))]
     types = [s.numpy_dtype for s in (value, place, value, place)]
     columns = [np.array(column).astype(t) for column, t in zip(zip(*cases), types)]
-    found = Engine().apply(computation, columns, (len(cases),))
+    found = Evaluator().apply(computation, columns, (len(cases),))
     return all(_is_better(opcode, case, float(v), int(k)) for case, v, k in zip(cases, found[0], found[1]))
 
 

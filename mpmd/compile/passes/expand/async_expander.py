@@ -8,7 +8,7 @@ from typing import Any
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _SYNCHRONOUS = {
     "copy-done": "copy",
@@ -39,7 +39,7 @@ class AsyncExpander(ComputationPass):
         return Rewriter(computation).run(dict.fromkeys(_SYNCHRONOUS, (_expand,)), lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     start = site.operands[0]
     while start.opcode == "async-update":
         start = start.operands[0]

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class BatchNormExpander(ComputationPass):
 class _Norm:
     """The pieces that all three are made of."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: RewriteSite) -> None:
         self.site = site
         self.build = site.build
         self.feature = cast(int, site.at.attributes["feature_index"])
@@ -85,7 +85,7 @@ class _Norm:
         return self.build.tuple([self.build.convert(v, s.dtype) for v, s in zip(values, shapes)])
 
 
-def _training(site: Site) -> HloInstruction | None:
+def _training(site: RewriteSite) -> HloInstruction | None:
     n = _Norm(site)
     x = n.wide(0)
     mean = n.mean(x)
@@ -96,7 +96,7 @@ def _training(site: Site) -> HloInstruction | None:
     return n.results(value, mean, variance)
 
 
-def _inference(site: Site) -> HloInstruction | None:
+def _inference(site: RewriteSite) -> HloInstruction | None:
     n = _Norm(site)
     x, scale, offset, mean, variance = (n.wide(i) for i in range(5))
     scaled = n.op("multiply", n.op("subtract", x, mean), n.op("rsqrt", n.shifted(variance)))
@@ -104,7 +104,7 @@ def _inference(site: Site) -> HloInstruction | None:
     return site.build.convert(value, site.shape.dtype)
 
 
-def _gradient(site: Site) -> HloInstruction | None:
+def _gradient(site: RewriteSite) -> HloInstruction | None:
     n = _Norm(site)
     x, scale, mean, variance, upstream = (n.wide(i) for i in range(5))
     centred = n.op("subtract", x, mean)

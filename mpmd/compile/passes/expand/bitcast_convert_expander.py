@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BitcastConvertExpander(ComputationPass):
         return Rewriter(computation).run(rules, lambda i: not i.shape.dynamic)
 
 
-def _convert_elements(site: Site) -> HloInstruction | None:
+def _convert_elements(site: RewriteSite) -> HloInstruction | None:
     """bitcast(x: f32[4]) to u16[2,4] → reshape(bitcast-convert(x) to u16[4,2])."""
     (x,), shape, build = site.operands, site.shape, site.build
     if not (x.shape.is_array and shape.is_array) or x.shape.dtype == shape.dtype:
@@ -48,7 +48,7 @@ def _convert_elements(site: Site) -> HloInstruction | None:
     return made if dims == shape.dims else build.reshape(made, shape.dims)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     (x,) = site.operands
     old, new = x.shape.info, site.shape.info
     if old.bits == new.bits or "complex" in (old.kind, new.kind):

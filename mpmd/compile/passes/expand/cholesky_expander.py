@@ -24,7 +24,7 @@ from mpmd.compile.passes.expand.matrices import (
     turned,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CholeskyExpander(ComputationPass):
         return Rewriter(computation).run({"cholesky": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     build, lower = site.build, bool(site.at.attributes.get("lower", False))
     if 0 in site.shape.dims:
         return None

@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ComparisonExpander(ComputationPass):
         return Rewriter(computation).run({"compare": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     info = site.operands[0].shape.info
     if site.at.attributes.get("comparison_type") != "TOTALORDER" or info.kind != "float" or info.bits < 8:
         return None
@@ -38,7 +38,7 @@ def _expand(site: Site) -> HloInstruction | None:
     return site.build.compare(a, b, site.at.direction)
 
 
-def _ordered(site: Site, x: HloInstruction, dtype: str) -> HloInstruction:
+def _ordered(site: RewriteSite, x: HloInstruction, dtype: str) -> HloInstruction:
     build = site.build
     bits = build.add("bitcast-convert", x, shape=x.shape.with_dtype(dtype))
     width = bits.shape.info.bits

@@ -15,7 +15,7 @@ from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.expand import complex_functions
 from mpmd.compile.passes.expand.formulas import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
 from mpmd.compile.passes.values import is_splat, literal_of, reducer
 
 Parts = tuple[HloInstruction, HloInstruction]
@@ -99,13 +99,13 @@ def _joined(build: TrackingBuilder, real: HloInstruction, imaginary: HloInstruct
     return build.add("complex", real, imaginary)
 
 
-def _touches(site: Site) -> bool:
+def _touches(site: RewriteSite) -> bool:
     return any(_is_complex(s) for s in (site.shape, *(o.shape for o in site.operands)))
 
 
 # -- elementwise
 def _unary(function: Callable[[complex_functions.Pair], complex_functions.Pair]) -> Rule:
-    def rule(site: Site) -> HloInstruction | None:
+    def rule(site: RewriteSite) -> HloInstruction | None:
         if not _touches(site):
             return None
         a, b = function(_pair(site.build, site.operands[0]))
@@ -117,7 +117,7 @@ def _unary(function: Callable[[complex_functions.Pair], complex_functions.Pair])
 def _binary(
     function: Callable[[complex_functions.Pair, complex_functions.Pair], complex_functions.Pair],
 ) -> Rule:
-    def rule(site: Site) -> HloInstruction | None:
+    def rule(site: RewriteSite) -> HloInstruction | None:
         if not _touches(site):
             return None
         a, b = function(*(_pair(site.build, o) for o in site.operands))
@@ -127,7 +127,7 @@ def _binary(
 
 
 def _part(number: int) -> Rule:
-    def rule(site: Site) -> HloInstruction | None:
+    def rule(site: RewriteSite) -> HloInstruction | None:
         (value,) = site.operands
         if value.opcode == "complex" or not _is_complex(value.shape):
             return _parts(site.build, value)[number]
@@ -136,13 +136,13 @@ def _part(number: int) -> Rule:
     return rule
 
 
-def _abs(site: Site) -> HloInstruction | None:
+def _abs(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     return complex_functions.magnitude(_pair(site.build, site.operands[0])).value
 
 
-def _compare(site: Site) -> HloInstruction | None:
+def _compare(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     (a, b), (c, d) = (_parts(site.build, o) for o in site.operands)
@@ -150,7 +150,7 @@ def _compare(site: Site) -> HloInstruction | None:
     return site.build.add("and" if site.at.direction == "EQ" else "or", *both)
 
 
-def _convert(site: Site) -> HloInstruction | None:
+def _convert(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     dtype = _REAL.get(site.shape.dtype)
@@ -160,7 +160,7 @@ def _convert(site: Site) -> HloInstruction | None:
     return _joined(site.build, site.build.convert(real, dtype), site.build.convert(imaginary, dtype))
 
 
-def _constant(site: Site) -> HloInstruction | None:
+def _constant(site: RewriteSite) -> HloInstruction | None:
     literal = literal_of(site.at)
     if literal is None or not _is_complex(site.shape):
         return None
@@ -168,7 +168,7 @@ def _constant(site: Site) -> HloInstruction | None:
     return _joined(site.build, *(site.build.constant(part) for part in parts))
 
 
-def _iota(site: Site) -> HloInstruction | None:
+def _iota(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     real = site.build.iota(_REAL[site.shape.dtype], site.shape.dims, site.at.iota_dimension)
@@ -176,7 +176,7 @@ def _iota(site: Site) -> HloInstruction | None:
 
 
 # -- movement and products
-def _moved(site: Site) -> HloInstruction | None:
+def _moved(site: RewriteSite) -> HloInstruction | None:
     """The same movement of both parts, within a device or between some; positions and choices are shared."""
     if not _touches(site) or site.shape.is_tuple:
         return None
@@ -184,7 +184,7 @@ def _moved(site: Site) -> HloInstruction | None:
     return _joined(site.build, *(site.build.like(site.at, side, shape) for side in _sides(site)))
 
 
-def _sides(site: Site) -> tuple[list[HloInstruction], list[HloInstruction]]:
+def _sides(site: RewriteSite) -> tuple[list[HloInstruction], list[HloInstruction]]:
     """The operands of an operation on real parts, and of one on imaginary parts; what is real is in both."""
     sides: tuple[list[HloInstruction], list[HloInstruction]] = [], []
     for operand in site.operands:
@@ -194,7 +194,7 @@ def _sides(site: Site) -> tuple[list[HloInstruction], list[HloInstruction]]:
     return sides
 
 
-def _product(site: Site) -> HloInstruction | None:
+def _product(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     build, shape = site.build, site.shape.with_dtype(_REAL[site.shape.dtype])
@@ -212,7 +212,7 @@ def _product(site: Site) -> HloInstruction | None:
 
 
 # -- computations on scalars
-def _calling(site: Site) -> HloInstruction | None:
+def _calling(site: RewriteSite) -> HloInstruction | None:
     """An operation that applies a computation to scalars: both parts of each array, one after the other."""
     if not any(_is_complex(o.shape) for o in site.operands):
         return None
@@ -234,18 +234,18 @@ def _calling(site: Site) -> HloInstruction | None:
     return build.tuple(results) if site.shape.is_tuple else results[0]
 
 
-def _is_separate(site: Site) -> bool:
+def _is_separate(site: RewriteSite) -> bool:
     """Whether a computation does the same to each part: a sum, or the replacement by a scatter."""
     if site.at.opcode not in ("reduce", "reduce-window", "scatter", *_JOINING) or not site.shape.is_array:
         return False
     return reducer(site.at.to_apply) == "add" or _replaces(site)
 
 
-def _replaces(site: Site) -> bool:
+def _replaces(site: RewriteSite) -> bool:
     return site.at.opcode == "scatter" and site.at.to_apply.root is site.at.to_apply.parameters[1]
 
 
-def _apart(site: Site) -> HloInstruction:
+def _apart(site: RewriteSite) -> HloInstruction:
     """The operation on each part by itself."""
     module, dtype = site.build.computation.module, _REAL[site.shape.dtype]
     if _replaces(site):
@@ -261,7 +261,7 @@ def _apart(site: Site) -> HloInstruction:
     return _joined(site.build, *sides)
 
 
-def _joining(site: Site) -> HloInstruction | None:
+def _joining(site: RewriteSite) -> HloInstruction | None:
     """A sum over devices, of each part by itself."""
     return _apart(site) if _touches(site) and _is_separate(site) else None
 

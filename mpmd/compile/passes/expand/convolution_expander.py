@@ -14,7 +14,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import inverse, is_trivial
 
 
@@ -43,7 +43,7 @@ class ConvolutionExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"convolution": (self._expand,)}, lambda i: not i.shape.dynamic)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         dims = site.at.conv_dims
         window = site.at.window.sizes
         places = tuple(site.shape.dims[d] for d in dims.out_spatial)
@@ -57,7 +57,7 @@ class ConvolutionExpander(ComputationPass):
         return site.build.transpose(product, inverse(to))
 
 
-def _patches(site: Site, places: Ints) -> HloInstruction:
+def _patches(site: RewriteSite, places: Ints) -> HloInstruction:
     """What the window sees at each of its places: `[batch, places, window, features]`."""
     build, window = site.build, site.at.window
     image = _padded(site)
@@ -79,7 +79,7 @@ def _patches(site: Site, places: Ints) -> HloInstruction:
     return build.concatenate(parts, 1 if by_place else 2)
 
 
-def _padded(site: Site) -> HloInstruction:
+def _padded(site: RewriteSite) -> HloInstruction:
     """The image as `[batch, spatial.., features]`, dilated and padded."""
     build, dims = site.build, site.at.conv_dims
     image = build.transpose(site.operands[0], (dims.lhs_batch, *dims.lhs_spatial, dims.lhs_feature))
@@ -89,7 +89,7 @@ def _padded(site: Site) -> HloInstruction:
     return build.pad(image, build.constant(0, image.shape.dtype), [PadDim(0, 0), *sides, PadDim(0, 0)])
 
 
-def _kernel(site: Site) -> HloInstruction:
+def _kernel(site: RewriteSite) -> HloInstruction:
     """The kernel as `[window, inputs, outputs]`."""
     build, dims = site.build, site.at.conv_dims
     kernel = build.transpose(
@@ -102,7 +102,9 @@ def _kernel(site: Site) -> HloInstruction:
     return build.reshape(kernel, (math.prod(kernel.shape.dims[: rank - 2]), *kernel.shape.dims[rank - 2 :]))
 
 
-def _product(site: Site, patches: HloInstruction, kernel: HloInstruction, places: Ints) -> HloInstruction:
+def _product(
+    site: RewriteSite, patches: HloInstruction, kernel: HloInstruction, places: Ints
+) -> HloInstruction:
     """`[batch, places.., outputs]`, the groups each by itself."""
     batch, count, size, features = patches.shape.dims
     inputs, outputs = kernel.shape.dims[1:]
@@ -125,7 +127,7 @@ def _product(site: Site, patches: HloInstruction, kernel: HloInstruction, places
 
 
 def _dot(
-    site: Site, left: HloInstruction, right: HloInstruction, numbers: DotDims, dims: Sequence[int]
+    site: RewriteSite, left: HloInstruction, right: HloInstruction, numbers: DotDims, dims: Sequence[int]
 ) -> HloInstruction:
     return site.build.add(
         "dot",

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _has_patches(convolution: HloInstruction) -> bool:
     )
 
 
-def _as_dot(site: Site) -> HloInstruction:
+def _as_dot(site: RewriteSite) -> HloInstruction:
     image, kernel = site.operands
     dims, window = site.at.conv_dims, site.at.window.dims
     counts = [site.shape.dims[d] for d in dims.out_spatial]

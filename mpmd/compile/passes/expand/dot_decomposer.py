@@ -11,7 +11,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _is_scattered(dims: DotDims) -> bool:
     return any(b != a + 1 for side in sides for a, b in itertools.pairwise(side))
 
 
-def _decompose(site: Site) -> HloInstruction | None:
+def _decompose(site: RewriteSite) -> HloInstruction | None:
     a, b = site.operands
     dims = site.at.dot_dims
     if _is_canonical(dims, a.shape.rank, b.shape.rank):
@@ -71,7 +71,7 @@ def _decompose(site: Site) -> HloInstruction | None:
     return site.build.reshape(made, site.shape.dims)
 
 
-def _arranged(site: Site, value: HloInstruction, order: Ints, dims: list[int]) -> HloInstruction:
+def _arranged(site: RewriteSite, value: HloInstruction, order: Ints, dims: list[int]) -> HloInstruction:
     return site.build.reshape(site.build.transpose(value, order), dims)
 
 

@@ -11,7 +11,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 Runs = list[list[int]]
 
@@ -36,7 +36,7 @@ class DotDimensionMerger(ComputationPass):
         return Rewriter(computation).run({"dot": (_merge,)}, lambda i: len(i.operands) == 2)
 
 
-def _merge(site: Site) -> HloInstruction | None:
+def _merge(site: RewriteSite) -> HloInstruction | None:
     a, b = site.operands
     dims = site.at.dot_dims
     both = [*zip(dims.lhs_batch, dims.rhs_batch), *zip(dims.lhs_contracting, dims.rhs_contracting)]
@@ -77,5 +77,5 @@ def _places(runs: Runs) -> dict[int, int]:
     return {d: i for i, run in enumerate(runs) for d in run}
 
 
-def _merged(site: Site, value: HloInstruction, runs: Runs) -> HloInstruction:
+def _merged(site: RewriteSite, value: HloInstruction, runs: Runs) -> HloInstruction:
     return site.build.reshape(value, [math.prod(value.shape.dims[d] for d in run) for run in runs])

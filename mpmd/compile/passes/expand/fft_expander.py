@@ -13,7 +13,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 _COMPLEX = {"f32": "c64", "f64": "c128", "c64": "c64", "c128": "c128"}
 
@@ -49,7 +49,7 @@ class FftExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"fft": (self._expand,)}, lambda i: True)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         (x,), kind = site.operands, str(site.at.attributes["fft_type"])
         lengths = cast(tuple[int, ...], site.at.attributes["fft_length"])
         if 0 in x.shape.dims or 0 in site.shape.dims or max(lengths) > self.most:

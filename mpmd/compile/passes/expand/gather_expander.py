@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.gather_simplifier import is_normal
 from mpmd.compile.passes.expand.index_vectors import element
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GatherExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"gather": (self._expand,)}, is_normal)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         x, vectors = site.operands
         count = vectors.shape.dims[0]
         if not 0 < count <= self.most:

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import is_trivial
 
 
@@ -47,7 +47,7 @@ def is_normal(gather: HloInstruction) -> bool:
     )
 
 
-def _normal(site: Site) -> HloInstruction | None:
+def _normal(site: RewriteSite) -> HloInstruction | None:
     x, indices = site.operands
     dims, sizes = site.at.gather_dims, site.at.slice_sizes
     if is_normal(site.at) or is_trivial(site.at):
@@ -71,7 +71,7 @@ def _normal(site: Site) -> HloInstruction | None:
     return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
 
 
-def _of_consecutive(site: Site) -> HloInstruction | None:
+def _of_consecutive(site: RewriteSite) -> HloInstruction | None:
     """gather(x, iota) → slice(x), of the first rows."""
     x, indices = site.operands
     dims, sizes = site.at.gather_dims, site.at.slice_sizes

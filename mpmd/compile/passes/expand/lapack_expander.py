@@ -21,7 +21,7 @@ from mpmd.compile.passes.expand.matrices import (
     stacked,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
@@ -54,7 +54,7 @@ class LapackExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"custom-call": (self._expand,)}, lambda i: True)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         found = _TARGET.fullmatch(site.at.custom_call_target)
         function = FUNCTIONS.get(found[1]) if found else None
         if function is None or 0 in site.operands[0].shape.dims:
@@ -65,7 +65,7 @@ class LapackExpander(ComputationPass):
         return function(site)
 
 
-def _cholesky(site: Site) -> HloInstruction:
+def _cholesky(site: RewriteSite) -> HloInstruction:
     """The factor in one half, the operand's other half, and 1 where the matrix is not positive definite."""
     build, (a,) = site.build, site.operands
     lower = options_of(site.at).get("uplo", "L") == "L"
@@ -77,7 +77,7 @@ def _cholesky(site: Site) -> HloInstruction:
     return build.tuple([joined, build.reshape(failed, dims[:-2])])
 
 
-def _triangular_solve(site: Site) -> HloInstruction:
+def _triangular_solve(site: RewriteSite) -> HloInstruction:
     options = options_of(site.at)
     return site.build.add(
         "triangular-solve",
@@ -89,7 +89,7 @@ def _triangular_solve(site: Site) -> HloInstruction:
     )
 
 
-def _lu(site: Site) -> HloInstruction:
+def _lu(site: RewriteSite) -> HloInstruction:
     """L and U in one matrix, the row exchanged with each row (from 1), and the first zero pivot (from 1)."""
     build, (a,) = site.build, site.operands
     *batch, rows, columns = a.shape.dims
@@ -174,7 +174,7 @@ def _chosen_row(build: TrackingBuilder, a: HloInstruction, chosen: HloInstructio
     return build.reduce([kept], [build.constant(0, dtype)], (1,), total)
 
 
-FUNCTIONS: dict[str, Callable[[Site], HloInstruction]] = {
+FUNCTIONS: dict[str, Callable[[RewriteSite], HloInstruction]] = {
     "getrf": _lu,
     "potrf": _cholesky,
     "trsm": _triangular_solve,

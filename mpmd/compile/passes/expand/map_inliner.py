@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.pointwise import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MapInliner(ComputationPass):
         return Rewriter(computation).run({"map": (_inline,)}, lambda i: True)
 
 
-def _inline(site: Site) -> HloInstruction | None:
+def _inline(site: RewriteSite) -> HloInstruction | None:
     body = site.at.to_apply
     if not is_inlinable(body) or body.root.shape.is_tuple:
         return None

@@ -14,7 +14,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import reducer
 
 NARROW = tuple(
@@ -86,7 +86,7 @@ def _is_of_truths(i: HloInstruction) -> bool:
     return i.opcode in _PRODUCTS and i.shape.dtype == "pred"
 
 
-def _touches(site: Site) -> bool:
+def _touches(site: RewriteSite) -> bool:
     return any(_is_narrow(s) for s in (site.shape, *(o.shape for o in site.operands)))
 
 
@@ -108,7 +108,7 @@ def _back(build: HloBuilder, value: HloInstruction, shape: Shape) -> HloInstruct
     return build.tuple(parts)
 
 
-def _widen(site: Site) -> HloInstruction | None:
+def _widen(site: RewriteSite) -> HloInstruction | None:
     """The same operation in wide types, with the computations that it calls."""
     if not _touches(site):
         return None
@@ -165,7 +165,7 @@ def _wide_step(build: HloBuilder, i: HloInstruction, operands: Sequence[HloInstr
 
 
 # -- what means something else on more bits
-def _as(site: Site, value: HloInstruction, sign: str) -> HloInstruction:
+def _as(site: RewriteSite, value: HloInstruction, sign: str) -> HloInstruction:
     """The bits of a narrow integer as a signed (`s`) or unsigned (`u`) number."""
     dtype = f"{sign}{value.shape.info.bits}"
     if value.shape.dtype == dtype:
@@ -174,7 +174,7 @@ def _as(site: Site, value: HloInstruction, sign: str) -> HloInstruction:
 
 
 def _right(sign: str) -> Rule:
-    def rule(site: Site) -> HloInstruction | None:
+    def rule(site: RewriteSite) -> HloInstruction | None:
         if not _touches(site):
             return None
         value, amount = site.operands
@@ -185,7 +185,7 @@ def _right(sign: str) -> Rule:
     return rule
 
 
-def _count(site: Site) -> HloInstruction | None:
+def _count(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     build, bits = site.build, site.shape.info.bits
@@ -195,7 +195,7 @@ def _count(site: Site) -> HloInstruction | None:
     return build.convert(made, site.shape.dtype)
 
 
-def _product(site: Site) -> HloInstruction | None:
+def _product(site: RewriteSite) -> HloInstruction | None:
     """Factors in a type that holds them exactly, sums in one that is as wide as the result."""
     if _is_of_truths(site.at):
         return _any_product(site)
@@ -219,7 +219,7 @@ def _product(site: Site) -> HloInstruction | None:
     return build.convert(made, site.shape.dtype)
 
 
-def _any_product(site: Site) -> HloInstruction:
+def _any_product(site: RewriteSite) -> HloInstruction:
     """Whether any product of truths is one: sums of ones round, but never to zero."""
     build = site.build
     operands = [build.convert(o, "f32") for o in site.operands]

@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _LAYOUT = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 """Bits of the exponent and of the mantissa."""
@@ -36,7 +36,7 @@ class ReducePrecisionExpander(ComputationPass):
         return Rewriter(computation).run({"reduce-precision": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     dtype = site.shape.dtype
     wanted = tuple(int(str(site.at.attributes[f"{part}_bits"])) for part in ("exponent", "mantissa"))
     if dtype not in _LAYOUT or wanted == _LAYOUT[dtype]:
@@ -57,7 +57,7 @@ def _expand(site: Site) -> HloInstruction | None:
 class _Rounding:
     """Integers that are the bits of floats."""
 
-    def __init__(self, site: Site, bits: HloInstruction, kind: str) -> None:
+    def __init__(self, site: RewriteSite, bits: HloInstruction, kind: str) -> None:
         self.build = site.build
         self.bits = bits
         self.kind = kind

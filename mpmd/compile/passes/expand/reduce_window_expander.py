@@ -15,7 +15,7 @@ from mpmd.compile.passes.expand.reduction_expander import (
     result_of,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ReduceWindowExpander(ComputationPass):
         return Rewriter(computation).run({"reduce-window": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     count = len(site.operands) // 2
     if not is_special(site):
         return None
@@ -66,7 +66,7 @@ class _Windowed:
         there: where they hold something; None if everywhere.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: RewriteSite) -> None:
         self.site = site
         self.build = build = site.build
         arrays = site.operands[: len(site.operands) // 2]

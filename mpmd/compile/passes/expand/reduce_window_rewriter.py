@@ -10,7 +10,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.pointwise import applied
 from mpmd.compile.passes.expand.reduction_expander import is_special, result_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_identity, reducer
 
 
@@ -37,7 +37,7 @@ class ReduceWindowRewriter(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"reduce-window": (self._scan,)}, lambda i: True)
 
-    def _scan(self, site: Site) -> HloInstruction | None:
+    def _scan(self, site: RewriteSite) -> HloInstruction | None:
         count = len(site.operands) // 2
         x, init = site.operands[0], site.operands[count]
         found = _running_dim(site.at)
@@ -56,7 +56,7 @@ class ReduceWindowRewriter(ComputationPass):
         return x
 
 
-def _scan_by(site: Site, dim: int, forward: bool) -> HloInstruction:
+def _scan_by(site: RewriteSite, dim: int, forward: bool) -> HloInstruction:
     """A running reduction of any kind: what has nothing before it stays as it is."""
     build, count = site.build, len(site.operands) // 2
     values, dims = site.operands[:count], site.operands[0].shape.dims
@@ -76,7 +76,7 @@ def _scan_by(site: Site, dim: int, forward: bool) -> HloInstruction:
     return result_of(site, applied(build, site.at.to_apply, [*inits, *values]))
 
 
-def _moved(site: Site, x: HloInstruction, filler: HloInstruction, dim: int, by: int) -> HloInstruction:
+def _moved(site: RewriteSite, x: HloInstruction, filler: HloInstruction, dim: int, by: int) -> HloInstruction:
     """An array moved along a dim."""
     padding = [PadDim(by, -by) if d == dim else PadDim(0, 0) for d in range(x.shape.rank)]
     return site.build.pad(x, filler, padding)

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.pointwise import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 from mpmd.compile.passes.values import reducer
 
 Values = Sequence[HloInstruction]
@@ -38,24 +38,24 @@ class ReductionExpander(ComputationPass):
         return Rewriter(computation).run({"reduce": (_expand,)}, lambda i: True)
 
 
-def is_special(site: Site) -> bool:
+def is_special(site: RewriteSite) -> bool:
     """Whether a reduction needs more than one operation of two numbers, and is made of elementwise work."""
     computation = site.at.to_apply
     return (len(site.operands) > 2 or reducer(computation) is None) and is_inlinable(computation)
 
 
-def result_of(site: Site, values: Values) -> HloInstruction:
+def result_of(site: RewriteSite, values: Values) -> HloInstruction:
     """Values in the form of a reduction's result."""
     return site.build.tuple(values) if site.shape.is_tuple else values[0]
 
 
-def broadcast_to_results(site: Site, inits: Values) -> list[HloInstruction]:
+def broadcast_to_results(site: RewriteSite, inits: Values) -> list[HloInstruction]:
     """What a reduction of nothing gives."""
     shape = site.shape.elements[0] if site.shape.is_tuple else site.shape
     return [site.build.broadcast(i, shape.dims) for i in inits]
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     count = len(site.operands) // 2
     arrays, inits = site.operands[:count], site.operands[count:]
     build, computation = site.build, site.at.to_apply

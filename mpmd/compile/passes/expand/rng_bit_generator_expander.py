@@ -9,7 +9,7 @@ from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -45,7 +45,7 @@ def _is_known(generator: HloInstruction) -> bool:
     return words and known and result.info.is_integral and result.info.bits >= 8
 
 
-def _expand(site: Site) -> HloInstruction:
+def _expand(site: RewriteSite) -> HloInstruction:
     arithmetic = _Words(site.build)
     state = site.operands[0]
     words = [arithmetic.word(state, i) for i in range(state.shape.size)]

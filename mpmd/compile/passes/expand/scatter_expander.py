@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import element
 from mpmd.compile.passes.expand.scatter_simplifier import is_normal
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 from mpmd.compile.passes.values import reducer
 
 
@@ -36,7 +36,7 @@ class ScatterExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"scatter": (self._expand,)}, is_normal)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         if len(site.operands) != 3:
             return None
         value, vectors, updates = site.operands
@@ -48,7 +48,7 @@ class ScatterExpander(ComputationPass):
 
 
 def _put(
-    site: Site, value: HloInstruction, vectors: HloInstruction, updates: HloInstruction, row: int
+    site: RewriteSite, value: HloInstruction, vectors: HloInstruction, updates: HloInstruction, row: int
 ) -> HloInstruction:
     """The array with one update in its place."""
     build, dims = site.build, site.at.scatter_dims
@@ -78,7 +78,7 @@ def _is_inside(build: TrackingBuilder, start: HloInstruction, room: int) -> HloI
     return build.add("and", lower, upper)
 
 
-def _combined(site: Site, old: HloInstruction, update: HloInstruction) -> HloInstruction:
+def _combined(site: RewriteSite, old: HloInstruction, update: HloInstruction) -> HloInstruction:
     """The scatter's computation on whole slices."""
     computation = site.at.to_apply
     opcode = reducer(computation)

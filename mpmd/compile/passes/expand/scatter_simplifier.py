@@ -11,7 +11,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
@@ -52,7 +52,7 @@ def is_normal(scatter: HloInstruction) -> bool:
     )
 
 
-def _split(site: Site) -> HloInstruction | None:
+def _split(site: RewriteSite) -> HloInstruction | None:
     """scatter((x, y), indices, (u, v)) → (scatter(x, indices, u), scatter(y, indices, v))."""
     count = len(site.operands) // 2
     root = site.at.to_apply.root
@@ -101,7 +101,7 @@ def _computation_of(
     return made
 
 
-def _normal(site: Site) -> HloInstruction | None:
+def _normal(site: RewriteSite) -> HloInstruction | None:
     count = len(site.operands) // 2
     sources, indices, updates = site.operands[:count], site.operands[count], site.operands[count + 1 :]
     if is_trivial(updates[0]) or is_trivial(sources[0]):

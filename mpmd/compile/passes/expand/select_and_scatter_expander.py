@@ -11,7 +11,7 @@ from mpmd.compile.hlo.attributes import Ints, PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import IDENTITY, reducer
 
 
@@ -39,7 +39,7 @@ class SelectAndScatterExpander(ComputationPass):
         """Rewrites one computation."""
         return Rewriter(computation).run({"select-and-scatter": (self._expand,)}, lambda i: True)
 
-    def _expand(self, site: Site) -> HloInstruction | None:
+    def _expand(self, site: RewriteSite) -> HloInstruction | None:
         window = site.at.window
         plain = all(
             w.lhs_dilation == w.rhs_dilation == 1 and not w.reversed and min(w.pad_low, w.pad_high) >= 0
@@ -51,11 +51,11 @@ class SelectAndScatterExpander(ComputationPass):
         return _sum(site, winner)
 
 
-def _padding(site: Site) -> list[PadDim]:
+def _padding(site: RewriteSite) -> list[PadDim]:
     return [PadDim(w.pad_low, w.pad_high) for w in site.at.window.dims]
 
 
-def _seen(site: Site, value: HloInstruction, offset: Ints) -> HloInstruction:
+def _seen(site: RewriteSite, value: HloInstruction, offset: Ints) -> HloInstruction:
     """What each window sees at one of its elements."""
     strides = [w.stride for w in site.at.window.dims]
     counts = site.operands[1].shape.dims
@@ -63,7 +63,7 @@ def _seen(site: Site, value: HloInstruction, offset: Ints) -> HloInstruction:
     return site.build.slice(value, offset, limits, strides)
 
 
-def _winner(site: Site) -> HloInstruction:
+def _winner(site: RewriteSite) -> HloInstruction:
     """The number of the element that each window selects, -1 for a window over nothing but padding."""
     build, x = site.build, site.operands[0]
     counts = site.operands[1].shape.dims
@@ -88,7 +88,7 @@ def _winner(site: Site) -> HloInstruction:
     return winner
 
 
-def _preferred(site: Site, best: HloInstruction, part: HloInstruction) -> HloInstruction:
+def _preferred(site: RewriteSite, best: HloInstruction, part: HloInstruction) -> HloInstruction:
     """The selection, of whole arrays."""
     select = site.at.called[0]
     root = select.root
@@ -98,7 +98,7 @@ def _preferred(site: Site, best: HloInstruction, part: HloInstruction) -> HloIns
     return site.build.add("map", best, part, dimensions=dims, called=(select,))
 
 
-def _sum(site: Site, winner: HloInstruction) -> HloInstruction:
+def _sum(site: RewriteSite, winner: HloInstruction) -> HloInstruction:
     """The sum over a window's elements of the sources that they won, each where it came from."""
     build = site.build
     x, source, init = site.operands

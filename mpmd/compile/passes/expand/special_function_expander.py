@@ -10,7 +10,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.formulas import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SpecialFunctionExpander(ComputationPass):
 
 
 def _rule(function: Callable[[Number], Number]) -> Rule:
-    def rule(site: Site) -> HloInstruction:
+    def rule(site: RewriteSite) -> HloInstruction:
         x = Number(site.build, site.operands[0])
         if x.dtype in ("f32", "f64"):
             return function(x).value

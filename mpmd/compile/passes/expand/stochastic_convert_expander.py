@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.formulas import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StochasticConvertExpander(ComputationPass):
         return Rewriter(computation).run({"stochastic-convert": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     given, random = site.operands
     if not site.shape.info.is_integral or random.shape.info.kind != "unsigned":
         return None

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TopkDecomposer(ComputationPass):
         return Rewriter(computation).run({"topk": (_decompose,)}, lambda i: True)
 
 
-def _decompose(site: Site) -> HloInstruction:
+def _decompose(site: RewriteSite) -> HloInstruction:
     (x,) = site.operands
     build, dim = site.build, x.shape.rank - 1
     places = build.iota(site.shape.elements[1].dtype, x.shape.dims, dim)
@@ -43,7 +43,7 @@ def _decompose(site: Site) -> HloInstruction:
     )
 
 
-def _order(site: Site, key: Shape, place: Shape) -> HloComputation:
+def _order(site: RewriteSite, key: Shape, place: Shape) -> HloComputation:
     module = site.build.computation.module
     largest = bool(site.at.attributes["largest"])
     order = HloBuilder.create(module, f"{'descending' if largest else 'ascending'}_{key.dtype}")

@@ -17,7 +17,7 @@ from mpmd.compile.passes.expand.matrices import (
     turned,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site, TrackingBuilder
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TriangularSolveExpander(ComputationPass):
         return Rewriter(computation).run({"triangular-solve": (_expand,)}, lambda i: True)
 
 
-def _expand(site: Site) -> HloInstruction | None:
+def _expand(site: RewriteSite) -> HloInstruction | None:
     build, (a, b), attributes = site.build, site.operands, site.at.attributes
     if 0 in b.shape.dims:
         return None

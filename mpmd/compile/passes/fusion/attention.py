@@ -9,20 +9,17 @@ from dataclasses import dataclass, field
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
+from mpmd.compile.kernels.cost.device import KernelLimits
 from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.dots import is_product
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 
-_MOST_FREE = 16
+_MAX_FREE = 16
 """Operations that make a mask of nothing: more are worth an array."""
-_MOST_CACHED = 4 << 20
-"""Bytes of a factor that stay in a cache from one block of queries to the next."""
-_LARGE, _FEWEST = 10**8, 4
-"""Operations from which several threads are of use, and matrices that give each of them some."""
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MatrixShape:
     """The shape of scores, one matrix per batch index; how the batch is divided into dims does not count."""
 
     size: int
@@ -30,10 +27,10 @@ class Matrix:
     columns: int
 
     @staticmethod
-    def of(value: HloInstruction) -> Matrix | None:
+    def of(value: HloInstruction) -> MatrixShape | None:
         """The shape of a value, None if it has less than two dims."""
         dims = value.shape.dims if value.shape.is_array else ()
-        return Matrix(value.shape.size, *dims[-2:]) if len(dims) > 1 else None
+        return MatrixShape(value.shape.size, *dims[-2:]) if len(dims) > 1 else None
 
 
 @dataclass(eq=False)
@@ -47,14 +44,14 @@ class Cone:
         repeated: the members that any kernel makes again for itself: movement, masks made of nothing.
     """
 
-    matrix: Matrix
+    matrix: MatrixShape
     members: dict[HloInstruction, None] = field(default_factory=dict)
     scores: dict[HloInstruction, None] = field(default_factory=dict)
     repeated: set[HloInstruction] = field(default_factory=set)
 
 
 @dataclass(eq=False)
-class Attention:
+class AttentionCandidate:
     """A group that may become one kernel.
 
     Attributes:
@@ -80,7 +77,7 @@ def cone_of(value: HloInstruction, stop: Collection[HloInstruction]) -> Cone:
         value: the matrix, or one per batch index.
         stop: values that are read and not computed.
     """
-    matrix = Matrix.of(value)
+    matrix = MatrixShape.of(value)
     assert matrix is not None, f"{value.name} has no rows"
     cone, waiting = Cone(matrix), [value]
     while waiting:
@@ -103,13 +100,13 @@ def _computed_from(instruction: HloInstruction, cone: Cone) -> Sequence[HloInstr
         return [] if instruction.shape.size == 1 and instruction.shape.is_array else None
     if not instruction.shape.is_array or instruction.opcode not in RULES:
         return None
-    if Matrix.of(instruction) == matrix:
+    if MatrixShape.of(instruction) == matrix:
         if instruction.opcode == "dot":
             return _take_score(instruction, cone)
         if instruction.is_elementwise or instruction.opcode in ("broadcast", "iota"):
             return list(instruction.operands)
         divided = (
-            instruction.opcode in ("reshape", "bitcast") and Matrix.of(instruction.operands[0]) == matrix
+            instruction.opcode in ("reshape", "bitcast") and MatrixShape.of(instruction.operands[0]) == matrix
         )
         return list(instruction.operands) if divided else None
     if _is_of_rows(instruction, matrix) and _reaches_rows(instruction, matrix):
@@ -146,16 +143,16 @@ def moved_factor(value: HloInstruction) -> dict[HloInstruction, None]:
         value = value.operands[0]
 
 
-def _is_of_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
+def _is_of_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
     if instruction.opcode == "reduce":
         source = instruction.operands[0]
-        return Matrix.of(source) == matrix and instruction.dimensions == (source.shape.rank - 1,)
+        return MatrixShape.of(source) == matrix and instruction.dimensions == (source.shape.rank - 1,)
     moves = instruction.opcode in ("reshape", "bitcast", "broadcast", "transpose")
     one_each = instruction.shape.size * matrix.columns == matrix.size
     return one_each and (instruction.is_elementwise or moves)
 
 
-def _reaches_rows(instruction: HloInstruction, matrix: Matrix) -> bool:
+def _reaches_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
     """Whether something of rows is made from a reduction of a matrix."""
     seen, waiting = {instruction}, [instruction]
     while waiting:
@@ -183,7 +180,7 @@ def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] 
             if operand not in found:
                 found[operand] = None
                 waiting.append(operand)
-        if len(found) > _MOST_FREE:
+        if len(found) > _MAX_FREE:
             return None
     return found
 
@@ -194,17 +191,21 @@ class Search:
 
     Args:
         computation: where to look.
-        refuse: is told why a product that might be part of a group is not.
+        refuse: called with the reason why a product that might be part of a group is not.
+        limits: of the device.
 
     Attributes:
         groups: what was found, in program order.  What two groups both need, both compute.
     """
 
-    def __init__(self, computation: HloComputation, refuse: Callable[[str], None]) -> None:
+    def __init__(
+        self, computation: HloComputation, refuse: Callable[[str], None], limits: KernelLimits
+    ) -> None:
+        self.limits = limits
         self.order = computation.post_order()
         self.position = {i: k for k, i in enumerate(self.order)}
         self.refuse = refuse
-        self.groups: list[Attention] = []
+        self.groups: list[AttentionCandidate] = []
 
     def run(self) -> None:
         """Find the groups."""
@@ -222,7 +223,7 @@ class Search:
             scores.update(attention.cone.scores)
             self._place(attention)
 
-    def _place(self, attention: Attention) -> None:
+    def _place(self, attention: AttentionCandidate) -> None:
         """Join a group with an earlier one that computes the same scores, or let it stand alone."""
         for number in reversed(range(len(self.groups))):
             both = together(self.groups[number], attention)
@@ -231,7 +232,7 @@ class Search:
                 return
         self.groups.append(attention)
 
-    def refusal(self, attention: Attention, before: Sequence[Attention]) -> str:
+    def refusal(self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]) -> str:
         """Why a group is not one kernel; empty if it is."""
         ordered = next((m for m in attention.members if m.has_control_edges), None)
         if ordered is not None:
@@ -242,9 +243,9 @@ class Search:
             planned = self.plan(attention, self.results(attention, before, ()))
         except NoPlan as reason:
             return str(reason)
-        return _loss(planned.plan)
+        return _loss(planned.plan, self.limits)
 
-    def plan(self, attention: Attention, results: Sequence[HloInstruction]) -> PlannedAttention:
+    def plan(self, attention: AttentionCandidate, results: Sequence[HloInstruction]) -> PlannedAttention:
         """The kernel of a group.
 
         Raises:
@@ -256,7 +257,7 @@ class Search:
         """Members in program order."""
         return sorted(members, key=self.position.__getitem__)
 
-    def _would_circle(self, attention: Attention, before: Sequence[Attention]) -> bool:
+    def _would_circle(self, attention: AttentionCandidate, before: Sequence[AttentionCandidate]) -> bool:
         """Whether something outside of a group would both need and feed it.
 
         What an earlier group computes, too, is read from there.
@@ -279,37 +280,40 @@ class Search:
         return False
 
     def results(
-        self, attention: Attention, before: Sequence[Attention], after: Sequence[Attention]
+        self,
+        attention: AttentionCandidate,
+        before: Sequence[AttentionCandidate],
+        after: Sequence[AttentionCandidate],
     ) -> list[HloInstruction]:
         """What of a group is read outside: by what is no group, or by one that does not compute it, too."""
         groups = [*before, attention, *after]
         known = {m for g in before for m in g.members} | attention.cone.repeated
-        homes: dict[HloInstruction, list[set[HloInstruction]]] = {}
+        groups_of: dict[HloInstruction, list[set[HloInstruction]]] = {}
         for members in (g.members for g in groups):
             for member in members:
-                homes.setdefault(member, []).append(members)
+                groups_of.setdefault(member, []).append(members)
         repeated = {m for g in groups for m in g.cone.repeated}
         found = []
         for member in self.sorted(attention.members - known):
             readers = _readers(member, repeated)
-            outside = member.is_root or any(r not in homes for r in readers)
-            if outside or any(member not in home for r in readers for home in homes[r]):
+            outside = member.is_root or any(r not in groups_of for r in readers)
+            if outside or any(member not in members_there for r in readers for members_there in groups_of[r]):
                 found.append(member)
         return found
 
 
-def _loss(plan: AttentionPlan) -> str:
+def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
     """Why a kernel would be slower than its parts; empty if it would not."""
     widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
     size = 4 * plan.keys * max(widths)
-    if size > _MOST_CACHED:
+    if size > limits.attention_factor_bytes:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"
-    matrices, large = math.prod(plan.batch), plan.flops > _LARGE
+    matrices, large = math.prod(plan.batch), plan.flops > limits.attention_flops
     if matrices < 2 and plan.rows.kind == "loop":
         return "a product, elementwise work and another product hold all of their results at once"
     if large and matrices < 2:
         return "one large product is faster with the blocks of products"
-    if large and matrices < _FEWEST and any(m.over == QUERIES for m in plan.mixtures):
+    if large and matrices < limits.attention_matrices and any(m.over == QUERIES for m in plan.mixtures):
         return f"sums over queries of {matrices} matrices are work for as many threads only"
     return ""
 
@@ -328,7 +332,7 @@ def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> li
     return [r for r in found if r not in repeated]
 
 
-def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> Attention | None:
+def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> AttentionCandidate | None:
     """The group of one product of rows, None if it is not one.
 
     Args:
@@ -339,7 +343,7 @@ def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> 
         return None
     for factor, other in (dot.operands, dot.operands[::-1]):
         moves = factor.opcode in MOVEMENT and factor.opcode not in ("reshape", "bitcast")
-        if Matrix.of(factor) is None or moves or factor is other or min(factor.shape.dims[-2:]) < 2:
+        if MatrixShape.of(factor) is None or moves or factor is other or min(factor.shape.dims[-2:]) < 2:
             continue
         cone = cone_of(factor, stop)
         if not cone.scores or dot in cone.members or factor not in cone.members:
@@ -347,7 +351,7 @@ def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> 
         movement = moved_factor(other)
         cone.members.update(movement)
         cone.repeated.update(movement)
-        return Attention(cone, [dot], {dot: _moved(dot)})
+        return AttentionCandidate(cone, [dot], {dot: _moved(dot)})
     return None
 
 
@@ -364,7 +368,7 @@ def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
     return tuple(chain[:end])
 
 
-def together(a: Attention, b: Attention) -> Attention | None:
+def together(a: AttentionCandidate, b: AttentionCandidate) -> AttentionCandidate | None:
     """Two groups that compute the same scores, as one."""
     if a.cone.matrix != b.cone.matrix or not a.cone.scores.keys() & b.cone.scores.keys():
         return None
@@ -374,4 +378,4 @@ def together(a: Attention, b: Attention) -> Attention | None:
         {**a.cone.scores, **b.cone.scores},
         a.cone.repeated | b.cone.repeated,
     )
-    return Attention(cone, [*a.mixtures, *b.mixtures], {**a.moved, **b.moved})
+    return AttentionCandidate(cone, [*a.mixtures, *b.mixtures], {**a.moved, **b.moved})

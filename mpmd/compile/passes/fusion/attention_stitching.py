@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.fusion.attention import Search
 from mpmd.compile.passes.fusion.outline import Outlining
@@ -41,10 +42,12 @@ class AttentionStitching(HloPass):
 
     Attributes:
         mode: `auto` or `off`.
+        device: what kernels are priced for, and whose limits they keep.
     """
 
     name = "hlo-attention-stitching"
     mode: str = "auto"
+    device: Device = HOST
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "off"):
@@ -52,23 +55,27 @@ class AttentionStitching(HloPass):
                 f"option mode of {self.name} is {self.mode!r}\n  it is 'auto' or 'off': say one of them"
             )
 
-    @remembering()
+    @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         if self.mode == "off":
             return False
         changed = False
         for computation in sequential(module):
-            changed |= _stitch(computation)
+            changed |= _stitch(computation, self.device)
         return changed
 
 
-def _stitch(computation: HloComputation) -> bool:
+def _report(text: str) -> None:
+    diagnostics.notice(f"hlo-attention-stitching: {text}")
+
+
+def _stitch(computation: HloComputation, device: Device) -> bool:
     if sum(i.opcode == "dot" for i in computation) < 2:
         return False
-    search = Search(computation, lambda text: diagnostics.notice(f"hlo-attention-stitching: {text}"))
+    search = Search(computation, _report, device.limits)
     search.run()
-    recompute_or_keep(search)
+    recompute_or_keep(search, device)
     outlining = Outlining(computation)
     sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # what a kernel gives -> what it reads
     for number, group in enumerate(search.groups):

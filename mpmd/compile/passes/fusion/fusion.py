@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.memory import remembering
+from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.grouping import Grouping
-from mpmd.compile.passes.fusion.merging import BEAM, GREEDY, merge_groups
+from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
-from mpmd.compile.passes.fusion.prices import MEASURED, PROJECTED, SPEED_OF_LIGHT, Prices
+from mpmd.compile.passes.fusion.prices import PROJECTED, SPEED_OF_LIGHT, Prices
 from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.errors import ConfigError
@@ -39,39 +39,30 @@ class Fusion(HloPass):
     Attributes:
         most: instructions in one group.
         multi_output: groups may have several results.
-        costs: the model that prices groups: `projected`, `speed-of-light`, `measured`, which times each group
-            that it considers, once, or the path of costs that were measured so.  Measured costs make the
-            choice depend on the machine.
-        search: how groups that exchange arrays are found: `greedy` joins pairs, `beam` looks for patterns of
-            several groups and a plan of them first, which takes longer.
+        costs: the model that prices groups: `projected` or `speed-of-light`.
+        device: what it prices them for.
     """
 
     name = "hlo-fusion"
     most: int = 96
     multi_output: bool = True
-    costs: str = "projected"
-    search: str = GREEDY
+    costs: str = PROJECTED
+    device: Device = HOST
 
     def __post_init__(self) -> None:
-        if self.costs not in (PROJECTED, SPEED_OF_LIGHT, MEASURED) and not Path(self.costs).exists():
+        if self.costs not in (PROJECTED, SPEED_OF_LIGHT):
             raise ConfigError(
-                f"option costs of {self.name} is {self.costs!r}\n"
-                f"  it is {PROJECTED!r}, {SPEED_OF_LIGHT!r}, {MEASURED!r}, or the path of a file of measured "
-                "costs: say one of them"
-            )
-        if self.search not in (GREEDY, BEAM):
-            raise ConfigError(
-                f"option search of {self.name} is {self.search!r}\n  it is {GREEDY!r} or {BEAM!r}"
+                f"option costs of {self.name} is {self.costs!r}\n  it is {PROJECTED!r} or {SPEED_OF_LIGHT!r}"
             )
 
-    @remembering()
+    @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in sequential(module):
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, self.multi_output, Prices(self.costs), self.search)
+            merge_groups(grouping, self.most, self.multi_output, Prices(self.device, self.costs))
             changed |= outline(grouping)
         return changed
 

@@ -16,7 +16,7 @@ from mpmd.compile.passes.values import is_trivial
 FUSIBLE = frozenset(RULES) | UPDATES
 
 
-class Group:
+class FusionGroup:
     """Instructions that one kernel computes.
 
     Attributes:
@@ -27,13 +27,13 @@ class Group:
     def __init__(self, member: HloInstruction) -> None:
         self.members = [member]
         self.followers: dict[HloInstruction, None] | None = None
-        self._refused: set[tuple[Group, int, int]] = set()
+        self._refused: set[tuple[FusionGroup, int, int]] = set()
 
-    def refuse(self, other: Group) -> None:
+    def refuse(self, other: FusionGroup) -> None:
         """Note that two groups are not one kernel as they are now."""
         self._refused.add((other, len(self.members), len(other.members)))
 
-    def was_refused(self, other: Group) -> bool:
+    def was_refused(self, other: FusionGroup) -> bool:
         """Whether two groups are known not to be one kernel as they are now."""
         mine, its = len(self.members), len(other.members)
         return (other, mine, its) in self._refused or (self, its, mine) in other._refused
@@ -54,7 +54,7 @@ class Group:
         return any(m.opcode in ("reduce", "reduce-window", "dot") for m in self.members)
 
 
-Node = Group | HloInstruction
+Node = FusionGroup | HloInstruction
 """A group, or an instruction that stands in none."""
 
 
@@ -75,7 +75,7 @@ class Grouping:
         self.computation = computation
         self.order = computation.post_order()
         self.position = {i: k for k, i in enumerate(self.order)}
-        self.group_of: dict[HloInstruction, Group] = {}
+        self.group_of: dict[HloInstruction, FusionGroup] = {}
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
         self._ranks = GroupOrder(self)
@@ -84,7 +84,7 @@ class Grouping:
             if not is_fusible(instruction) or not instruction.shape.is_array:
                 continue
             if instruction.opcode not in MOVEMENT or instruction in needed:
-                self.group_of[instruction] = Group(instruction)
+                self.group_of[instruction] = FusionGroup(instruction)
 
     def _arrays(self) -> set[HloInstruction]:
         """Movement whose result must stand in memory."""
@@ -105,7 +105,7 @@ class Grouping:
                 needed.add(instruction.operands[0])
         return {i for i in needed if is_movement(i)}
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[FusionGroup]:
         """All groups, in program order of their first member."""
         return list(dict.fromkeys(self.group_of[i] for i in self.order if i in self.group_of))
 
@@ -124,7 +124,7 @@ class Grouping:
                     waiting.append(operand)
         return sorted(found, key=self.position.__getitem__)
 
-    def arrays(self, group: Group) -> list[HloInstruction]:
+    def arrays(self, group: FusionGroup) -> list[HloInstruction]:
         """What a group reads from outside."""
         inside = set(self.closure(group.members))
         return list(dict.fromkeys(o for i in inside for o in i.operands if o not in inside))
@@ -193,13 +193,13 @@ class Grouping:
         return planned
 
     # -- order
-    def would_circle(self, a: Group, b: Group) -> bool:
+    def would_create_cycle(self, a: FusionGroup, b: FusionGroup) -> bool:
         """Whether something outside of two groups would both need and feed them as one."""
         return self._ranks.between(a, b) is None
 
     def followers(self, node: Node) -> Iterable[HloInstruction]:
         """What must run after a node of the graph that groups and all other instructions make."""
-        if not isinstance(node, Group):
+        if not isinstance(node, FusionGroup):
             return self._following(node)
         group = node
         if group.followers is None:
@@ -213,7 +213,7 @@ class Grouping:
         users = (*self.readers(instruction), *instruction.control_successors)
         return [user for user in users if user is not instruction]
 
-    def join(self, a: Group, b: Group) -> Group:
+    def join(self, a: FusionGroup, b: FusionGroup) -> FusionGroup:
         """Make one group of two."""
         a.members = sorted((*a.members, *b.members), key=self.position.__getitem__)
         for member in b.members:
@@ -241,7 +241,7 @@ class GroupOrder:
         self._searched: tuple[Node, Node, set[Node]] | None = None
         self._turn = 0
 
-    def between(self, a: Group, b: Group) -> set[Node] | None:
+    def between(self, a: FusionGroup, b: FusionGroup) -> set[Node] | None:
         """What needs the earlier of two groups and stands before the later; None if that needs some of it."""
         if not self._places:
             self._places = {node: (k,) for k, node in enumerate(self._sorted())}
@@ -261,7 +261,7 @@ class GroupOrder:
         self._searched = first, second, found
         return found
 
-    def joined(self, a: Group, b: Group) -> None:
+    def joined(self, a: FusionGroup, b: FusionGroup) -> None:
         """Two groups became `a`."""
         searched, self._searched = self._searched, None
         if searched is None or {searched[0], searched[1]} != {a, b}:

@@ -9,18 +9,13 @@ import itertools
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
-from mpmd.compile.passes.fusion.patterns import join_patterns
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 from mpmd.support import diagnostics
 
-GREEDY, BEAM = "greedy", "beam"
 
-
-def merge_groups(
-    grouping: Grouping, most: int, multi_output: bool, prices: Prices, search: str = GREEDY
-) -> None:
+def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
     """Join groups until no two more should.
 
     Args:
@@ -28,12 +23,9 @@ def merge_groups(
         most: members of one group.
         multi_output: groups may have several results.
         prices: what says whether joining saves time.
-        search: `greedy` joins pairs, `beam` looks for patterns first.
     """
     merging = _Merging(grouping, most, multi_output, prices)
     merging.epilogues()
-    if search == BEAM:
-        join_patterns(grouping, most, multi_output, prices)
     merging.along_arrays()
     if multi_output:
         merging.neighbours()
@@ -59,7 +51,7 @@ class _Merging:
                 self._take_followers(group, instruction)
                 self._take_feeders(self.grouping.group_of[instruction], instruction)
 
-    def _take_followers(self, group: Group, dot: HloInstruction) -> None:
+    def _take_followers(self, group: FusionGroup, dot: HloInstruction) -> None:
         grouping, grew = self.grouping, True
         while grew and len(group.members) < self.most:
             grew = False
@@ -73,20 +65,20 @@ class _Merging:
                     group, grew = grouping.group_of[dot], True
                     break
 
-    def _take_feeders(self, group: Group, dot: HloInstruction) -> None:
+    def _take_feeders(self, group: FusionGroup, dot: HloInstruction) -> None:
         """Join groups that compute, as often as the product has results, only what its followers read."""
         grouping = self.grouping
         for array in sorted(grouping.arrays(group), key=grouping.position.__getitem__):
             other = grouping.group_of.get(array)
             if other is None or other is group or other.product or other.reduces or other.updates:
                 continue
-            if any(m.shape.size != dot.shape.size or _is_dear(m) for m in other.members):
+            if any(m.shape.size != dot.shape.size or _is_expensive(m) for m in other.members):
                 continue
             mine = {*grouping.group_of[dot].members, *other.members}
             if all(r in mine for m in other.members for r in grouping.readers(m)):
                 self._joined(grouping.group_of[dot], other)
 
-    def _may_follow(self, group: Group, other: Group, dot: HloInstruction) -> bool:
+    def _may_follow(self, group: FusionGroup, other: FusionGroup, dot: HloInstruction) -> bool:
         """Whether what another group computes belongs behind a product."""
         if other.reduces or other.updates:
             return False
@@ -125,7 +117,7 @@ class _Merging:
                     continue
                 changed |= self._joined(producer, consumer)
 
-    def _may_join(self, value: HloInstruction, producer: Group, consumer: Group) -> bool:
+    def _may_join(self, value: HloInstruction, producer: FusionGroup, consumer: FusionGroup) -> bool:
         """Whether two groups are of kinds that join along an array; costs are another question."""
         if producer.product or consumer.product or producer.updates:
             return False
@@ -150,7 +142,7 @@ class _Merging:
                 ):
                     self._joined(a, b)
 
-    def _joined(self, a: Group, b: Group) -> bool:
+    def _joined(self, a: FusionGroup, b: FusionGroup) -> bool:
         """Join two groups if they are one kernel that takes no longer; returns whether they were."""
         if a.was_refused(b):
             return False
@@ -165,14 +157,14 @@ class _Merging:
         grouping.join(a, b)
         return True
 
-    def _refusal(self, a: Group, b: Group, members: list[HloInstruction]) -> str:
+    def _refusal(self, a: FusionGroup, b: FusionGroup, members: list[HloInstruction]) -> str:
         """Why two groups do not become one; empty if they do."""
         grouping = self.grouping
         if len(members) > self.most:
             return f"together they have {len(members)} instructions, more than {self.most}"
         if not self.multi_output and len(grouping.results(members)) > 1:
             return "they would have several results"
-        if grouping.would_circle(a, b):
+        if grouping.would_create_cycle(a, b):
             return "what one needs is made of what the other gives"
         if _plain(members):
             return ""
@@ -184,7 +176,7 @@ class _Merging:
             return f"together they take {together * 1e6:.1f} us, apart {apart * 1e6:.1f} us"
         return ""
 
-    def _apart(self, *groups: Group) -> float | None:
+    def _apart(self, *groups: FusionGroup) -> float | None:
         """What groups take as they are, None if the models do not price one of them."""
         total = 0.0
         for group in groups:
@@ -195,7 +187,7 @@ class _Merging:
         return total
 
 
-def _is_dear(member: HloInstruction) -> bool:
+def _is_expensive(member: HloInstruction) -> bool:
     operation = OPERATIONS.get(member.opcode)
     return operation is not None and operation.is_expensive
 

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import product_workloads
-from mpmd.compile.kernels.cost.profiled import ProfiledCosts, measurer
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
-from mpmd.errors import ConfigError
 
 CLEARLY = 1.05
 """What is slower by less than the model is wrong is worth it: fewer kernels, or fewer values in memory."""
-PROJECTED, SPEED_OF_LIGHT, MEASURED = "projected", "speed-of-light", "measured"
+PROJECTED, SPEED_OF_LIGHT = "projected", "speed-of-light"
 
 
 class Prices:
     """Prices of planned groups on a device.
 
     Args:
-        model: `projected`, `speed-of-light`, `measured` by who measures here, or the path of measured costs,
-            which correct the projected ones.
-        device: a description and not a measurement, so that choices are the same everywhere unless measured
-            costs are asked for.
-
-    Raises:
-        ConfigError: costs are to be measured, but nobody does.
+        device: a description and not a measurement, so that choices are the same everywhere.
+        model: `projected` or `speed-of-light`.
     """
 
-    def __init__(self, model: str = PROJECTED, device: Device = HOST) -> None:
+    def __init__(self, device: Device, model: str = PROJECTED) -> None:
         self.model = model
         self.device = device
-        self._measured = None
-        self._measurer = measurer() if model == MEASURED else None
-        if model == MEASURED and self._measurer is None:
-            raise ConfigError(
-                "option costs of hlo-fusion is 'measured', but nobody measures kernels here\n"
-                "  set kernel_costs=measured for the native backend, or give mpmd-hlo-opt -measure=FILE"
-            )
-        if model not in (PROJECTED, SPEED_OF_LIGHT, MEASURED):
-            self._measured = ProfiledCosts(Path(model))
         self._known: dict[tuple[HloInstruction, ...], float | None] = {}
 
     def of(
@@ -54,7 +37,7 @@ class Prices:
         """Seconds of a group, None if it is no kernel that the models price.
 
         Args:
-            members: what the group is remembered by.
+            members: what the group is cached by.
             planned: makes its kernel, or says why there is none; called for groups that are not known yet.
         """
         key = tuple(members)
@@ -66,25 +49,18 @@ class Prices:
         if not isinstance(planned, GroupPlan):
             return None
         work = plan_workload(planned.plan)
-        if self._measurer is not None:
-            return self._measurer(planned.plan, work)
-        if self._measured is not None:
-            return self._measured.price(self.device, planned.plan.text(), work)
         model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
         return model(work, self.device).seconds
 
     def whole(self, planned: Sequence[PlannedKernel | str]) -> float | None:
-        """Seconds of several kernels, products with their epilogues among them; None if one is not priced.
-
-        Products are priced by the models alone: what is measured is priced without them.
-        """
+        """Seconds of several kernels, products with their epilogues among them; None if one is not priced."""
         total = 0.0
         for kernel in planned:
             seconds = self._price(kernel)
             if isinstance(kernel, DotPlan):
                 model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
                 parts = [model(work, self.device) for work in product_workloads(kernel.plan)]
-                seconds = combined(parts).seconds
+                seconds = combined(parts, self.device).seconds
             if seconds is None:
                 return None
             total += seconds

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import projected
-from mpmd.compile.kernels.cost.workload import Workload
+from mpmd.compile.kernels.cost.workload import KernelWorkload
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.passes.fusion.attention import Attention, Search, attention_of, together
+from mpmd.compile.passes.fusion.attention import AttentionCandidate, Search, attention_of, together
 
 
-def recompute_or_keep(search: Search, device: Device = HOST) -> None:
+def recompute_or_keep(search: Search, device: Device) -> None:
     """Let groups read what earlier groups computed, too, where that is cheaper than computing it again.
 
     Args:
@@ -25,21 +25,21 @@ def recompute_or_keep(search: Search, device: Device = HOST) -> None:
             shared = group.cone.scores.keys() & earlier.cone.scores.keys()
             if not shared:
                 continue
-            border = _border(search, group, earlier)
+            inputs = _inputs(search, group, earlier)
             share = search.plan(earlier, search.results(earlier, search.groups[:index], ())).plan.share
             again = _seconds_again(group, earlier, share, device)
-            kept = _seconds_kept(border, device)
+            kept = _seconds_kept(inputs, device)
             if kept < again:
                 search.refuse(
-                    f"{group.mixtures[0].name} reads {', '.join(b.name for b in border)}: "
+                    f"{group.mixtures[0].name} reads {', '.join(b.name for b in inputs)}: "
                     f"keeping them takes {kept * 1e6:.0f} us, computing them again {again * 1e6:.0f} us"
                 )
-                _stop_at(search, number, border)
+                _stop_at(search, number, inputs)
                 break
     search.groups = [g for g in search.groups if g.mixtures]
 
 
-def _border(search: Search, group: Attention, earlier: Attention) -> list[HloInstruction]:
+def _inputs(search: Search, group: AttentionCandidate, earlier: AttentionCandidate) -> list[HloInstruction]:
     """The values that the later group would read of the earlier one."""
     shared = (group.members & earlier.members) - group.cone.repeated
     own = group.members - shared
@@ -51,7 +51,9 @@ def _border(search: Search, group: Attention, earlier: Attention) -> list[HloIns
     return found
 
 
-def _seconds_again(group: Attention, earlier: Attention, share: float, device: Device) -> float:
+def _seconds_again(
+    group: AttentionCandidate, earlier: AttentionCandidate, share: float, device: Device
+) -> float:
     """What computing the shared members a second time takes."""
     seconds = 0.0
     vectors = 0.0
@@ -74,25 +76,25 @@ def _depth(dot: HloInstruction) -> int:
     return depth
 
 
-def _matmul(flops: float, dtype: str) -> Workload:
-    return Workload("matmul", flops, 0.0, 0.0, 0.0, 0.0, parts=1 << 20, matmul_dtype=dtype)
+def _matmul(flops: float, dtype: str) -> KernelWorkload:
+    return KernelWorkload("matmul", flops, 0.0, 0.0, 0.0, 0.0, parts=1 << 20, matmul_dtype=dtype)
 
 
-def _seconds_kept(border: Sequence[HloInstruction], device: Device) -> float:
+def _seconds_kept(inputs: Sequence[HloInstruction], device: Device) -> float:
     """What writing values and reading them again takes."""
-    size = 2.0 * sum(v.shape.byte_size for v in border)
+    size = 2.0 * sum(v.shape.byte_size for v in inputs)
     return size / device.bandwidth_for(size)
 
 
-def _stop_at(search: Search, number: int, border: Sequence[HloInstruction]) -> None:
-    """Build a group again that reads the border; mixtures of what it reads stay products."""
+def _stop_at(search: Search, number: int, inputs: Sequence[HloInstruction]) -> None:
+    """Build a group again that reads the inputs; mixtures of what it reads stay products."""
     group = search.groups[number]
-    rebuilt: Attention | None = None
+    rebuilt: AttentionCandidate | None = None
     for dot in group.mixtures:
-        attention = attention_of(dot, border)
+        attention = attention_of(dot, inputs)
         if attention is None:
             continue
         joined = attention if rebuilt is None else together(rebuilt, attention)
         if joined is not None and not search.refusal(joined, search.groups[:number]):
             rebuilt = joined
-    search.groups[number] = rebuilt or Attention(group.cone, [], {})
+    search.groups[number] = rebuilt or AttentionCandidate(group.cone, [], {})

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.planning.trace import MOVEMENT
-from mpmd.compile.passes.fusion.grouping import Group, Grouping
+from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.support import diagnostics
 
-_MOST_OPERATIONS = 24
+_MAX_OPERATIONS = 24
 """Operations of one repeated value: more would not be free beside the memory that they save."""
-_SMALLEST = 1024
+_MIN_BYTES = 1024
 """Bytes: smaller values stay in the cache anyway."""
 
 
@@ -28,12 +28,12 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
         for result in reversed(grouping.results(group.members)):
             if len(grouping.results(group.members)) < 2:
                 break
-            if result.shape.byte_size >= _SMALLEST and _saves(grouping, group, [result]):
+            if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, [result]):
                 _try(grouping, prices, group, [result])
-        _hand_out_dear_values(grouping, prices, group)
+        _duplicate_expensive_values(grouping, prices, group)
 
 
-def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: Group) -> None:
+def _duplicate_expensive_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
     """Hand out one value that is dear instead of several results that are cheaply made of it.
 
     (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), of which neither gives the other, are both made of tanh x.
@@ -41,7 +41,7 @@ def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: Group) -> N
     results = grouping.results(group.members)
     if len(results) < 2:
         return
-    for value in [m for m in group.members if m not in results and _is_dear(m)]:
+    for value in [m for m in group.members if m not in results and _is_expensive(m)]:
         made = []
         for result in grouping.results(group.members):
             others = [r for r in grouping.results(group.members) if r is not result]
@@ -49,17 +49,20 @@ def _hand_out_dear_values(grouping: Grouping, prices: Prices, group: Group) -> N
             factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read what is there
             if cone is not None and value in cone and not factor:
                 made.append(result)
-        if len(made) > 1 and value.shape.byte_size >= _SMALLEST and _saves(grouping, group, made, value):
+        if len(made) > 1 and value.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, made, value):
             _try(grouping, prices, group, made, value)
 
 
-def _is_dear(member: HloInstruction) -> bool:
+def _is_expensive(member: HloInstruction) -> bool:
     operation = OPERATIONS.get(member.opcode)
     return member.is_elementwise and operation is not None and operation.is_expensive
 
 
 def _saves(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None = None
+    grouping: Grouping,
+    group: FusionGroup,
+    made: Sequence[HloInstruction],
+    value: HloInstruction | None = None,
 ) -> bool:
     """Whether reading what results are made of costs less than writing and reading them.
 
@@ -81,18 +84,18 @@ def _saves(
 
 
 def _kept(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], value: HloInstruction | None
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], value: HloInstruction | None
 ) -> list[HloInstruction]:
     """What a group gives when it gives some results no more, but a value instead."""
     kept = [r for r in grouping.results(group.members) if r not in made]
     return kept if value is None else [*kept, value]
 
 
-def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) -> list[Group]:
+def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstruction) -> list[FusionGroup]:
     """The groups that read a result; none if something reads it that is no group."""
     if result is grouping.computation.root:
         return []
-    found: dict[Group, None] = {}
+    found: dict[FusionGroup, None] = {}
     for reader in grouping.readers(result):
         other = grouping.group_of.get(reader)
         if other is None or reader.opcode in MOVEMENT:
@@ -103,7 +106,7 @@ def _reading_groups(grouping: Grouping, group: Group, result: HloInstruction) ->
 
 
 def _cone(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> list[HloInstruction] | None:
     """The arrays that results are made of by cheap elementwise work; None if they are made by more."""
     arrays: dict[HloInstruction, None] = {}
@@ -114,7 +117,7 @@ def _cone(
             operations += 1
             operation = OPERATIONS.get(instruction.opcode)
             plain = instruction.is_elementwise and (operation is None or not operation.is_expensive)
-            if not plain or operations > _MOST_OPERATIONS * len(made):
+            if not plain or operations > _MAX_OPERATIONS * len(made):
                 return None
         for operand in instruction.operands:
             if operand.opcode == "constant" and operand.shape.size == 1:
@@ -131,7 +134,7 @@ def _cone(
 def _try(
     grouping: Grouping,
     prices: Prices,
-    group: Group,
+    group: FusionGroup,
     made: Sequence[HloInstruction],
     value: HloInstruction | None = None,
 ) -> None:
@@ -157,7 +160,7 @@ def _try(
 
 
 def _members_between(
-    grouping: Grouping, group: Group, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
 ) -> set[HloInstruction]:
     """Results and the members of their group that they are made of, down to what is kept."""
     found, waiting = set(made), list(made)

@@ -6,7 +6,6 @@ from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonica
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
 from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
-from mpmd.compile.passes.layout.reduction_dimension_grouper import ReductionDimensionGrouper
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.passes import passes_in
 

@@ -7,7 +7,7 @@ import dataclasses
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BroadcastCanonicalizer(ComputationPass):
         return Rewriter(computation).run({"broadcast": (_sorted,)}, lambda i: not i.shape.dynamic)
 
 
-def _sorted(site: Site) -> HloInstruction | None:
+def _sorted(site: RewriteSite) -> HloInstruction | None:
     dims = site.at.dimensions
     if list(dims) == sorted(dims):
         return None

@@ -28,7 +28,7 @@ class LayoutAssignment(HloPass):
 
     Requires: no schedule, no fusions.
     Ensures: every array has a layout; operands of elementwise work and of slices, pads and concatenations lie
-        as their result does; the border of the program is as it was.
+        as their result does; the interface of the program is as it was.
     Cost: linear.
     Source: XLA's layout assignment, with the constraints of `requirements.py`.
 
@@ -44,15 +44,15 @@ class LayoutAssignment(HloPass):
 
     def rewrite(self, module: HloModule) -> bool:
         """Assigns the layouts of all computations, callees first."""
-        border = module.entry_shapes()
+        interface = module.entry_shapes()
         before = {i: i.shape for i in module.instructions()}
         changed = False
         for computation in unfused(module):
-            requirements = Requirements(computation, border, self.free_transposes, self.free_products)
+            requirements = Requirements(computation, interface, self.free_transposes, self.free_products)
             layouts = Propagation(computation, requirements).run()
             changed |= _apply(computation, layouts, requirements)
         if module.parameter_layouts is None or module.result_layout is None:
-            module.parameter_layouts, module.result_layout = border
+            module.parameter_layouts, module.result_layout = interface
         return changed or any(i.shape is not shape for i, shape in before.items())
 
 

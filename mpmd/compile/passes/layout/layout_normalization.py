@@ -13,7 +13,7 @@ from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.layout.physical import is_bitcast, order_of, physical
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LayoutNormalization(ComputationPass):
 
     A copy that changes the layout becomes a transpose; one that need not move anything, and a transpose that
     does not, a bitcast.  Products, indexed accesses, loops and calls keep their layouts: bitcasts stand at
-    the border.
+    the interface.
 
     Requires: layouts are assigned, reshapes are bitcasts; no schedule.
     Ensures: elementwise work, data movement and reductions have row-major results and operands.
@@ -43,7 +43,7 @@ def _is_plain(shape: Shape) -> bool:
     return shape.layout is None or shape.layout.is_row_major
 
 
-def _normal(site: Site, value: HloInstruction) -> HloInstruction:
+def _normal(site: RewriteSite, value: HloInstruction) -> HloInstruction:
     """An operand by its dims in memory."""
     if _is_plain(value.shape):
         return value
@@ -53,22 +53,22 @@ def _normal(site: Site, value: HloInstruction) -> HloInstruction:
     return site.build.add("bitcast", value, shape=shape)
 
 
-def _back(site: Site, value: HloInstruction) -> HloInstruction:
+def _back(site: RewriteSite, value: HloInstruction) -> HloInstruction:
     """A value by its dims in memory as what stood here."""
     return value if value.shape is site.shape else site.build.add("bitcast", value, shape=site.shape)
 
 
-def _needs(site: Site) -> bool:
+def _needs(site: RewriteSite) -> bool:
     """True if something here is not row-major."""
     return not _is_plain(site.shape) or any(not _is_plain(o.shape) for o in site.operands)
 
 
-def _place(site: Site) -> dict[int, int]:
+def _place(site: RewriteSite) -> dict[int, int]:
     """Logical dim of the result → its place in memory."""
     return {d: i for i, d in enumerate(order_of(site.shape))}
 
 
-def _elementwise(site: Site) -> HloInstruction | None:
+def _elementwise(site: RewriteSite) -> HloInstruction | None:
     layouts = {o.shape.layout for o in site.operands if not o.shape.is_scalar} | {site.shape.layout}
     ranks = {o.shape.rank for o in site.operands if not o.shape.is_scalar}
     if not _needs(site) or len(layouts) != 1 or ranks - {site.shape.rank}:
@@ -77,10 +77,10 @@ def _elementwise(site: Site) -> HloInstruction | None:
     return _back(site, made)
 
 
-def _reordered(change: Callable[[Site, dict[int, int]], dict[str, Any]]) -> Rule:
+def _reordered(change: Callable[[RewriteSite, dict[int, int]], dict[str, Any]]) -> Rule:
     """A rule for movement whose operands lie as the result: attributes follow the dims."""
 
-    def rule(site: Site) -> HloInstruction | None:
+    def rule(site: RewriteSite) -> HloInstruction | None:
         arrays = [o for o in site.operands if o.shape.rank == site.shape.rank]
         if _is_plain(site.shape) or any(o.shape.layout is not site.shape.layout for o in arrays):
             return None
@@ -94,40 +94,40 @@ def _reordered(change: Callable[[Site, dict[int, int]], dict[str, Any]]) -> Rule
     return rule
 
 
-def _dimensions(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _dimensions(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     return {"dimensions": tuple(sorted(place[d] for d in site.at.dimensions))}
 
 
-def _padding(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _padding(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     return {"padding": tuple(site.at.padding[d] for d in order_of(site.shape))}
 
 
-def _slice(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _slice(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     dims, order = site.at.slice_dims, order_of(site.shape)
     parts = (tuple(values[d] for d in order) for values in (dims.starts, dims.limits, dims.strides))
     return {"slice": SliceDims(*parts)}
 
 
-def _sizes(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _sizes(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     return {"slice_sizes": tuple(site.at.slice_sizes[d] for d in order_of(site.shape))}
 
 
-def _nothing(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _nothing(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     return {}
 
 
-def _iota(site: Site, place: dict[int, int]) -> dict[str, Any]:
+def _iota(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
     return {"iota_dimension": place[site.at.iota_dimension]}
 
 
-def _constant(site: Site) -> HloInstruction | None:
+def _constant(site: RewriteSite) -> HloInstruction | None:
     literal = site.at.literal
     if _is_plain(site.shape) or literal is None or isinstance(literal, tuple):
         return None
     return _back(site, site.build.constant(literal.transpose(order_of(site.shape))))
 
 
-def _transpose(site: Site) -> HloInstruction | None:
+def _transpose(site: RewriteSite) -> HloInstruction | None:
     """A transpose by dims in memory; a bitcast where these do not move."""
     (x,) = site.operands
     order = site.at.dimensions
@@ -138,7 +138,7 @@ def _transpose(site: Site) -> HloInstruction | None:
     return _back(site, site.build.transpose(_normal(site, x), moves))
 
 
-def _copy(site: Site) -> HloInstruction | None:
+def _copy(site: RewriteSite) -> HloInstruction | None:
     """A copy to another layout → transpose."""
     (x,) = site.operands
     if x.shape.layout is site.shape.layout or x.shape.layout is None:
@@ -150,7 +150,7 @@ def _copy(site: Site) -> HloInstruction | None:
     return _back(site, site.build.transpose(_normal(site, x), moves))
 
 
-def _broadcast(site: Site) -> HloInstruction | None:
+def _broadcast(site: RewriteSite) -> HloInstruction | None:
     if not _needs(site):
         return None
     (x,) = site.operands
@@ -163,7 +163,7 @@ def _broadcast(site: Site) -> HloInstruction | None:
     return _back(site, site.build.broadcast(value, site.shape.physical_dims, dims))
 
 
-def _reduce(site: Site) -> HloInstruction | None:
+def _reduce(site: RewriteSite) -> HloInstruction | None:
     """A reduction by dims in memory; its result is moved where it does not come out in order."""
     if not _needs(site) or len(site.operands) != 2:
         return None

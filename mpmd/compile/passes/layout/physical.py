@@ -11,12 +11,6 @@ from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.values import inverse
 
 
-def is_row_major(shape: Shape) -> bool:
-    """True if an array's dims lie in their logical order, dims of size 1 anywhere."""
-    order = [d for d in reversed(shape.minor_to_major) if shape.dims[d] != 1]
-    return order == sorted(order)
-
-
 def physical(shape: Shape) -> Shape:
     """The row-major array whose dims are those of this one from the outermost in memory inwards."""
     return array(shape.dtype, shape.physical_dims)

@@ -20,7 +20,7 @@ class Requirements:
 
     Args:
         computation: whose layouts are chosen.
-        border: shapes with layouts of the program's parameters and result.
+        interface: shapes with layouts of the program's parameters and result.
         free_transposes: transposes may lie as their operand does.
         free_products: results of dots may lie in any order.
     """
@@ -28,12 +28,12 @@ class Requirements:
     def __init__(
         self,
         computation: HloComputation,
-        border: tuple[tuple[Shape, ...], Shape],
+        interface: tuple[tuple[Shape, ...], Shape],
         free_transposes: bool,
         free_products: bool,
     ) -> None:
         self.computation = computation
-        self.border = border
+        self.interface = interface
         self.free_transposes = free_transposes
         self.free_products = free_products
 
@@ -61,13 +61,13 @@ class Requirements:
     def of_parameter(self, instruction: HloInstruction) -> Shape:
         """A parameter's shape: the caller's for the entry, row-major elsewhere."""
         if self.computation.is_entry:
-            return self.border[0][instruction.parameter_number]
+            return self.interface[0][instruction.parameter_number]
         return instruction.shape.with_default_layout()
 
     def of_root(self, index: ShapeIndex) -> Shape:
         """The shape at a position of the result."""
         if self.computation.is_entry:
-            return self.border[1].subshape(index)
+            return self.interface[1].subshape(index)
         return self.computation.root.shape.with_default_layout().subshape(index)
 
     def of_operand(self, instruction: HloInstruction, number: int) -> Layout | None:

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.layout.physical import is_bitcast
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ReshapeDecomposer(ComputationPass):
         return Rewriter(computation).run({"reshape": (_decompose,)}, lambda i: not i.shape.dynamic)
 
 
-def _decompose(site: Site) -> HloInstruction | None:
+def _decompose(site: RewriteSite) -> HloInstruction | None:
     (x,) = site.operands
     source, target = x.shape.filled(), site.shape.filled()
     if is_bitcast(source, target):
@@ -45,6 +45,6 @@ def _decompose(site: Site) -> HloInstruction | None:
     return _copied(site, site.build.add("bitcast", moved, shape=wanted), target)
 
 
-def _copied(site: Site, value: HloInstruction, shape: Shape) -> HloInstruction:
+def _copied(site: RewriteSite, value: HloInstruction, shape: Shape) -> HloInstruction:
     """The value in another order in memory."""
     return value if value.shape is shape else site.build.add("copy", value, shape=shape)

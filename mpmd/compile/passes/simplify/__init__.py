@@ -10,11 +10,9 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.convert_mover import ConvertMover
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
-from mpmd.compile.passes.simplify.dot_merger import DotMerger
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
 from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
-from mpmd.compile.passes.simplify.simplify_fp_conversions import SimplifyFpConversions
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier

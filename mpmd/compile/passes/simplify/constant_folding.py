@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator import Engine
+from mpmd.compile.hlo.evaluator import Evaluator, is_evaluable
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -79,7 +79,7 @@ class ConstantFolding(ComputationPass):
         shape = instruction.shape
         if not shape.is_array or shape.dynamic or (shape.layout and not shape.layout.is_row_major):
             return False
-        if instruction.has_control_edges:
+        if instruction.has_control_edges or not is_evaluable(instruction):
             return False
         read = sum(o.shape.byte_size for o in instruction.operands)
         if instruction.shape.byte_size > max(read, self.max_bytes):
@@ -95,7 +95,7 @@ def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstructi
         copies = [body.add(o.clone(())) for o in instruction.operands]
         body.set_root(body.add(instruction.clone(copies)))
         with np.errstate(all="ignore"):
-            (value,) = Engine().run(body, [[]], [0])
+            value = Evaluator().run(body, [])
     finally:
         instruction.parent.module.remove_computation(body)
     return build.constant(value)

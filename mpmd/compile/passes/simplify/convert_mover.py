@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import only_user
 
 _MOVES = ("reshape", "transpose", "slice", "reverse", "dynamic-slice", "concatenate", "pad")
@@ -42,7 +42,7 @@ def _is_wider(a: Shape, b: Shape) -> bool:
     return a.info.bits > b.info.bits
 
 
-def _widen_later(site: Site) -> HloInstruction | None:
+def _widen_later(site: RewriteSite) -> HloInstruction | None:
     """move(widen(x)) → widen(move(x))."""
     data = _data(site.at)
     sources = {o.operands[0].shape.dtype if o.opcode == "convert" else "" for o in data}
@@ -55,7 +55,7 @@ def _widen_later(site: Site) -> HloInstruction | None:
     return site.build.convert(made, site.shape.dtype)
 
 
-def _narrow_earlier(site: Site) -> HloInstruction | None:
+def _narrow_earlier(site: RewriteSite) -> HloInstruction | None:
     """narrow(move(x)) → move(narrow(x))."""
     (move,) = site.operands
     if move.opcode not in _MOVES or not _is_wider(move.shape, site.shape) or only_user(move) is not site.at:

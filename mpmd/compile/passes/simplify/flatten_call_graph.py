@@ -29,7 +29,7 @@ class FlattenCallGraph(HloPass):
     def rewrite(self, module: HloModule) -> bool:
         """Copies from the entry on, so that copies are flattened as well."""
         changed = False
-        claimed: set[HloComputation] = {module.entry}
+        taken: set[HloComputation] = {module.entry}
         waiting = [module.entry]
         while waiting:
             computation = waiting.pop()
@@ -38,9 +38,9 @@ class FlattenCallGraph(HloPass):
                     continue
                 own = []
                 for callee in instruction.called:
-                    if callee in claimed or any(i.opcode not in _SEQUENTIAL for i in callee.callers):
+                    if callee in taken or any(i.opcode not in _SEQUENTIAL for i in callee.callers):
                         callee = callee.clone()
-                    claimed.add(callee)
+                    taken.add(callee)
                     own.append(callee)
                 if tuple(own) != instruction.called:
                     instruction.set_called(own)

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import only_user, splat
 
 
@@ -44,7 +44,7 @@ _MOVABLE = tuple(
 )
 
 
-def move_reshapes(site: Site) -> HloInstruction | None:
+def move_reshapes(site: RewriteSite) -> HloInstruction | None:
     """op(reshape(x), reshape(y), splat) → reshape(op(x, y, splat))."""
     dims = None
     for operand in site.operands:
@@ -60,7 +60,7 @@ def move_reshapes(site: Site) -> HloInstruction | None:
     return site.build.reshape(made, site.shape.dims)
 
 
-def move_transposes(site: Site) -> HloInstruction | None:
+def move_transposes(site: RewriteSite) -> HloInstruction | None:
     """op(transpose(x), transpose(y), splat) → transpose(op(x, y, splat))."""
     order, dims = None, None
     for operand in dict.fromkeys(site.operands):
@@ -78,14 +78,14 @@ def move_transposes(site: Site) -> HloInstruction | None:
     return site.build.transpose(made, order)
 
 
-def _is_free(operand: HloInstruction, site: Site) -> bool:
+def _is_free(operand: HloInstruction, site: RewriteSite) -> bool:
     """True for scalars that stand for all elements, and for splats."""
     if operand.shape.is_scalar and site.shape.rank:
         return True
     return operand.opcode not in ("reshape", "transpose") and splat(operand) is not None
 
 
-def _spread(site: Site, value: HloInstruction, dims: tuple[int, ...]) -> HloInstruction:
+def _spread(site: RewriteSite, value: HloInstruction, dims: tuple[int, ...]) -> HloInstruction:
     """A splat in other dims."""
     if value.shape.is_scalar and site.shape.rank:
         return value

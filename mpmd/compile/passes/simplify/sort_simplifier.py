@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Rule, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +31,13 @@ class SortSimplifier(ComputationPass):
         return Rewriter(computation).run(rules, lambda instruction: True)
 
 
-def _sort_of_one(site: Site) -> HloInstruction | None:
+def _sort_of_one(site: RewriteSite) -> HloInstruction | None:
     if site.operands[0].shape.dims[site.at.dimensions[0]] > 1:
         return None
     return site.build.tuple(site.operands) if site.shape.is_tuple else site.operands[0]
 
 
-def _sort_used(site: Site) -> HloInstruction | None:
+def _sort_used(site: RewriteSite) -> HloInstruction | None:
     if site.at.is_root or not site.shape.is_tuple:
         return None
     if any(u.opcode != "get-tuple-element" for u in site.at.users):

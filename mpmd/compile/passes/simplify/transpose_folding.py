@@ -8,7 +8,7 @@ from mpmd.compile.hlo.attributes import DotDims, Ints
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, Site
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TransposeFolding(ComputationPass):
         rules = {"dot": (self._fold,)}
         return Rewriter(computation).run(rules, lambda instruction: len(instruction.operands) == 2)
 
-    def _fold(self, site: Site) -> HloInstruction | None:
+    def _fold(self, site: RewriteSite) -> HloInstruction | None:
         a, b = site.operands
         dims = site.at.dot_dims
         if a.opcode == "transpose":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from typing import Any
 
 from mpmd import ir
 from mpmd.passes.constants import constant_text, holds_complex
+from mpmd.support.memoisation import memoised
 
 _INTEGER = re.compile(r"(u?)i(\d+)")
 
@@ -76,7 +76,7 @@ class Facts:
         return self._offsets[op]
 
 
-@functools.lru_cache(None)
+@memoised
 def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
     """Whether integers of a tensor type are signed, and their bits; None if its elements are no integers."""
     found = _INTEGER.fullmatch(str(kind.element_type))

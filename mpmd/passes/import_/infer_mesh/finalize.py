@@ -78,10 +78,10 @@ class InferMeshFinalize(ModulePass):
             ir.replace_uses(op.result, value)
         elif existing is not None:
             transfer, around = existing
-            if ir.stands_before(around, transfer):
+            if ir.comes_before(around, transfer):
                 ir.move_before(transfer, around)
             ir.replace_uses(op.result, transfer.result)
-        elif not _stands_in_function(op):
+        elif not _is_in_function(op):
             return False
         elif value.type.mesh == kind.mesh:
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
@@ -92,7 +92,7 @@ class InferMeshFinalize(ModulePass):
         return True
 
 
-def _stands_in_function(op: ir.Op) -> bool:
+def _is_in_function(op: ir.Op) -> bool:
     """Transfers cannot stand in loops."""
     return isinstance(op.operation.parent.opview, ir.Func)
 

@@ -9,7 +9,7 @@ from mpmd.passes.import_.infer_mesh.sets import USE_SET, MeshSet
 from mpmd.support import diagnostics
 
 
-class Loop:
+class LoopAssignment:
     """A loop whose arguments, results and returned values are given meshes.
 
     A value that is needed on several meshes is an error.  An index that the body does not read stays plain.

@@ -39,7 +39,7 @@ class InferMeshPopulateSrcSet(ModulePass):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class _SourceStep:
     """One op of a function or loop, with its own set and those of its operands, which may be anywhere."""
 
     op: ir.Op
@@ -52,7 +52,7 @@ class _SrcSets:
         self._symbols = symbols
         self._sets = Table(SRC_SET)
         self._use_sets = Table(USE_SET)
-        self._steps: dict[ir.Op, list[_Step]] = {}
+        self._steps: dict[ir.Op, list[_SourceStep]] = {}
         self._reductions: dict[ir.Op, str] = {}
         self._visited: set[str] = set()
 
@@ -73,7 +73,7 @@ class _SrcSets:
     def _visit(self, body: ir.Op, is_entry: bool) -> None:
         if body not in self._steps:
             self._steps[body] = [
-                _Step(op, self._sets.cell(op), [self._source(v) for v in op.operands])
+                _SourceStep(op, self._sets.cell(op), [self._source(v) for v in op.operands])
                 for op in ir.ops(body)
                 if isinstance(op, (ir.Assign, ir.Unassign, ir.Call, ir.For)) or flow.is_meshless(op)
             ]
@@ -121,7 +121,7 @@ class _SrcSets:
             self._visited.add(callee.symbol)
             self._visit(callee, is_entry=False)
 
-    def _visit_op(self, step: _Step) -> None:
+    def _visit_op(self, step: _SourceStep) -> None:
         found = step.own.found
         operands = [None if source is None else source.found for source in step.operands]
         for operand in operands:
@@ -130,7 +130,7 @@ class _SrcSets:
             step.own.put(found)
             self._mark_reduction(step, found, operands)
 
-    def _mark_reduction(self, step: _Step, found: MeshSet, operands: list[MeshSet | None]) -> None:
+    def _mark_reduction(self, step: _SourceStep, found: MeshSet, operands: list[MeshSet | None]) -> None:
         """Marks a reduction whose operands can nowhere be together, or that takes up one that is marked."""
         op = step.op
         pair = flow.concat_reduce(op)

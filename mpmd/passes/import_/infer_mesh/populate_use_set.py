@@ -40,7 +40,7 @@ class InferMeshPopulateUseSet(ModulePass):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class _UseStep:
     """One op of a function, last first: what it adds to which set.
 
     `gives` has sets and those that are united into each.
@@ -59,7 +59,7 @@ class _UseSets:
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self.table = Table(USE_SET)
         self._symbols = symbols
-        self._steps: dict[str, list[_Step]] = {}
+        self._steps: dict[str, list[_UseStep]] = {}
         self._args: dict[str, list[Cell]] = {}
         self._in_chain: dict[ir.Call, bool] = {}
 
@@ -79,27 +79,27 @@ class _UseSets:
         """The sets of the uses of a value."""
         return [self.table.cell(key) for key in flow.use_keys(value, self._symbols)]
 
-    def _step_of_args(self, body: ir.Func | ir.For) -> _Step:
-        return _Step(
+    def _step_of_args(self, body: ir.Func | ir.For) -> _UseStep:
+        return _UseStep(
             [(self.table.cell((body, "arg", i)), self._given_by(arg)) for i, arg in enumerate(body.args)]
         )
 
-    def _steps_of(self, body: ir.Func | ir.For) -> list[_Step]:
+    def _steps_of(self, body: ir.Func | ir.For) -> list[_UseStep]:
         steps = []
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Assign):
                 own = MeshSet.of(op.result.type.mesh, *([op.reason] if op.reason else []))
-                steps.append(_Step([(self.table.cell(op), [])], own))
+                steps.append(_UseStep([(self.table.cell(op), [])], own))
             elif isinstance(op, ir.Call):
-                steps.append(_Step(self._call_gives(op), call=op))
+                steps.append(_UseStep(self._call_gives(op), call=op))
             elif isinstance(op, ir.For):
                 steps += self._loop_steps(op)
             elif _has_use_set(op):
                 sources = [cell for r in op.results for cell in self._given_by(r)]
-                steps.append(_Step([(self.table.cell(op), sources)]))
+                steps.append(_UseStep([(self.table.cell(op), sources)]))
         return steps
 
-    def _loop_steps(self, op: ir.For) -> list[_Step]:
+    def _loop_steps(self, op: ir.For) -> list[_UseStep]:
         """What a loop's results are needed for is needed of what its body returns."""
         gives = []
         for result, value in zip(op.results, op.returned):
@@ -111,13 +111,13 @@ class _UseSets:
             else:
                 continue
             gives.append((self.table.cell(key), self._given_by(result)))
-        return [_Step(gives), *self._steps_of(op), self._step_of_args(op)]
+        return [_UseStep(gives), *self._steps_of(op), self._step_of_args(op)]
 
     def _call_gives(self, op: ir.Call) -> list[tuple[Cell, list[Cell]]]:
         callee = self._symbols[op.callee_name]
         return [(self.table.cell((callee, "result", i)), self._given_by(r)) for i, r in enumerate(op.results)]
 
-    def _visit_call(self, step: _Step) -> None:
+    def _visit_call(self, step: _UseStep) -> None:
         """Goes through the callee if this call changes it, again and again if calls of it are chained."""
         call = step.call
         assert call is not None
@@ -127,7 +127,7 @@ class _UseSets:
             changed = self._visit_callee(step)
             rounds -= 1
 
-    def _visit_callee(self, step: _Step) -> bool:
+    def _visit_callee(self, step: _UseStep) -> bool:
         assert step.call is not None
         callee = self._symbols[step.call.callee_name]
         changed = False

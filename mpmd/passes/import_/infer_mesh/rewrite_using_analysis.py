@@ -10,7 +10,7 @@ from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
-from mpmd.passes.import_.infer_mesh.loops import Loop
+from mpmd.passes.import_.infer_mesh.loops import LoopAssignment
 from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
@@ -87,7 +87,7 @@ class _Bodies:
             if isinstance(op, ir.Call):
                 _rewrite_call(op, self._signature(op.callee_name), absorber)
             elif isinstance(op, ir.For):
-                loop = Loop(op, self._symbols)
+                loop = LoopAssignment(op, self._symbols)
                 loop.assign_returned()
                 self.rewrite(op)
                 loop.assign_all()

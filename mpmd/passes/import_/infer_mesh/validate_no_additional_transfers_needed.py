@@ -36,12 +36,12 @@ class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Looks at callees, then at entry functions, last op first."""
         functions = flow.mpmd_functions(module)
-        check = _Check(functions, ir.symbol_table(module), Limited(self.error_limit))
+        check = _TransferCheck(functions, ir.symbol_table(module), Limited(self.error_limit))
         for f in sorted(functions, key=lambda f: f.is_public):
             check.function(f)
 
 
-class _Check:
+class _TransferCheck:
     def __init__(self, functions: list[ir.Func], symbols: dict[str, ir.Func], errors: Limited) -> None:
         self._symbols = symbols
         self._errors = errors

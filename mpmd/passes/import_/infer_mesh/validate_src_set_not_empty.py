@@ -35,7 +35,7 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Looks at ops, then at arguments of callees."""
         functions = flow.mpmd_functions(module)
-        check = _Check(functions, ir.symbol_table(module), Limited(self.error_limit))
+        check = _SourceCheck(functions, ir.symbol_table(module), Limited(self.error_limit))
         for f in functions:
             for body in [f, *ir.ops(f, ir.For)]:
                 for op in ir.ops(body):
@@ -45,7 +45,7 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
                 check.argument(f, i)
 
 
-class _Check:
+class _SourceCheck:
     def __init__(self, functions: list[ir.Func], symbols: dict[str, ir.Func], errors: Limited) -> None:
         self._symbols = symbols
         self._errors = errors

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.random_hlo.draft import Case, Draft
-from tests.support.random_hlo.leaves.program import Program
+from tests.support.random_hlo.leaves.program import LeafProgram
 
 __all__ = ["leaves_case"]
 
@@ -18,4 +18,4 @@ __all__ = ["leaves_case"]
 def leaves_case(seed: int) -> Case:
     """The program of a seed: always the same."""
     rng = np.random.default_rng([seed, 20])
-    return Program(Draft(rng, f"leaves#{seed}", seed)).case()
+    return LeafProgram(Draft(rng, f"leaves#{seed}", seed)).case()

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from mpmd.compile.hlo import HloModule, print_module
-from mpmd.compile.hlo.evaluator import evaluate
 from mpmd.errors import MpmdError
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 from tests.support.random_hlo.comparison import differences
 from tests.support.random_hlo.draft import Case

@@ -10,11 +10,11 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape, array
 from tests.support.random_hlo.draft import Case, Draft
-from tests.support.random_hlo.leaves.scope import COUNT, FLAG, Scope
+from tests.support.random_hlo.leaves.scope import COUNT, FLAG, LeafScope
 
 DTYPES_OF_LEAVES = ("f32", "s32", "pred", "u8", "bf16", "f64", "f16", "s8", "s64", "u32")
 DIMS_OF_LEAVES = ((), (1,), (3,), (5,), (7,), (2, 3), (5, 1), (3, 3))
-FEWEST = 20
+MIN_LEAVES = 20
 """Leaves of the conditionals that a program is about."""
 NESTS = (
     "c",
@@ -34,7 +34,7 @@ NESTS = (
 """Which conditionals and loops a program has, and which are in one branch or the body of which others."""
 
 
-class Program:
+class LeafProgram:
     """One random program.
 
     Args:
@@ -53,12 +53,12 @@ class Program:
         dtypes = [self.draft.pick(DTYPES_OF_LEAVES) for _ in range(int(self.rng.integers(1, 4)))]
         kinds = [array(d, self.draft.pick(DIMS_OF_LEAVES)) for d in dtypes]
         kinds += [array(d) for d in dtypes] + [COUNT, array("s32", (5,))]
-        count = int(self.rng.integers(FEWEST, FEWEST + 7))
+        count = int(self.rng.integers(MIN_LEAVES, MIN_LEAVES + 7))
         return [COUNT, FLAG, *(self.draft.pick(kinds) for _ in range(count - 2))]
 
     def case(self) -> Case:
         """The program and its arguments."""
-        entry = Scope(self.rng, self.draft.builder, self._begin(), rounded=self.rounded)
+        entry = LeafScope(self.rng, self.draft.builder, self._begin(), rounded=self.rounded)
         self._inside(entry, self.draft.pick(NESTS))
         wanted = [k for k in range(len(self.shapes)) if self.rng.random() < 0.8] or [0]
         return self.draft.finish(self.draft.builder.tuple(entry.arranged(wanted, self.shapes)))
@@ -75,12 +75,12 @@ class Program:
         low, high = (0, 200) if info.kind == "unsigned" else (-100, 100)
         return self.rng.integers(low, high, shape.dims).astype(info.numpy)
 
-    def _steps(self, scope: Scope, most: int = 3) -> None:
+    def _steps(self, scope: LeafScope, most: int = 3) -> None:
         for _ in range(int(self.rng.integers(most + 1))):
             scope.step()
 
     # -- loops and conditionals
-    def _inside(self, scope: Scope, nest: str) -> None:
+    def _inside(self, scope: LeafScope, nest: str) -> None:
         """What the program, a branch or a body does: changes, and the conditionals and loops of a nest."""
         self._steps(scope)
         while nest:
@@ -88,9 +88,9 @@ class Program:
             (self._conditional if kind == "c" else self._loop)(scope, inner)
             self._steps(scope)
 
-    def _conditional(self, scope: Scope, nest: str) -> None:
+    def _conditional(self, scope: LeafScope, nest: str) -> None:
         held = list(scope.values)
-        wanted = self._some(held, min(len(held), FEWEST))
+        wanted = self._some(held, min(len(held), MIN_LEAVES))
         count = scope.choose((2, 2, 2, 3, 4))
         if count == 2 and (flag := scope.leaf(FLAG)) is not None and scope.happens(0.7):
             selector = scope.values[flag]
@@ -116,13 +116,13 @@ class Program:
         build = HloBuilder.create(self.draft.module, "branch")
         taken = build.parameter(shape)
         values = {k: build.element(taken, n) for n, k in enumerate(given)}
-        inner = Scope(self.rng, build, values, rounded=self.rounded)
+        inner = LeafScope(self.rng, build, values, rounded=self.rounded)
         if nest or inner.happens(0.7):
             self._inside(inner, nest)
         return build.build(build.tuple(inner.arranged(wanted, self.shapes)))
 
-    def _loop(self, scope: Scope, nest: str) -> None:
-        carried = self._some(list(scope.values), FEWEST)
+    def _loop(self, scope: LeafScope, nest: str) -> None:
+        carried = self._some(list(scope.values), MIN_LEAVES)
         limit = scope.build.constant(int(self.rng.integers(1, 4)), "s32")
         if scope.happens(0.5):
             limit = scope.build.add("minimum", scope.count(), limit)
@@ -136,7 +136,7 @@ class Program:
         state = body.parameter(begin.shape)
         counter, limit = body.element(state, 0), body.element(state, 1)
         values = {k: body.element(state, n + 2) for n, k in enumerate(carried)}
-        inner = Scope(self.rng, body, values, [counter], self.rounded)
+        inner = LeafScope(self.rng, body, values, [counter], self.rounded)
         self._inside(inner, nest)
         following = body.add("add", counter, body.constant(1, "s32"))
         body.build(body.tuple([following, limit, *inner.arranged(carried, self.shapes)]))

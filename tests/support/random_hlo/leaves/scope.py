@@ -20,7 +20,7 @@ EXACT_SUMS = (*SIGNED, *UNSIGNED, "f32", "f64")
 FUNCTIONS = ("tanh", "logistic")
 
 
-class Scope:
+class LeafScope:
     """Leaves by number; a leaf keeps its shape, and its value changes.
 
     Args:

@@ -6,30 +6,30 @@ import pytest
 
 from mpmd.errors import ConfigError
 from mpmd.passes import make_pass
-from mpmd.passes.import_.assignment import Assignment, Constraint, IndexPlace, Place
+from mpmd.passes.import_.assignment import Assignment, Constraint, IndexPlace, NamePlacement
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("m1", Place("m1")),
-        ("m1/0", Place("m1", 0)),
-        ("m1/cpu", Place("m1/cpu")),
-        ("m1/cpu/3", Place("m1/cpu", 3)),
-        ("m1#pinned_host", Place("m1", None, "pinned_host")),
-        ("m1#pinned_host/2", Place("m1", 2, "pinned_host")),
+        ("m1", NamePlacement("m1")),
+        ("m1/0", NamePlacement("m1", 0)),
+        ("m1/cpu", NamePlacement("m1/cpu")),
+        ("m1/cpu/3", NamePlacement("m1/cpu", 3)),
+        ("m1#pinned_host", NamePlacement("m1", None, "pinned_host")),
+        ("m1#pinned_host/2", NamePlacement("m1", 2, "pinned_host")),
     ],
 )
-def test_places_print_and_parse(text: str, place: Place) -> None:
-    assert Place.parse(text) == place
+def test_places_print_and_parse(text: str, place: NamePlacement) -> None:
+    assert NamePlacement.parse(text) == place
     assert str(place) == text
 
 
 def test_assignment_prints_and_parses() -> None:
     text = "f@m1/0,user@home@m2,t@m2#device"
     assignment = Assignment.parse(text)
-    assert assignment.get("f") == Place("m1", 0)
-    assert assignment.get("user@home") == Place("m2")
+    assert assignment.get("f") == NamePlacement("m1", 0)
+    assert assignment.get("user@home") == NamePlacement("m2")
     assert assignment.get("g") is None
     assert str(assignment) == text
     assert Assignment.parse(str(assignment)) == assignment
@@ -47,7 +47,7 @@ def test_the_same_name_twice() -> None:
     [
         (Assignment, "f", "cannot read 'f' in the assignment 'f'"),
         (Assignment, "@m1", "expected: name@mesh or name@mesh/stage"),
-        (Place, "m1#moon", "unknown memory kind 'moon'"),
+        (NamePlacement, "m1#moon", "unknown memory kind 'moon'"),
         (IndexPlace, "x@m1", "expected: index@mesh"),
         (Constraint, "0", "expected: input:output"),
     ],

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, load, round_to, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.plan import BATCH, COLUMN, KernelPlan, Reduce, store_level
+from mpmd.compile.kernels.plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Partials:
     def reductions(self) -> tuple[int, ...]:
         """Numbers of the column reductions."""
         nodes = enumerate(self.plan.nodes)
-        return tuple(k for k, n in nodes if isinstance(n, Reduce) and n.axis == COLUMN)
+        return tuple(k for k, n in nodes if isinstance(n, ReduceNode) and n.axis == COLUMN)
 
     @property
     def batch(self) -> int:

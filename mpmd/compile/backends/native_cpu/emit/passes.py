@@ -15,7 +15,7 @@ from mpmd.compile.kernels.plan import (
     ROW,
     Apply,
     KernelPlan,
-    Reduce,
+    ReduceNode,
     Store,
     arguments,
     store_arguments,
@@ -23,12 +23,12 @@ from mpmd.compile.kernels.plan import (
 )
 
 # A scratch row beyond this many bytes would not stay in L2.
-_LARGEST_SCRATCH = 256 << 10
+_MAX_SCRATCH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One walk over a row.
+class RowPass:
+    """One pass over a row.
 
     Attributes:
         row_sums: row reductions that are complete after it.
@@ -50,16 +50,16 @@ class Pass:
         return not (self.row_sums or self.column_sums or self.stores)
 
 
-def plan_passes(plan: KernelPlan) -> list[Pass]:
+def plan_passes(plan: KernelPlan) -> list[RowPass]:
     """The passes over a row, in order."""
     count = max(plan.stages, default=0) + 1
     row_sums: list[list[int]] = [[] for _ in range(count)]
     column_sums: list[list[int]] = [[] for _ in range(count)]
     stores: list[list[Store]] = [[] for _ in range(count)]
     for number, node in enumerate(plan.nodes):
-        if isinstance(node, Reduce) and node.axis == ROW:
+        if isinstance(node, ReduceNode) and node.axis == ROW:
             row_sums[plan.stages[node.arg]].append(number)
-        elif isinstance(node, Reduce) and plan.levels[node.arg] == ELEMENT:
+        elif isinstance(node, ReduceNode) and plan.levels[node.arg] == ELEMENT:
             column_sums[plan.stages[node.arg]].append(number)
     for store in plan.stores:
         if store_level(plan, store) == ELEMENT:
@@ -78,7 +78,7 @@ def plan_passes(plan: KernelPlan) -> list[Pass]:
             keeps[kept_by[number]].add(number)
         seen.append(needed)
     return [
-        Pass(
+        RowPass(
             tuple(row_sums[s]),
             tuple(column_sums[s]),
             tuple(stores[s]),
@@ -91,7 +91,7 @@ def plan_passes(plan: KernelPlan) -> list[Pass]:
 
 def _reduced(plan: KernelPlan, number: int) -> int:
     node = plan.nodes[number]
-    assert isinstance(node, Reduce)
+    assert isinstance(node, ReduceNode)
     return node.arg
 
 
@@ -114,10 +114,10 @@ def _visit(
         return
     needed.add(number)
     for argument in arguments(node):
-        if not isinstance(plan.nodes[argument], Reduce):
+        if not isinstance(plan.nodes[argument], ReduceNode):
             _visit(plan, argument, seen, needed, kept_by, reads)
 
 
 def _worth_keeping(plan: KernelPlan, node: Apply) -> bool:
     row_bytes = 4 * plan.row_size
-    return OPERATIONS[node.op].is_expensive and row_bytes <= _LARGEST_SCRATCH
+    return OPERATIONS[node.op].is_expensive and row_bytes <= _MAX_SCRATCH_BYTES

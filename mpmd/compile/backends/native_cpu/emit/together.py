@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Reduce, arguments
+from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, ReduceNode, arguments
 
 MOST_VECTORS = 4
 _MOST_OPERATIONS = 128  # of all vectors of a round: more code is not worth its compilation
@@ -34,7 +34,7 @@ def needed_nodes(plan: KernelPlan, roots: Iterable[int], known: Iterable[int] = 
         if number in found or number in there:
             continue
         found.add(number)
-        if not isinstance(plan.nodes[number], Reduce):
+        if not isinstance(plan.nodes[number], ReduceNode):
             waiting += arguments(plan.nodes[number])
     return sorted(found)
 

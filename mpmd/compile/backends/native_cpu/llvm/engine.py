@@ -42,9 +42,10 @@ def _machine(target: CpuTarget, effort: int) -> Any:
 
 
 def _parse(text: str, target: CpuTarget) -> Any:
+    """A module in a context of its own: a context keeps every constant and type until it is freed itself."""
     _initialize(target.triple)
     try:
-        parsed = binding.parse_assembly(text)
+        parsed = binding.parse_assembly(text, binding.create_context())
         parsed.verify()
     except RuntimeError as error:
         raise CompileError(f"LLVM refused the generated code: {str(error).strip()}") from error

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.values import is_negative_zero, is_number, is_splat, splat
 
 
-def constant_to_the_right(site: Site) -> HloInstruction | None:
+def constant_to_the_right(site: RewriteSite) -> HloInstruction | None:
     """C op x → x op c."""
     a, b = site.operands
     if splat(a) is None or splat(b) is not None:
@@ -21,7 +21,7 @@ def constant_to_the_right(site: Site) -> HloInstruction | None:
     return site.same(b, a)
 
 
-def gather_constants(site: Site) -> HloInstruction | None:
+def gather_constants(site: RewriteSite) -> HloInstruction | None:
     """(x op c) op d → x op (c op d), of integers: floats would round differently."""
     inner, outer = site.operands
     if is_number(outer) or splat(outer) is None or inner.opcode != site.at.opcode:
@@ -32,13 +32,13 @@ def gather_constants(site: Site) -> HloInstruction | None:
     return site.same(x, site.same(c, outer))
 
 
-def add_zero(site: Site) -> HloInstruction | None:
+def add_zero(site: RewriteSite) -> HloInstruction | None:
     """X + 0 → x."""
     a, b = site.operands
     return a if is_splat(b, 0) else None
 
 
-def add_negative_zero(site: Site) -> HloInstruction | None:
+def add_negative_zero(site: RewriteSite) -> HloInstruction | None:
     """X + -0 → x, and of integers x + 0 → x: exact for signed zeros too."""
     a, b = site.operands
     if is_negative_zero(b) or (not is_number(b) and is_splat(b, 0)):
@@ -46,7 +46,7 @@ def add_negative_zero(site: Site) -> HloInstruction | None:
     return None
 
 
-def add_negation(site: Site) -> HloInstruction | None:
+def add_negation(site: RewriteSite) -> HloInstruction | None:
     """X + -y → x - y, -x + y → y - x."""
     a, b = site.operands
     if b.opcode == "negate":
@@ -56,7 +56,7 @@ def add_negation(site: Site) -> HloInstruction | None:
     return None
 
 
-def subtract_zero(site: Site) -> HloInstruction | None:
+def subtract_zero(site: RewriteSite) -> HloInstruction | None:
     """X - 0 → x; 0 - x → -x, of integers."""
     a, b = site.operands
     if is_splat(b, 0) and not is_negative_zero(b):
@@ -66,19 +66,19 @@ def subtract_zero(site: Site) -> HloInstruction | None:
     return None
 
 
-def subtract_itself(site: Site) -> HloInstruction | None:
+def subtract_itself(site: RewriteSite) -> HloInstruction | None:
     """X - x → 0, of integers: NaN - NaN is NaN."""
     a, b = site.operands
     return zeros(site) if a is b and not is_number(a) else None
 
 
-def subtract_negation(site: Site) -> HloInstruction | None:
+def subtract_negation(site: RewriteSite) -> HloInstruction | None:
     """X - -y → x + y."""
     a, b = site.operands
     return site.build.add("add", a, b.operands[0]) if b.opcode == "negate" else None
 
 
-def multiply_one(site: Site) -> HloInstruction | None:
+def multiply_one(site: RewriteSite) -> HloInstruction | None:
     """X * 1 → x, x / 1 → x."""
     a, b = site.operands
     if site.shape.info.kind == "complex":
@@ -86,12 +86,12 @@ def multiply_one(site: Site) -> HloInstruction | None:
     return a if is_splat(b, 1) else None
 
 
-def multiply_zero(site: Site) -> HloInstruction | None:
+def multiply_zero(site: RewriteSite) -> HloInstruction | None:
     """X * 0 → 0, of integers: NaN * 0 is NaN."""
     return zeros(site) if not is_number(site.at) and is_splat(site.operands[1], 0) else None
 
 
-def multiply_minus_one(site: Site) -> HloInstruction | None:
+def multiply_minus_one(site: RewriteSite) -> HloInstruction | None:
     """X * -1 → -x, x / -1 → -x."""
     a, b = site.operands
     if site.shape.info.kind not in ("float", "signed") or not is_splat(b, -1):
@@ -99,7 +99,7 @@ def multiply_minus_one(site: Site) -> HloInstruction | None:
     return site.build.add("negate", a)
 
 
-def multiply_negations(site: Site) -> HloInstruction | None:
+def multiply_negations(site: RewriteSite) -> HloInstruction | None:
     """-x * -y → x * y, -x / -y → x / y; not of the smallest integers, whose division overflows."""
     a, b = site.operands
     if a.opcode == b.opcode == "negate" and (site.at.opcode == "multiply" or is_number(site.at)):
@@ -107,7 +107,7 @@ def multiply_negations(site: Site) -> HloInstruction | None:
     return None
 
 
-def divide_by_power_of_two(site: Site) -> HloInstruction | None:
+def divide_by_power_of_two(site: RewriteSite) -> HloInstruction | None:
     """X / c → x * (1/c), where 1/c is exact and c and 1/c are normal numbers."""
     a, b = site.operands
     if site.shape.dtype not in ("f32", "f64", "bf16", "f16"):
@@ -122,7 +122,7 @@ def divide_by_power_of_two(site: Site) -> HloInstruction | None:
     return site.build.add("multiply", a, full(site, 1 / float(value)))
 
 
-def divide_unsigned_by_power_of_two(site: Site) -> HloInstruction | None:
+def divide_unsigned_by_power_of_two(site: RewriteSite) -> HloInstruction | None:
     """X / 2^k → x >> k, x % 2^k → x & (2^k - 1), of unsigned integers."""
     a, b = site.operands
     value = splat(b) if site.shape.info.kind == "unsigned" else None
@@ -133,18 +133,18 @@ def divide_unsigned_by_power_of_two(site: Site) -> HloInstruction | None:
     return site.build.add("and", a, full(site, int(value) - 1))
 
 
-def remainder_of_one(site: Site) -> HloInstruction | None:
+def remainder_of_one(site: RewriteSite) -> HloInstruction | None:
     """X % 1 → 0, of integers."""
     return zeros(site) if not is_number(site.at) and is_splat(site.operands[1], 1) else None
 
 
-def negate_twice(site: Site) -> HloInstruction | None:
+def negate_twice(site: RewriteSite) -> HloInstruction | None:
     """--x → x."""
     (inner,) = site.operands
     return inner.operands[0] if inner.opcode == "negate" else None
 
 
-def negate_difference(site: Site) -> HloInstruction | None:
+def negate_difference(site: RewriteSite) -> HloInstruction | None:
     """-(x - y) → y - x, of integers: of floats the sign of a zero would change."""
     (inner,) = site.operands
     if inner.opcode != "subtract" or is_number(inner):
@@ -152,13 +152,13 @@ def negate_difference(site: Site) -> HloInstruction | None:
     return site.build.add("subtract", inner.operands[1], inner.operands[0])
 
 
-def same_again(site: Site) -> HloInstruction | None:
+def same_again(site: RewriteSite) -> HloInstruction | None:
     """f(f(x)) → f(x), for f that gives what it is given the second time."""
     (inner,) = site.operands
     return inner if inner.opcode == site.at.opcode and inner.shape is site.shape else None
 
 
-def absolute_of_negation(site: Site) -> HloInstruction | None:
+def absolute_of_negation(site: RewriteSite) -> HloInstruction | None:
     """|-x| → |x|, of floats and of integers whose smallest one stays what it is."""
     (inner,) = site.operands
     if inner.opcode != "negate" or site.shape.info.kind == "complex":
@@ -166,12 +166,12 @@ def absolute_of_negation(site: Site) -> HloInstruction | None:
     return site.build.add("abs", inner.operands[0])
 
 
-def full(site: Site, value: float) -> HloInstruction:
+def full(site: RewriteSite, value: float) -> HloInstruction:
     """One value everywhere, in the shape of the instruction."""
     return site.build.full(value, site.shape.dtype, site.shape.dims)
 
 
-def zeros(site: Site) -> HloInstruction:
+def zeros(site: RewriteSite) -> HloInstruction:
     """Zeros in the shape of the instruction."""
     return full(site, 0)
 

@@ -9,18 +9,18 @@ from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.values import inverse, splat
 
 
-def broadcast_nothing(site: Site) -> HloInstruction | None:
+def broadcast_nothing(site: RewriteSite) -> HloInstruction | None:
     """A broadcast to the same dims → its operand."""
     (x,) = site.operands
     plain = site.at.dimensions == tuple(range(x.shape.rank))
     return x if plain and x.shape.logical is site.shape.logical else None
 
 
-def broadcast_twice(site: Site) -> HloInstruction | None:
+def broadcast_twice(site: RewriteSite) -> HloInstruction | None:
     """broadcast(broadcast(x)) → broadcast(x)."""
     (inner,) = site.operands
     if inner.opcode != "broadcast":
@@ -29,7 +29,7 @@ def broadcast_twice(site: Site) -> HloInstruction | None:
     return site.build.broadcast(inner.operands[0], site.shape.dims, dims)
 
 
-def broadcast_of_reshape(site: Site) -> HloInstruction | None:
+def broadcast_of_reshape(site: RewriteSite) -> HloInstruction | None:
     """broadcast(reshape(x)) → broadcast(x), where the reshape only adds dims of size 1."""
     (inner,) = site.operands
     if inner.opcode != "reshape" or inner.operands[0].shape.rank >= inner.shape.rank:
@@ -53,7 +53,7 @@ def places_of_dims(small: Ints, large: Ints) -> Ints | None:
     return tuple(places) if len(places) == len(small) else None
 
 
-def broadcast_of_iota(site: Site) -> HloInstruction | None:
+def broadcast_of_iota(site: RewriteSite) -> HloInstruction | None:
     """broadcast(iota) → iota."""
     (inner,) = site.operands
     if inner.opcode != "iota" or not inner.shape.rank:
@@ -62,14 +62,14 @@ def broadcast_of_iota(site: Site) -> HloInstruction | None:
     return site.build.iota(site.shape.dtype, site.shape.dims, dim)
 
 
-def iota_of_one(site: Site) -> HloInstruction | None:
+def iota_of_one(site: RewriteSite) -> HloInstruction | None:
     """Iota along a dim of size 1 → 0."""
     if site.shape.rank and site.shape.dims[site.at.iota_dimension] != 1:
         return None
     return site.build.full(0, site.shape.dtype, site.shape.dims)
 
 
-def reshape_of_broadcast(site: Site) -> HloInstruction | None:
+def reshape_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """reshape(broadcast(x)) → broadcast(x), of scalars and where only dims of size 1 come or go."""
     (inner,) = site.operands
     if inner.opcode != "broadcast":
@@ -87,7 +87,7 @@ def reshape_of_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(x, site.shape.dims, tuple(places.index(d) for d in inner.dimensions))
 
 
-def transpose_of_broadcast(site: Site) -> HloInstruction | None:
+def transpose_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """transpose(broadcast(x)) → broadcast(x), or broadcast(transpose(x)), which moves less."""
     (inner,) = site.operands
     if inner.opcode != "broadcast":
@@ -99,7 +99,7 @@ def transpose_of_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(site.build.transpose(x, order), site.shape.dims, sorted(places))
 
 
-def sink(site: Site) -> HloInstruction | None:
+def sink(site: RewriteSite) -> HloInstruction | None:
     """op(broadcast(x), broadcast(y), splat) → broadcast(op(x, y, splat)), with equal broadcast dims.
 
     Scalars that stand for all elements (of select and clamp) stay as they are.
@@ -127,7 +127,7 @@ def sink(site: Site) -> HloInstruction | None:
     return site.build.broadcast(made, site.shape.dims, dimensions)
 
 
-def _source(site: Site, operand: HloInstruction, dims: Ints) -> HloInstruction:
+def _source(site: RewriteSite, operand: HloInstruction, dims: Ints) -> HloInstruction:
     """What stands for an operand before the broadcast."""
     if operand.shape.is_scalar:
         return operand
@@ -137,7 +137,7 @@ def _source(site: Site, operand: HloInstruction, dims: Ints) -> HloInstruction:
     return site.build.broadcast(x, dims)
 
 
-def reverse_nothing(site: Site) -> HloInstruction | None:
+def reverse_nothing(site: RewriteSite) -> HloInstruction | None:
     """Reverse of dims of size 1, or of equal elements → its operand; reverse(reverse(x)) → x."""
     (x,) = site.operands
     if all(site.shape.dims[d] <= 1 for d in site.at.dimensions) or splat(x) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
 _FLOATS = {
     # stored mantissa bits, smallest and largest exponent of normal numbers
@@ -54,13 +54,13 @@ def is_lossless(source: str, target: str) -> bool:
     return False
 
 
-def convert_nothing(site: Site) -> HloInstruction | None:
+def convert_nothing(site: RewriteSite) -> HloInstruction | None:
     """A conversion to the same type → its operand."""
     (x,) = site.operands
     return x if x.shape.dtype == site.shape.dtype else None
 
 
-def convert_twice(site: Site) -> HloInstruction | None:
+def convert_twice(site: RewriteSite) -> HloInstruction | None:
     """convert(convert(x)) → convert(x), where the first conversion kept every value."""
     (inner,) = site.operands
     if inner.opcode != "convert":
@@ -71,7 +71,7 @@ def convert_twice(site: Site) -> HloInstruction | None:
     return site.build.convert(x, site.shape.dtype)
 
 
-def convert_broadcast(site: Site) -> HloInstruction | None:
+def convert_broadcast(site: RewriteSite) -> HloInstruction | None:
     """convert(broadcast(x)) → broadcast(convert(x))."""
     (inner,) = site.operands
     if inner.opcode != "broadcast" or inner.operands[0].shape.size >= inner.shape.size:
@@ -80,7 +80,7 @@ def convert_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(x, site.shape.dims, inner.dimensions)
 
 
-def convert_iota(site: Site) -> HloInstruction | None:
+def convert_iota(site: RewriteSite) -> HloInstruction | None:
     """convert(iota) → iota, where all its values exist in both types."""
     (inner,) = site.operands
     if inner.opcode != "iota" or not inner.shape.info.is_integral:
@@ -97,7 +97,7 @@ def convert_iota(site: Site) -> HloInstruction | None:
     return site.build.iota(site.shape.dtype, site.shape.dims, inner.iota_dimension)
 
 
-def bitcast_convert_twice(site: Site) -> HloInstruction | None:
+def bitcast_convert_twice(site: RewriteSite) -> HloInstruction | None:
     """bitcast-convert(bitcast-convert(x)) → bitcast-convert(x), and none to the same type."""
     (inner,) = site.operands
     if inner.shape is site.shape:
@@ -111,7 +111,7 @@ def bitcast_convert_twice(site: Site) -> HloInstruction | None:
     return site.build.add("bitcast-convert", x, shape=site.shape) if same_width else None
 
 
-def reduce_no_precision(site: Site) -> HloInstruction | None:
+def reduce_no_precision(site: RewriteSite) -> HloInstruction | None:
     """reduce-precision to what the type has → its operand; twice to the same → once."""
     (x,) = site.operands
     wanted = site.at.attributes["exponent_bits"], site.at.attributes["mantissa_bits"]
@@ -125,7 +125,7 @@ def reduce_no_precision(site: Site) -> HloInstruction | None:
     return None
 
 
-def copy_nothing(site: Site) -> HloInstruction | None:
+def copy_nothing(site: RewriteSite) -> HloInstruction | None:
     """A copy to the same layout → its operand; a copy of a copy → one copy."""
     (x,) = site.operands
     if x.shape is site.shape:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.attributes import Ints, PadDim
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.values import integer, is_trivial
 
 
@@ -28,7 +28,7 @@ def _same(a: Sequence[HloInstruction], b: Sequence[HloInstruction]) -> bool:
     return all(x is y or (integer(x) is not None and integer(x) == integer(y)) for x, y in zip(a, b))
 
 
-def slice_at_constant(site: Site) -> HloInstruction | None:
+def slice_at_constant(site: RewriteSite) -> HloInstruction | None:
     """dynamic-slice at constant starts → slice; of everything → its operand."""
     x, *starts = site.operands
     fixed = _fixed(starts, x.shape.dims, site.shape.dims)
@@ -39,7 +39,7 @@ def slice_at_constant(site: Site) -> HloInstruction | None:
     return site.build.slice(x, fixed, [a + n for a, n in zip(fixed, site.shape.dims)])
 
 
-def slice_of_broadcast(site: Site) -> HloInstruction | None:
+def slice_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """dynamic-slice(broadcast(x)) → broadcast(dynamic-slice(x))."""
     inner, *starts = site.operands
     if inner.opcode != "broadcast":
@@ -51,7 +51,7 @@ def slice_of_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(x, site.shape.dims, inner.dimensions)
 
 
-def slice_of_update(site: Site) -> HloInstruction | None:
+def slice_of_update(site: RewriteSite) -> HloInstruction | None:
     """dynamic-slice(dynamic-update-slice(x, update, starts), starts) → update."""
     inner, *starts = site.operands
     if inner.opcode != "dynamic-update-slice":
@@ -62,7 +62,7 @@ def slice_of_update(site: Site) -> HloInstruction | None:
     return update
 
 
-def update_everything(site: Site) -> HloInstruction | None:
+def update_everything(site: RewriteSite) -> HloInstruction | None:
     """dynamic-update-slice of the whole array → the update; of nothing → the array."""
     x, update, *_ = site.operands
     if is_trivial(update):
@@ -70,7 +70,7 @@ def update_everything(site: Site) -> HloInstruction | None:
     return update if update.shape.logical is x.shape.logical else None
 
 
-def update_with_itself(site: Site) -> HloInstruction | None:
+def update_with_itself(site: RewriteSite) -> HloInstruction | None:
     """dynamic-update-slice(x, dynamic-slice(x, starts), starts) → x."""
     x, update, *starts = site.operands
     if update.opcode != "dynamic-slice" or update.operands[0] is not x:
@@ -78,7 +78,7 @@ def update_with_itself(site: Site) -> HloInstruction | None:
     return x if _same(update.operands[1:], starts) else None
 
 
-def update_again(site: Site) -> HloInstruction | None:
+def update_again(site: RewriteSite) -> HloInstruction | None:
     """dynamic-update-slice(dynamic-update-slice(x, u, starts), v, starts) → one with v alone."""
     inner, update, *starts = site.operands
     if inner.opcode != "dynamic-update-slice" or inner.operands[1].shape.logical is not update.shape.logical:
@@ -88,7 +88,7 @@ def update_again(site: Site) -> HloInstruction | None:
     return site.same(inner.operands[0], update, *starts)
 
 
-def update_of_splat(site: Site) -> HloInstruction | None:
+def update_of_splat(site: RewriteSite) -> HloInstruction | None:
     """dynamic-update-slice(broadcast(c), update, constants) → pad(update, c)."""
     x, update, *starts = site.operands
     if x.opcode != "broadcast" or not x.operands[0].shape.is_scalar:
@@ -100,7 +100,7 @@ def update_of_splat(site: Site) -> HloInstruction | None:
     return site.build.pad(update, x.operands[0], padding)
 
 
-def set_whole_size(site: Site) -> HloInstruction | None:
+def set_whole_size(site: RewriteSite) -> HloInstruction | None:
     """set-dimension-size(x, n) → x, if x has n elements along the dim."""
     x, size = site.operands
     (dim,) = site.at.dimensions

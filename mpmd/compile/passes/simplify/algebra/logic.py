@@ -6,7 +6,7 @@ All are exact.
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import (
     constant_to_the_right,
     full,
@@ -19,13 +19,13 @@ _FLIPPED = {"EQ": "EQ", "NE": "NE", "GE": "LE", "GT": "LT", "LE": "GE", "LT": "G
 _INVERTED = {"EQ": "NE", "NE": "EQ", "GE": "LT", "GT": "LE", "LE": "GT", "LT": "GE"}
 
 
-def neutral(site: Site) -> HloInstruction | None:
+def neutral(site: RewriteSite) -> HloInstruction | None:
     """X & ~0 → x, x | 0 → x, x ^ 0 → x, max(x, smallest) → x, min(x, largest) → x."""
     a, b = site.operands
     return a if is_identity(site.at.opcode, b) else None
 
 
-def absorbing(site: Site) -> HloInstruction | None:
+def absorbing(site: RewriteSite) -> HloInstruction | None:
     """X & 0 → 0, x | ~0 → ~0."""
     b = site.operands[1]
     if site.at.opcode == "and":
@@ -33,25 +33,25 @@ def absorbing(site: Site) -> HloInstruction | None:
     return b if all_ones(b) else None
 
 
-def with_itself(site: Site) -> HloInstruction | None:
+def with_itself(site: RewriteSite) -> HloInstruction | None:
     """X & x, x | x, max(x, x), min(x, x) → x."""
     a, b = site.operands
     return a if a is b else None
 
 
-def xor_itself(site: Site) -> HloInstruction | None:
+def xor_itself(site: RewriteSite) -> HloInstruction | None:
     """X ^ x → 0."""
     a, b = site.operands
     return zeros(site) if a is b else None
 
 
-def not_not(site: Site) -> HloInstruction | None:
+def not_not(site: RewriteSite) -> HloInstruction | None:
     """~~x → x."""
     (inner,) = site.operands
     return inner.operands[0] if inner.opcode == "not" else None
 
 
-def not_compare(site: Site) -> HloInstruction | None:
+def not_compare(site: RewriteSite) -> HloInstruction | None:
     """Not (a < b) → a >= b; of floats only not (a == b) → a != b, because of NaN."""
     (inner,) = site.operands
     if inner.opcode != "compare":
@@ -61,7 +61,7 @@ def not_compare(site: Site) -> HloInstruction | None:
     return site.build.like(inner, inner.operands, direction=_INVERTED[inner.direction])
 
 
-def shift_by_nothing(site: Site) -> HloInstruction | None:
+def shift_by_nothing(site: RewriteSite) -> HloInstruction | None:
     """X << 0 → x; of logical shifts by all bits or more: 0."""
     a, b = site.operands
     if is_splat(b, 0):
@@ -72,7 +72,7 @@ def shift_by_nothing(site: Site) -> HloInstruction | None:
     return zeros(site) if not 0 <= int(count) < site.shape.info.bits else None
 
 
-def shift_twice(site: Site) -> HloInstruction | None:
+def shift_twice(site: RewriteSite) -> HloInstruction | None:
     """(x << a) << b → x << (a + b), the same for both right shifts."""
     inner, b = site.operands
     if inner.opcode != site.at.opcode:
@@ -87,7 +87,7 @@ def shift_twice(site: Site) -> HloInstruction | None:
     return site.same(x, full(site, int(first) + int(second)))
 
 
-def clamp_full_range(site: Site) -> HloInstruction | None:
+def clamp_full_range(site: RewriteSite) -> HloInstruction | None:
     """clamp(smallest, x, largest) → x, of integers."""
     low, x, high = site.operands
     if is_number(x) or not (is_identity("maximum", low) and is_identity("minimum", high)):
@@ -95,7 +95,7 @@ def clamp_full_range(site: Site) -> HloInstruction | None:
     return x
 
 
-def clamp_iota(site: Site) -> HloInstruction | None:
+def clamp_iota(site: RewriteSite) -> HloInstruction | None:
     """clamp(a, iota, b) → iota, where it stays between a and b."""
     low, x, high = site.operands
     if x.opcode != "iota" or is_number(x):
@@ -105,14 +105,14 @@ def clamp_iota(site: Site) -> HloInstruction | None:
     return x if a is not None and b is not None and a <= 0 and top <= b else None
 
 
-def clamp_between_equal(site: Site) -> HloInstruction | None:
+def clamp_between_equal(site: RewriteSite) -> HloInstruction | None:
     """clamp(c, x, c) → c, of integers: NaN stays NaN."""
     low, x, high = site.operands
     a, b = integer(low), integer(high)
     return full(site, a) if a is not None and a == b and not is_number(x) else None
 
 
-def compare_itself(site: Site) -> HloInstruction | None:
+def compare_itself(site: RewriteSite) -> HloInstruction | None:
     """X == x → true, x < x → false, of integers."""
     a, b = site.operands
     if a is not b or is_number(a):
@@ -120,7 +120,7 @@ def compare_itself(site: Site) -> HloInstruction | None:
     return full(site, site.at.direction in ("EQ", "GE", "LE"))
 
 
-def compare_constant_to_the_right(site: Site) -> HloInstruction | None:
+def compare_constant_to_the_right(site: RewriteSite) -> HloInstruction | None:
     """C < x → x > c."""
     a, b = site.operands
     if splat(a) is None or splat(b) is not None:
@@ -128,7 +128,7 @@ def compare_constant_to_the_right(site: Site) -> HloInstruction | None:
     return site.same(b, a, direction=_FLIPPED[site.at.direction])
 
 
-def compare_bounded(site: Site) -> HloInstruction | None:
+def compare_bounded(site: RewriteSite) -> HloInstruction | None:
     """Iota < c → true or false where c lies outside the range; likewise of unsigned numbers and 0."""
     x, bound = site.operands
     limit = integer(bound) if x.shape.info.is_integral else None
@@ -157,7 +157,7 @@ def _range(x: HloInstruction) -> tuple[int, int]:
     return low, high
 
 
-def compare_boolean(site: Site) -> HloInstruction | None:
+def compare_boolean(site: RewriteSite) -> HloInstruction | None:
     """P == true → p, p != false → p, p == false → not p, p != true → not p."""
     p, constant = site.operands
     if p.shape.dtype != "pred" or site.at.direction not in ("EQ", "NE"):
@@ -169,26 +169,26 @@ def compare_boolean(site: Site) -> HloInstruction | None:
     return p if positive else site.build.add("not", p)
 
 
-def select_constant(site: Site) -> HloInstruction | None:
+def select_constant(site: RewriteSite) -> HloInstruction | None:
     """select(true, a, b) → a, select(false, a, b) → b."""
     p, a, b = site.operands
     value = splat(p)
     return None if value is None else a if value else b
 
 
-def select_equal(site: Site) -> HloInstruction | None:
+def select_equal(site: RewriteSite) -> HloInstruction | None:
     """select(p, a, a) → a."""
     _, a, b = site.operands
     return a if a is b else None
 
 
-def select_not(site: Site) -> HloInstruction | None:
+def select_not(site: RewriteSite) -> HloInstruction | None:
     """select(not p, a, b) → select(p, b, a)."""
     p, a, b = site.operands
     return site.build.select(p.operands[0], b, a) if p.opcode == "not" else None
 
 
-def select_boolean(site: Site) -> HloInstruction | None:
+def select_boolean(site: RewriteSite) -> HloInstruction | None:
     """select(p, true, false) → p, select(p, false, true) → not p."""
     p, a, b = site.operands
     if site.shape.dtype != "pred" or p.shape.logical is not site.shape.logical:
@@ -199,7 +199,7 @@ def select_boolean(site: Site) -> HloInstruction | None:
     return p if first else site.build.add("not", p)
 
 
-def select_again(site: Site) -> HloInstruction | None:
+def select_again(site: RewriteSite) -> HloInstruction | None:
     """select(p, select(p, a, b), c) → select(p, a, c), select(p, a, select(p, b, c)) → select(p, a, c)."""
     p, a, b = site.operands
     if a.opcode == "select" and a.operands[0] is p:

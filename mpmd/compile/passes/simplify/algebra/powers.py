@@ -7,18 +7,18 @@ accuracy, or change results for infinite and negative arguments; the option `app
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import full, zeros
 from mpmd.compile.passes.values import is_splat
 
 _NOT_NEGATIVE = frozenset(["abs", "exponential", "logistic"])
 
 
-def _float(site: Site) -> bool:
+def _float(site: RewriteSite) -> bool:
     return site.shape.info.kind == "float"
 
 
-def power_of_simple_exponent(site: Site) -> HloInstruction | None:
+def power_of_simple_exponent(site: RewriteSite) -> HloInstruction | None:
     """power(x, 0) → 1, power(x, 1) → x, power(x, 2) → x * x, power(x, -1) → 1 / x."""
     x, exponent = site.operands
     if is_splat(exponent, 0):
@@ -32,18 +32,18 @@ def power_of_simple_exponent(site: Site) -> HloInstruction | None:
     return None
 
 
-def power_of_half(site: Site) -> HloInstruction | None:
+def power_of_half(site: RewriteSite) -> HloInstruction | None:
     """power(x, 1/2) → sqrt(x), power(x, -1/2) → rsqrt(x), where x is not negative."""
     x = site.operands[0]
     return _root(site) if is_not_negative(x) else None
 
 
-def power_of_half_of_any(site: Site) -> HloInstruction | None:
+def power_of_half_of_any(site: RewriteSite) -> HloInstruction | None:
     """power(x, 1/2) → sqrt(x), power(x, -1/2) → rsqrt(x): not the same at -0 and -inf."""
     return _root(site)
 
 
-def _root(site: Site) -> HloInstruction | None:
+def _root(site: RewriteSite) -> HloInstruction | None:
     x, exponent = site.operands
     if not _float(site):
         return None
@@ -65,7 +65,7 @@ def is_not_negative(x: HloInstruction) -> bool:
     return x.opcode in _NOT_NEGATIVE
 
 
-def divide_by_root(site: Site) -> HloInstruction | None:
+def divide_by_root(site: RewriteSite) -> HloInstruction | None:
     """X / sqrt(y) → x * rsqrt(y), x / rsqrt(y) → x * sqrt(y)."""
     x, y = site.operands
     if not _float(site) or y.opcode not in ("sqrt", "rsqrt"):
@@ -74,7 +74,7 @@ def divide_by_root(site: Site) -> HloInstruction | None:
     return other if is_splat(x, 1) else site.build.add("multiply", x, other)
 
 
-def multiply_exponentials(site: Site) -> HloInstruction | None:
+def multiply_exponentials(site: RewriteSite) -> HloInstruction | None:
     """exp(x) * exp(y) → exp(x + y)."""
     a, b = site.operands
     if a.opcode != "exponential" or b.opcode != "exponential":
@@ -82,7 +82,7 @@ def multiply_exponentials(site: Site) -> HloInstruction | None:
     return site.build.add("exponential", site.build.add("add", a.operands[0], b.operands[0]))
 
 
-def multiply_roots(site: Site) -> HloInstruction | None:
+def multiply_roots(site: RewriteSite) -> HloInstruction | None:
     """sqrt(x) * sqrt(x) → x, rsqrt(x) * rsqrt(x) → 1 / x."""
     a, b = site.operands
     if a is not b or a.opcode not in ("sqrt", "rsqrt") or not _float(site):
@@ -91,12 +91,12 @@ def multiply_roots(site: Site) -> HloInstruction | None:
     return x if a.opcode == "sqrt" else site.build.add("divide", full(site, 1), x)
 
 
-def multiply_by_zero(site: Site) -> HloInstruction | None:
+def multiply_by_zero(site: RewriteSite) -> HloInstruction | None:
     """X * 0 → 0."""
     return zeros(site) if is_splat(site.operands[1], 0) else None
 
 
-def logarithm_of_exponential(site: Site) -> HloInstruction | None:
+def logarithm_of_exponential(site: RewriteSite) -> HloInstruction | None:
     """log(exp(x)) → x."""
     (inner,) = site.operands
     return inner.operands[0] if inner.opcode == "exponential" and _float(site) else None

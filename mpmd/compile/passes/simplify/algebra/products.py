@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import DotDims
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import zeros
 from mpmd.compile.passes.simplify.algebra.conversions import is_lossless
 from mpmd.compile.passes.values import is_trivial
 
 
-def dot_of_nothing(site: Site) -> HloInstruction | None:
+def dot_of_nothing(site: RewriteSite) -> HloInstruction | None:
     """A product over a contracted dim of size 0 → 0."""
     return zeros(site) if is_trivial(site.operands[0]) and not is_trivial(site.at) else None
 
 
-def dot_of_ones(site: Site) -> HloInstruction | None:
+def dot_of_ones(site: RewriteSite) -> HloInstruction | None:
     """A product whose contracted dims have size 1 → multiply of broadcasts."""
     a, b = site.operands[:2]
     dims = site.at.dot_dims
@@ -42,7 +42,7 @@ def dot_of_ones(site: Site) -> HloInstruction | None:
 
 
 def _spread(
-    site: Site, value: HloInstruction, dropped: tuple[int, ...], places: dict[int, int]
+    site: RewriteSite, value: HloInstruction, dropped: tuple[int, ...], places: dict[int, int]
 ) -> HloInstruction:
     """A side of the product as an array of the result's dims."""
     kept = [d for d in range(value.shape.rank) if d not in dropped]
@@ -54,7 +54,7 @@ def _spread(
     return site.build.broadcast(x, site.shape.dims, target)
 
 
-def transpose_of_dot(site: Site) -> HloInstruction | None:
+def transpose_of_dot(site: RewriteSite) -> HloInstruction | None:
     """transpose(dot(x, y)) → dot(y, x), where it exchanges the free dims of the sides."""
     (inner,) = site.operands
     if inner.opcode != "dot" or len(inner.operands) != 2 or len(inner.users) != 1:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.broadcasts import places_of_dims
 from mpmd.compile.passes.values import is_identity, is_trivial, reducer
 
 
-def _simple(site: Site) -> str | None:
+def _simple(site: RewriteSite) -> str | None:
     """The opcode of a reduction of one array."""
     if len(site.operands) != 2:
         return None
@@ -22,7 +22,7 @@ def _simple(site: Site) -> str | None:
     return opcode if same else None
 
 
-def _with_init(site: Site, opcode: str, value: HloInstruction) -> HloInstruction:
+def _with_init(site: RewriteSite, opcode: str, value: HloInstruction) -> HloInstruction:
     """The value combined with the reduction's initial value."""
     init = site.operands[1]
     if is_identity(opcode, init):
@@ -30,7 +30,7 @@ def _with_init(site: Site, opcode: str, value: HloInstruction) -> HloInstruction
     return site.build.add(opcode, site.build.broadcast(init, value.shape.dims), value)
 
 
-def reduce_nothing(site: Site) -> HloInstruction | None:
+def reduce_nothing(site: RewriteSite) -> HloInstruction | None:
     """A reduction over no dims, or over dims of size 1 → reshape."""
     opcode = _simple(site)
     x = site.operands[0]
@@ -39,7 +39,7 @@ def reduce_nothing(site: Site) -> HloInstruction | None:
     return _with_init(site, opcode, site.build.reshape(x, site.shape.dims))
 
 
-def reduce_of_nothing(site: Site) -> HloInstruction | None:
+def reduce_of_nothing(site: RewriteSite) -> HloInstruction | None:
     """A reduction of an empty array → its initial value."""
     if len(site.operands) != 2 or not is_trivial(site.operands[0]):
         return None
@@ -48,7 +48,7 @@ def reduce_of_nothing(site: Site) -> HloInstruction | None:
     return site.build.broadcast(site.operands[1], site.shape.dims)
 
 
-def reduce_of_transpose(site: Site) -> HloInstruction | None:
+def reduce_of_transpose(site: RewriteSite) -> HloInstruction | None:
     """reduce(transpose(x)) → reduce(x), where the dims that stay keep their order."""
     inner = site.operands[0]
     if _simple(site) is None or inner.opcode != "transpose":
@@ -61,7 +61,7 @@ def reduce_of_transpose(site: Site) -> HloInstruction | None:
     return site.same(inner.operands[0], site.operands[1], dimensions=dims)
 
 
-def reduce_of_reshape(site: Site) -> HloInstruction | None:
+def reduce_of_reshape(site: RewriteSite) -> HloInstruction | None:
     """reduce(reshape(x)) → reduce(x), over all dims, or where the reshape only adds dims of size 1."""
     inner = site.operands[0]
     if _simple(site) is None or inner.opcode != "reshape":
@@ -80,7 +80,7 @@ def reduce_of_reshape(site: Site) -> HloInstruction | None:
     return site.build.reshape(made, site.shape.dims) if lost else made
 
 
-def reduce_twice(site: Site) -> HloInstruction | None:
+def reduce_twice(site: RewriteSite) -> HloInstruction | None:
     """reduce(reduce(x)) → reduce(x) over both sets of dims, by the same operation."""
     opcode = _simple(site)
     inner = site.operands[0]
@@ -94,7 +94,7 @@ def reduce_twice(site: Site) -> HloInstruction | None:
     return site.same(x, site.operands[1], dimensions=dims)
 
 
-def reduce_of_broadcast(site: Site) -> HloInstruction | None:
+def reduce_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """A sum of n copies → n * x; max, min, and, or of copies → x."""
     opcode = _simple(site)
     inner = site.operands[0]

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.values import inverse
 
 
-def reshape_nothing(site: Site) -> HloInstruction | None:
+def reshape_nothing(site: RewriteSite) -> HloInstruction | None:
     """A reshape to the same dims → its operand."""
     (x,) = site.operands
     return x if x.shape.logical is site.shape.logical else None
 
 
-def reshape_twice(site: Site) -> HloInstruction | None:
+def reshape_twice(site: RewriteSite) -> HloInstruction | None:
     """reshape(reshape(x)) → reshape(x)."""
     (inner,) = site.operands
     if inner.opcode != "reshape":
@@ -25,7 +25,7 @@ def reshape_twice(site: Site) -> HloInstruction | None:
     return site.build.reshape(inner.operands[0], site.shape.dims)
 
 
-def reshape_of_moved_ones(site: Site) -> HloInstruction | None:
+def reshape_of_moved_ones(site: RewriteSite) -> HloInstruction | None:
     """reshape(transpose(x)) → reshape(x), where the transpose moves only dims of size 1."""
     (inner,) = site.operands
     if inner.opcode != "transpose" or not moves_only_ones(inner.shape.dims, inner.dimensions):
@@ -33,13 +33,13 @@ def reshape_of_moved_ones(site: Site) -> HloInstruction | None:
     return site.build.reshape(inner.operands[0], site.shape.dims)
 
 
-def transpose_nothing(site: Site) -> HloInstruction | None:
+def transpose_nothing(site: RewriteSite) -> HloInstruction | None:
     """A transpose that keeps the order → its operand."""
     (x,) = site.operands
     return x if site.at.dimensions == tuple(range(x.shape.rank)) else None
 
 
-def transpose_twice(site: Site) -> HloInstruction | None:
+def transpose_twice(site: RewriteSite) -> HloInstruction | None:
     """transpose(transpose(x)) → transpose(x)."""
     (inner,) = site.operands
     if inner.opcode != "transpose":
@@ -48,7 +48,7 @@ def transpose_twice(site: Site) -> HloInstruction | None:
     return site.build.transpose(inner.operands[0], order)
 
 
-def transpose_of_ones(site: Site) -> HloInstruction | None:
+def transpose_of_ones(site: RewriteSite) -> HloInstruction | None:
     """A transpose that moves only dims of size 1 → reshape."""
     (x,) = site.operands
     if not moves_only_ones(site.shape.dims, site.at.dimensions):
@@ -62,7 +62,7 @@ def moves_only_ones(dims: Ints, permutation: Ints) -> bool:
     return kept == sorted(kept)
 
 
-def transpose_of_iota(site: Site) -> HloInstruction | None:
+def transpose_of_iota(site: RewriteSite) -> HloInstruction | None:
     """transpose(iota) → iota."""
     (inner,) = site.operands
     if inner.opcode != "iota":
@@ -71,7 +71,7 @@ def transpose_of_iota(site: Site) -> HloInstruction | None:
     return site.build.iota(site.shape.dtype, site.shape.dims, dim)
 
 
-def bitcast_nothing(site: Site) -> HloInstruction | None:
+def bitcast_nothing(site: RewriteSite) -> HloInstruction | None:
     """A bitcast to the same shape → its operand; bitcast(bitcast(x)) → bitcast(x)."""
     (x,) = site.operands
     if x.shape is site.shape:
@@ -83,7 +83,7 @@ def bitcast_nothing(site: Site) -> HloInstruction | None:
     return site.build.add("bitcast", x.operands[0], shape=site.shape)
 
 
-def known_size(site: Site) -> HloInstruction | None:
+def known_size(site: RewriteSite) -> HloInstruction | None:
     """The size of a dim that is no run-time size → a constant."""
     (x,), (dim,) = site.operands, site.at.dimensions
     if x.shape.dynamic and x.shape.dynamic[dim]:

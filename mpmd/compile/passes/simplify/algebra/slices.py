@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import PadDim, SliceDims
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.values import is_trivial, literal_of, splat
 
 
-def slice_nothing(site: Site) -> HloInstruction | None:
+def slice_nothing(site: RewriteSite) -> HloInstruction | None:
     """A slice of everything → its operand."""
     (x,) = site.operands
     dims = site.at.slice_dims
@@ -19,7 +19,7 @@ def slice_nothing(site: Site) -> HloInstruction | None:
     return x if whole and all(s == 1 or n <= 1 for s, n in zip(dims.strides, x.shape.dims)) else None
 
 
-def slice_twice(site: Site) -> HloInstruction | None:
+def slice_twice(site: RewriteSite) -> HloInstruction | None:
     """slice(slice(x)) → slice(x)."""
     (inner,) = site.operands
     if inner.opcode != "slice":
@@ -35,7 +35,7 @@ def slice_twice(site: Site) -> HloInstruction | None:
     return site.build.slice(inner.operands[0], starts, limits, strides)
 
 
-def slice_of_concatenate(site: Site) -> HloInstruction | None:
+def slice_of_concatenate(site: RewriteSite) -> HloInstruction | None:
     """slice(concatenate(x, y, z)) → slice(concatenate(y)), of the parts that are touched."""
     (inner,) = site.operands
     if inner.opcode != "concatenate" or is_trivial(site.at):
@@ -60,7 +60,7 @@ def slice_of_concatenate(site: Site) -> HloInstruction | None:
     return site.build.slice(x, starts, limits, dims.strides)
 
 
-def slice_of_pad(site: Site) -> HloInstruction | None:
+def slice_of_pad(site: RewriteSite) -> HloInstruction | None:
     """slice(pad(x)) → slice(x), where nothing of the padding is taken; only padding → broadcast."""
     (inner,) = site.operands
     if inner.opcode != "pad" or any(p.interior for p in inner.padding) or is_trivial(site.at):
@@ -76,7 +76,7 @@ def slice_of_pad(site: Site) -> HloInstruction | None:
     return None
 
 
-def slice_of_broadcast(site: Site) -> HloInstruction | None:
+def slice_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """slice(broadcast(x)) → broadcast(slice(x))."""
     (inner,) = site.operands
     if inner.opcode != "broadcast":
@@ -93,7 +93,7 @@ def slice_of_broadcast(site: Site) -> HloInstruction | None:
     return site.build.broadcast(x, site.shape.dims, inner.dimensions)
 
 
-def slice_of_iota(site: Site) -> HloInstruction | None:
+def slice_of_iota(site: RewriteSite) -> HloInstruction | None:
     """slice(iota) → iota, where it begins at 0 and leaves nothing out."""
     (inner,) = site.operands
     if inner.opcode != "iota":
@@ -104,7 +104,7 @@ def slice_of_iota(site: Site) -> HloInstruction | None:
     return site.build.iota(site.shape.dtype, site.shape.dims, dim)
 
 
-def pad_nothing(site: Site) -> HloInstruction | None:
+def pad_nothing(site: RewriteSite) -> HloInstruction | None:
     """A pad by nothing → its operand."""
     x = site.operands[0]
     plain = all(
@@ -113,7 +113,7 @@ def pad_nothing(site: Site) -> HloInstruction | None:
     return x if plain else None
 
 
-def pad_of_nothing(site: Site) -> HloInstruction | None:
+def pad_of_nothing(site: RewriteSite) -> HloInstruction | None:
     """A pad of an empty array, or of copies of the padding → broadcast."""
     x, filler = site.operands
     if is_trivial(x) or (x.opcode == "broadcast" and x.operands[0] is filler):
@@ -125,7 +125,7 @@ def pad_of_nothing(site: Site) -> HloInstruction | None:
     return site.build.broadcast(filler, site.shape.dims)
 
 
-def pad_twice(site: Site) -> HloInstruction | None:
+def pad_twice(site: RewriteSite) -> HloInstruction | None:
     """pad(pad(x)) → pad(x), by the same value, without holes, nothing cut off."""
     inner, filler = site.operands
     if inner.opcode != "pad" or not _same_scalar(inner.operands[1], filler):
@@ -137,7 +137,7 @@ def pad_twice(site: Site) -> HloInstruction | None:
     return site.build.pad(inner.operands[0], filler, joined)
 
 
-def pad_negative(site: Site) -> HloInstruction | None:
+def pad_negative(site: RewriteSite) -> HloInstruction | None:
     """Pad by less than nothing → slice(pad(x))."""
     x, filler = site.operands
     padding = site.at.padding
@@ -160,7 +160,7 @@ def _same_scalar(a: HloInstruction, b: HloInstruction) -> bool:
     return first is not None and second is not None and first.tobytes() == second.tobytes()
 
 
-def concatenate_one(site: Site) -> HloInstruction | None:
+def concatenate_one(site: RewriteSite) -> HloInstruction | None:
     """concatenate(x) → x; empty parts are dropped."""
     parts = [p for p in site.operands if not is_trivial(p)]
     if not parts:
@@ -170,7 +170,7 @@ def concatenate_one(site: Site) -> HloInstruction | None:
     return site.build.concatenate(parts, site.at.dimensions[0])
 
 
-def concatenate_nested(site: Site) -> HloInstruction | None:
+def concatenate_nested(site: RewriteSite) -> HloInstruction | None:
     """concatenate(x, concatenate(y, z)) → concatenate(x, y, z), where nobody else uses the inner one."""
     dims = site.at.dimensions
     nested = [p.opcode == "concatenate" and p.dimensions == dims and len(p.users) == 1 for p in site.operands]
@@ -182,7 +182,7 @@ def concatenate_nested(site: Site) -> HloInstruction | None:
     return site.build.concatenate(parts, dims[0])
 
 
-def concatenate_neighbours(site: Site) -> HloInstruction | None:
+def concatenate_neighbours(site: RewriteSite) -> HloInstruction | None:
     """concatenate(x[0:2], x[2:5], y) → concatenate(x[0:5], y)."""
     (dim,) = site.at.dimensions
     merged: list[tuple[HloInstruction, SliceDims | None]] = []
@@ -216,7 +216,7 @@ def _joined(a: SliceDims, b: SliceDims, dim: int) -> SliceDims | None:
     return SliceDims(a.starts, limits, a.strides)
 
 
-def concatenate_splats(site: Site) -> HloInstruction | None:
+def concatenate_splats(site: RewriteSite) -> HloInstruction | None:
     """concatenate(x, broadcast(c)) → pad(x, c), with a constant c; of copies of one scalar → broadcast."""
     sources = [p.operands[0] if p.opcode == "broadcast" else None for p in site.operands]
     first = sources[0]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import Rule, Site
+from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
 
-def element_of_tuple(site: Site) -> HloInstruction | None:
+def element_of_tuple(site: RewriteSite) -> HloInstruction | None:
     """get-tuple-element(tuple(x, y), 1) → y."""
     (inner,) = site.operands
     return inner.operands[site.at.tuple_index] if inner.opcode == "tuple" else None
 
 
-def tuple_of_elements(site: Site) -> HloInstruction | None:
+def tuple_of_elements(site: RewriteSite) -> HloInstruction | None:
     """tuple(x[0], x[1], ...) → x."""
     if not site.operands or site.operands[0].opcode != "get-tuple-element":
         return None
@@ -26,7 +26,7 @@ def tuple_of_elements(site: Site) -> HloInstruction | None:
     return source
 
 
-def tuple_of_constants(site: Site) -> HloInstruction | None:
+def tuple_of_constants(site: RewriteSite) -> HloInstruction | None:
     """constant((1, 2)) → tuple(constant(1), constant(2))."""
     literal = site.at.literal
     if not isinstance(literal, tuple):

@@ -1,0 +1,115 @@
+"""Single kernels on NumPy arrays, without XLA: for tests and benchmarks."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.kernel import CpuKernel
+from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
+from mpmd.compile.backends.native_cpu.shared import shared_code
+from mpmd.compile.backends.native_cpu.target import CpuTarget
+
+
+def program_array(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
+    """An uninitialised array in memory of its own, such as a program keeps; see `program_memory`."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return program_memory(size).view(dtype).reshape(shape)
+
+
+def share(units: int, thread: int, threads: int) -> tuple[int, int]:
+    """The range of units that one of several threads does."""
+    return units * thread // threads, units * (thread + 1) // threads
+
+
+class DirectKernel:
+    """A compiled kernel that runs on arrays.
+
+    Args:
+        kernel: what to compile.
+        target: the CPU, which must be this one or a subset of it.
+        threads: how many threads run it, each with a share of the units.
+    """
+
+    def __init__(self, kernel: CpuKernel, target: CpuTarget, *, threads: int = 1) -> None:
+        self.kernel = kernel
+        module = Module(target)
+        shared = shared_code(kernel.emit(module), target)
+        self.code = compile_module(module, [kernel.name], shared)
+        pointers = [ctypes.c_void_p] * (len(kernel.pointers) + 1)
+        self._function = self.code.function(kernel.name, *pointers, ctypes.c_int64, ctypes.c_int64)
+        self._workspaces = [program_memory(kernel.workspace_bytes) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        """Run on arrays in the order of the kernel's pointers; results are written into theirs."""
+        if len(arrays) != len(self.kernel.pointers):
+            raise TypeError(
+                f"kernel {self.kernel.name} takes {', '.join(self.kernel.pointers)}: "
+                f"{len(self.kernel.pointers)} arrays, got {len(arrays)}"
+            )
+        addresses = [a.ctypes.data for a in arrays]
+        threads = len(self._workspaces)
+        others = [
+            self._pool.submit(self.run, addresses, t, share(self.kernel.units, t, threads))
+            for t in range(1, threads)
+            if self._pool is not None
+        ]
+        self.run(addresses, 0, share(self.kernel.units, 0, threads))
+        for other in others:
+            other.result()
+
+    def run(self, addresses: Sequence[int], thread: int, units: tuple[int, int]) -> None:
+        """Run a range of units on raw addresses with one thread's workspace."""
+        self._function(*addresses, self._workspaces[thread].ctypes.data, *units)
+
+    def prepare(self, *arrays: np.ndarray) -> Callable[[], None]:
+        """All units on these arrays by one thread, as a call that costs the kernel alone: to be timed."""
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*arrays, self._workspaces[0])]
+        arguments = (*pointers, ctypes.c_int64(0), ctypes.c_int64(self.kernel.units))
+        function, held = self._function, (arrays, self._workspaces)
+
+        def call(function: Any = function, arguments: Any = arguments, held: Any = held) -> None:
+            function(*arguments)
+
+        return call
+
+
+class DirectSequence:
+    """The compiled kernels of one plan, run on arrays.
+
+    Args:
+        sequence: what to compile.
+        target: the CPU, which must be this one or a subset of it.
+        threads: how many threads run each kernel.
+    """
+
+    def __init__(self, sequence: KernelSequence, target: CpuTarget, *, threads: int = 1) -> None:
+        self.sequence = sequence
+        self.kernels = [DirectKernel(k, target, threads=threads) for k in sequence.kernels]
+        self._temporaries = {t.name: aligned_empty((t.bytes,), np.uint8) for t in sequence.temporaries}
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        """Run on one array per operand of the plan."""
+        named = {f"p{k}": array for k, array in enumerate(arrays)} | self._temporaries
+        for kernel in self.kernels:
+            kernel(*(named[p] for p in kernel.kernel.pointers))
+
+    def prepare(self, *arrays: np.ndarray) -> Callable[[], None]:
+        """All kernels on these arrays by one thread; see `DirectKernel.prepare`."""
+        named = {f"p{k}": array for k, array in enumerate(arrays)} | self._temporaries
+        calls = [k.prepare(*(named[p] for p in k.kernel.pointers)) for k in self.kernels]
+
+        def call() -> None:
+            for run in calls:
+                run()
+
+        return calls[0] if len(calls) == 1 else call

@@ -1,0 +1,159 @@
+"""The one custom call target of all native programs, and which of them may be unloaded.
+
+XLA keeps target names and handlers for the life of the process.  The only handler that it is given here lives
+as long; an attribute of the call says which program to enter, as an index into a table:
+
+    mpmd_native(frame):        table[frame.attribute].handler(frame)
+    instantiate(frame):        table[frame.attribute].executables += 1
+    deleter(executables):      *executables -= 1
+
+XLA instantiates a call when it loads an executable, and deletes the call's state with the executable, after
+the last execution.  A program that is neither referred to in Python nor called by an executable can go.
+
+Source: xla/ffi/api/c_api.h (`XLA_FFI_State_Set`, `XLA_FFI_TypeInfo`), which jaxlib ships.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.compile.backends.ffi.frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, jit_compiler
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value
+from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.errors import CompileError
+
+TARGET_NAME = "mpmd_native"
+ATTRIBUTE = "program"
+
+_HANDLER, _EXECUTABLES, _ENTRY = 0, 1, 2
+"""Columns of the table, and how many: the handler's address, and executables that call the program."""
+
+_MAX_PROGRAMS = 1 << 16
+"""The table cannot grow, since handlers have its address: 1 MiB, of which pages are used as rows are."""
+
+
+class _Table:
+    """Programs that are loaded, by index; indices are used again."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((_MAX_PROGRAMS, _ENTRY), np.int64)
+        self.code = _compile(self.rows.ctypes.data, *_state_type())
+        self._free: list[int] = []
+        self._used = 0
+        stages = ("instantiate", "execute")
+        handlers = {stage: capsule(self.code.address(f"mpmd_{stage}")) for stage in stages}
+        jax.ffi.register_ffi_target(TARGET_NAME, handlers, platform="cpu")
+
+    def add(self, handler: int) -> int:
+        if not self._free and self._used == _MAX_PROGRAMS:
+            raise CompileError(
+                f"{_MAX_PROGRAMS:,} native programs are loaded, and no more can be\n"
+                "  drop steps that are not needed any more, or their compiled programs by clear_cache()"
+            )
+        if self._free:
+            index = self._free.pop()
+        else:
+            index, self._used = self._used, self._used + 1
+        self.rows[index] = handler, 0
+        return index
+
+    def remove(self, index: int) -> None:
+        self.rows[index] = 0
+        self._free.append(index)
+
+
+def add_program(handler: int) -> int:
+    """Makes a handler callable by the custom call; callers hold a lock.
+
+    Args:
+        handler: the address of an `XLA_FFI_Handler`.
+
+    Returns:
+        The program's index, the value of `ATTRIBUTE` in its calls.
+
+    Raises:
+        CompileError: too many programs are loaded.
+    """
+    return _table().add(handler)
+
+
+def is_called(index: int) -> bool:
+    """Whether XLA has an executable that calls the program."""
+    return bool(_table().rows[index, _EXECUTABLES])
+
+
+def remove_program(index: int) -> None:
+    """Forgets a program that no executable calls; callers hold a lock."""
+    _table().remove(index)
+
+
+def capsule(address: int) -> Any:
+    """An address as JAX takes it."""
+    create = ctypes.pythonapi.PyCapsule_New
+    create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return create(address, None, None)
+
+
+@functools.cache
+def _table() -> _Table:
+    """The table of this process: XLA destroys executables, and calls the deleter, after Python's modules."""
+    table = _Table()
+    for used in (table.rows, table.code, jit_compiler()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
+    return table
+
+
+def _state_type() -> tuple[np.ndarray, np.ndarray]:
+    """Memory of an `XLA_FFI_TypeId` and of an `XLA_FFI_TypeInfo` (size, extension, deleter)."""
+    number, info = np.zeros(1, np.int64), np.zeros(3, np.int64)
+    info[0] = info.nbytes
+    return number, info
+
+
+def _compile(table: int, type_number: np.ndarray, type_info: np.ndarray) -> LoadedCode:
+    """The handlers of the target, with the type of its state registered."""
+    module = Module(host_target())
+    _emit_execute(module, table)
+    _emit_instantiate(module, table, type_number.ctypes.data)
+    with FunctionBuilder(module, "mpmd_deleter", [("executables", "ptr")], plain=True) as f:
+        f.atomic_add(f.arguments["executables"], -1)
+    code = compile_module(module, ["mpmd_execute", "mpmd_instantiate", "mpmd_deleter"])
+    type_info[2] = code.address("mpmd_deleter")
+    kind = {"type_id": capsule(type_number.ctypes.data), "type_info": capsule(type_info.ctypes.data)}
+    jax.ffi.register_ffi_type("mpmd_native_executables", kind, platform="cpu")
+    code.state_type = type_number, type_info  # type: ignore[attr-defined]  # XLA keeps their addresses
+    return code
+
+
+def _emit_execute(module: Module, table: int) -> None:
+    with FunctionBuilder(module, "mpmd_execute", [("frame", "ptr")], result="ptr", plain=True) as f:
+        frame = FfiFrame(module, f)
+        frame.begin(EXECUTE_STAGE)
+        handler = f.load(_entry(frame, table), "ptr", _HANDLER)
+        f.ret(f.op(f"call ptr {handler}({frame.address.typed})", "ptr"))
+
+
+def _emit_instantiate(module: Module, table: int, type_number: int) -> None:
+    with FunctionBuilder(module, "mpmd_instantiate", [("frame", "ptr")], result="ptr", plain=True) as f:
+        frame = FfiFrame(module, f)
+        frame.begin(INSTANTIATE_STAGE)
+        executables = f.offset(_entry(frame, table), 8 * _EXECUTABLES)
+        f.atomic_add(executables, 1)
+        frame.set_state(type_number, executables)
+        f.ret(Value("null", "ptr"))
+
+
+def _entry(frame: FfiFrame, table: int) -> Value:
+    """The row of the program that a call names."""
+    f = frame.f
+    index = f.load(frame.attribute(0), "i64")
+    start = f.op(f"inttoptr i64 {table} to ptr", "ptr")
+    return f.offset(start, f.imul(index, 8 * _ENTRY))

@@ -1,0 +1,51 @@
+"""The stamp: a custom call that only writes when it runs, by which fragments that are not native are timed.
+
+XLA runs the programs of a device in the order in which a thread starts them, each when its arguments are
+there.  A stamp of what a fragment reads therefore says when it could begin, and one of its results when it
+had ended; unlike a thread that waits for results, it runs where the fragment ran.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from mpmd.compile.backends.ffi.custom_call import capsule
+from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
+from mpmd.compile.backends.ffi.timing import emit_entry, emit_now
+from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.backends.native_cpu.llvm.module import Module
+from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.target import host_target
+
+STAMP = "mpmd.stamp"
+"""The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""
+
+
+@functools.cache
+def register_stamp() -> tuple[str, LoadedCode]:
+    """Makes the stamp known to XLA, once per process; its target, and its code, which stays.
+
+    Raises:
+        CompileError: this jaxlib's FFI has another layout.
+    """
+    check_version()
+    module = Module(host_target())
+    with FunctionBuilder(module, "stamp", [("frame", "ptr")], result="ptr", plain=True) as f:
+        frame = FfiFrame(module, f)
+        frame.begin()
+        (given,) = frame.buffers("args", 1)
+        (result,) = frame.buffers("rets", 1)
+        device = f.op(f"and i64 {frame.ask('device_ordinal', 28)}, {2**32 - 1}", "i64")
+        f.store(constant(0, "i8"), result)
+        now = emit_now(f)
+        log = f.load(given, "ptr")
+        emit_entry(f, log, key=f.load(given, "i64", 1), device=device, begin=now, end=now)
+        f.ret(Value("null", "ptr"))
+    code = compile_module(module, ["stamp"])
+    handler: Any = capsule(code.address("stamp"))
+    jax.ffi.register_ffi_target(STAMP, handler, platform="cpu")
+    return STAMP, code

@@ -1,0 +1,84 @@
+"""The backend of a target: fragments go through the driver, and what it builds is loaded for a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jax.sharding import Mesh
+
+from mpmd.compile.artefact import Artefact
+from mpmd.compile.executable import Backend
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.target import Target
+
+
+class TargetBackend(Backend, Protocol):
+    """A `Backend` of one target."""
+
+    @property
+    def target(self) -> Target:
+        """What it compiles for."""
+
+    @property
+    def options(self) -> CompileOptions:
+        """What the user says about compiling."""
+
+    def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
+        """Why it compiles none of a mesh's fragments, or not this one in any case; or ""."""
+
+
+def unfit_for_targets(name: str, fragment: FragmentModule, mesh: Mesh) -> str:
+    """Why the backend of no target compiles a fragment, or ""; `name` is that of the one in question."""
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        return f"{name} fragments run on the devices of one process"
+    if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):
+        return f"{name} fragments do not name memories"
+    if fragment.callbacks:
+        return f"{name} fragments do not call back to Python"
+    return "" if fragment.results else "a fragment without results"
+
+
+class LoadedProgram(Protocol):
+    """A program in memory, with the memory and threads that it runs in."""
+
+    @property
+    def key(self) -> int:
+        """Equal for programs that share the memory that they keep."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that it keeps from call to call."""
+
+    def __call__(
+        self,
+        *arguments: Any,
+        results: Sequence[jax.ShapeDtypeStruct],
+        aliases: Mapping[int, int] | None = None,
+        large: bool = False,
+    ) -> Any:
+        """The call, inside of traced code.
+
+        Args:
+            *arguments: arrays.
+            results: shapes and dtypes of the results.
+            aliases: argument → result that shares its memory if it is donated.
+            large: whether it is dispatched asynchronously.
+        """
+
+
+@runtime_checkable
+class TracedTargetBackend(TargetBackend, Protocol):
+    """One whose programs are called from traced code, so that XLA's code may come before and after them."""
+
+    def register(self, made: Artefact, name: str, mesh: Mesh) -> LoadedProgram:
+        """Loads code with the memory and threads of the mesh of that name.
+
+        Raises:
+            CompileError: the code does not load.
+        """
+
+    def is_large(self, made: Artefact) -> bool:
+        """Whether a program on one device is so much work that it is dispatched asynchronously."""

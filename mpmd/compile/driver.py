@@ -1,0 +1,158 @@
+"""A fragment from StableHLO to code: the phases, in order, the same for every target.
+
+    lowering ── passes ── kernels ── schedule ── buffers ── thunks ── check ── steps ── code
+
+Each phase ends in a value that prints.  What differs between devices the driver asks a `Target`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mpmd.compile.analysis.call_graph import CallGraph
+from mpmd.compile.artefact import Artefact, KeptArtefacts
+from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
+from mpmd.compile.buffers.donation import pair_donations
+from mpmd.compile.buffers.fitting import fit
+from mpmd.compile.compilation import PhaseClock, Prepared
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo import HloModule
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
+from mpmd.compile.lowering import lower, lower_for_mesh
+from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.pipelines import configured
+from mpmd.compile.target import Target
+from mpmd.compile.thunks.emission import Emitter, KernelPlans
+from mpmd.compile.thunks.miscompiled import check_program
+from mpmd.compile.watch import dumping_inside, watch_of
+from mpmd.support import diagnostics
+from mpmd.support.garbage import garbage_kept
+from mpmd.support.pipeline import Timing, run_pipeline
+
+
+@garbage_kept()
+@caching_plans()
+def prepare_fragment(
+    fragment: FragmentModule,
+    target: Target,
+    options: CompileOptions = DEFAULTS,
+    module: HloModule | None = None,
+    *,
+    axes: Mapping[str, int] | None = None,
+    poison: bool = False,
+) -> Prepared:
+    """From StableHLO to steps with addresses: everything but code, which `Prepared.compiled` generates.
+
+    Args:
+        fragment: what to compile.
+        target: for which devices.
+        options: what the user says about compiling.
+        module: the fragment lowered, if that was done; the passes change it.
+        axes: the axes of its mesh and their sizes; None for one device.
+        poison: overwrite memory as soon as it is free, so that wrong reads show.
+
+    Raises:
+        CompileError: the target has no code for something in it.
+        MiscompiledError: its memory is wrong; every program is checked.
+    """
+    seconds: dict[str, float] = {}
+    clock, devices = PhaseClock(seconds), device_count(axes)
+    module = module or lowered(fragment, axes)
+    module.is_scheduled = False  # an order was given: one of those that may be
+    clock("lowering")
+
+    timing = Timing()
+    passes = configured(target.passes(devices, options), options)
+    watch = watch_of(fragment, module, options.dump)
+    with diagnostics.collecting() as found:
+        run_pipeline(module, dumping_inside(passes, fragment, options.dump), watch, timing)
+    clock("passes")
+
+    plans = KernelPlans(target.refuses)
+    plans.plan_all(CallGraph(module).sequential())
+    clock("kernels")
+
+    module.input_output_alias = pair_donations(module, fragment.donated, plans.may_share)
+    order = configured(target.schedule(devices), options)
+    run_pipeline(module, order, watch, timing, first=len(passes))
+    for name, spent in timing.seconds:
+        seconds[name] = seconds.get(name, 0.0) + spent
+    clock("schedule")
+
+    def assign() -> BufferAssignment:
+        plans.plan_all(CallGraph(module).sequential())
+        return assign_buffers(
+            module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)), target.memory
+        )
+
+    memory = options.memory_bytes
+    assignment = fit(module, fragment, memory, assign) if memory else assign()
+    clock("buffers")
+
+    thunks = Emitter(assignment, plans, poison=poison).program()
+    clock("thunks")
+
+    check_program(fragment, module, thunks, assignment)
+    clock("check")
+
+    program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
+    clock("steps")
+    notices = tuple(d.message for d in found)
+    return Prepared(fragment, target, options, module, assignment, thunks, program, seconds, notices)
+
+
+def compiled_or_kept(
+    fragment: FragmentModule,
+    target: Target,
+    options: CompileOptions,
+    module: HloModule | None = None,
+    axes: Mapping[str, int] | None = None,
+) -> tuple[Artefact, bool]:
+    """A fragment compiled, or taken from the cache if it is there; and whether it was.
+
+    The cache is not used where a dump is requested, nor where kernels may come from files.
+
+    Args:
+        fragment: what to compile.
+        target: for which devices.
+        options: what the user says about compiling.
+        module: the fragment as HLO, if its text is not StableHLO; the passes change it.
+        axes: the axes of its mesh and their sizes; None for one device.
+
+    Raises:
+        CompileError: the target has no code for something in it.
+    """
+    if options.cache is None or options.dump is not None or options.kernel_overrides is not None:
+        return prepare_fragment(fragment, target, options, module, axes=axes).compiled().artefact(), False
+    reserved = f" {fragment.reserved_bytes}" if options.memory_bytes else ""
+    devices = f" {tuple(axes.items())}" if axes is not None and device_count(axes) > 1 else ""
+    kept = KeptArtefacts(options.cache, target, options.key + reserved + devices)
+    found = kept.of_fragment(fragment)
+    if found is not None:
+        return found, True
+    module = module or lowered(fragment, axes)
+    program = kept.program_key(fragment, module)
+    found = kept.of_program(fragment, program)
+    if found is not None:
+        return found, True
+    made = prepare_fragment(fragment, target, options, module, axes=axes).compiled().artefact()
+    kept.keep(fragment, program, made)
+    return made, False
+
+
+def lowered(fragment: FragmentModule, axes: Mapping[str, int] | None = None) -> HloModule:
+    """The fragment as HLO: that of each device, if its mesh has several.
+
+    Raises:
+        CompileError: something in it has no HLO, or cannot be partitioned.
+    """
+    if axes is None or device_count(axes) == 1:
+        return lower(fragment.text)
+    arguments, results = ([v.spec for v in values] for values in (fragment.arguments, fragment.results))
+    return lower_for_mesh(fragment.text, axes, arguments, results)
+
+
+def device_count(axes: Mapping[str, int] | None) -> int:
+    """How many devices a mesh of such axes has."""
+    return math.prod((axes or {}).values())

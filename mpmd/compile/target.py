@@ -1,0 +1,113 @@
+"""A target: everything in which one kind of device differs from another for the compiler.
+
+`driver.py` is one list for all targets; it asks a target for its passes, its memory, and for the way from
+thunks to something that runs.  `backends/targets.py` is the table of targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mpmd.compile.buffers.assignment import BufferAssignment
+from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import Device
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.kernels import PlannedKernel
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.thunks.thunk import Thunk
+from mpmd.support.passes import Pass
+
+
+class ThunkProgram(Protocol):
+    """The steps of a fragment with addresses, before there is code of them."""
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of temporary memory of a call, constants included."""
+
+    @property
+    def constants(self) -> bytes:
+        """What the temporary memory begins with and keeps."""
+
+
+class Code(Protocol):
+    """What a program is run from: it can be kept on disk and loaded in another process."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of it that are executed."""
+
+    def to_bytes(self) -> bytes:
+        """The code as bytes; equal code gives equal bytes.  `Target.code_from_bytes` reads them."""
+
+
+class Target(Protocol):
+    """A kind of device that fragments are compiled for."""
+
+    @property
+    def code_texts(self) -> Mapping[str, str]:
+        """The texts of its code, as `Executable.as_text` names them → their file names in a dump."""
+
+    @property
+    def device(self) -> Device:
+        """What the cost models price kernels for: a description, so that choices are the same everywhere."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Its memory spaces, and where arrays begin."""
+
+    def key(self) -> str:
+        """Text that differs whenever code for two targets may differ; part of cache keys."""
+
+    def passes(self, devices: int, options: CompileOptions) -> Sequence[Pass]:
+        """What runs before kernels are planned.
+
+        Args:
+            devices: how many run the program together.
+            options: what the user says about compiling.
+        """
+
+    def schedule(self, devices: int) -> Sequence[Pass]:
+        """What runs once kernels are planned and donated parameters have their results."""
+
+    def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
+        """Why there is no code for an instruction and its kernel, if it has one; "" if there is.
+
+        Collectives are kernels, too: on devices that do not address each other's memory, and that exchange no
+        messages for an opcode, this is where they are refused.
+        """
+
+    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+        """Bytes that the kernels of a plan need while they run, beside operands and results."""
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
+        """The `ThunkProgram` of a sequence of thunks.
+
+        Args:
+            name: symbol of its entry.
+            thunks: what it does.
+            assignment: where its values are.
+
+        Raises:
+            CompileError: the target cannot run it.
+        """
+
+    def compile(self, program: Any, fragment: FragmentModule, options: CompileOptions) -> Code:
+        """The code of a program that `program` built.
+
+        Raises:
+            CompileError: a kernel that the options name does not fit.
+        """
+
+    def code_from_bytes(self, data: bytes) -> Code:
+        """What `Code.to_bytes` wrote.
+
+        Raises:
+            ValueError: the bytes are something else; or `struct.error`, if there are too few.
+        """
+
+    def code_text(self, code: Any, what: str) -> str:
+        """One of `code_texts`."""

@@ -1,0 +1,187 @@
+"""The words of the project are those of its field; class names are unique; limits are MAX_ and MIN_."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import nodes, text, tracked
+
+INSTEAD = {
+    r"homes?": "its output buffer",
+    r"wish(es)?": "coalescing candidate",
+    r"loans?|borrow\w*|lend\w*|lent": "reuse of output buffers",
+    r"borders?": "entry parameters and results; boundary",
+    r"chance": "random generator",
+    r"rows to come|asked for|asks for|ask for": "next rows; prefetched; requested, requires",
+    r"claimed": "prefetched for write",
+    r"(past|pass|passes|passing) the caches": "non-temporal; larger than the last-level cache",
+    r"dear": "expensive; transcendental",
+    r"squares in registers": "in-register transpose tile",
+    r"crossing (dim|row|load)s?": "strided dim",
+    r"circles?": "cycle",
+    r"naps?|patience(?! sort)": "back-off; timeout",
+    r"takes? back its arrival": "withdraws from the barrier",
+    r"hand(s|ed)? over": "dispatched; passed to",
+    r"cuts?|cutting": "sharded; tiled; split; sliced",
+    r"graves?|defer_deletion|buried|buries": "deferred deletion",
+    r"(stands?|stood)(?! for\b)(?!-)": "is, comes, is placed",
+    r"told|tells?": "reported, reports; distinguishes",
+    r"nobody|no one": "no caller, no other thread, nothing",
+    r"walks?|walked": "iteration, traversal; visits",
+    r"(?<!there )(?<!There )(is|are|was|were) no (?!longer\b)": "is not a",
+    r"what (is|are|was|were) (?!(wrong|not wrong|it|there|this|the|a|each|every|in)\b)": "a noun",
+    r"remember\w*": "memoisation, caches; records",
+    r"whoever": "the caller, the thread that",
+    r"that which": "the one that",
+    r"of use": "useful",
+    r"anyhow": "in any case",
+}
+"""Patterns of words and phrases, each with the field's words for them; docs/concepts.md is the glossary."""
+
+LEGAL_NAMES = {"walk"}
+"""Names of others: `Operation.walk` of MLIR, `ast.walk`, `os.walk`."""
+
+_BANNED = re.compile("|".join(rf"(?P<w{number}>\b(?:{word})\b)" for number, word in enumerate(INSTEAD)), re.I)
+VAGUE_CLASSES = {"Unit", "Place", "Form", "Kind", "Way", "Piece", "Site", "Thing"}
+SHARED_NAMES = {"Block", "Fetch", "Pass", "Run", "Tile", "_Row"}
+UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
+
+ALLOWED: dict[str, int] = {
+    "benchmarks": 52,
+    "docs": 176,
+    "examples": 8,
+    "mpmd": 34,
+    "mpmd/api": 2,
+    "mpmd/compile": 29,
+    "mpmd/compile/backends": 343,
+    "mpmd/compile/buffers": 4,
+    "mpmd/compile/hlo": 41,
+    "mpmd/compile/kernels": 48,
+    "mpmd/compile/lowering": 1,
+    "mpmd/compile/passes": 101,
+    "mpmd/compile/schedule": 29,
+    "mpmd/compile/thunks": 40,
+    "mpmd/ir": 12,
+    "mpmd/passes": 125,
+    "mpmd/runtime": 54,
+    "mpmd/scheduling": 5,
+    "mpmd/sharding": 1,
+    "mpmd/support": 15,
+    "mpmd/tools": 46,
+    "mpmd/tracing": 24,
+    "pages": 8,
+}
+"""Room → how many violations are still in it.  Lower the numbers; do not raise them."""
+
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+ROOTS = ("mpmd", "docs", "examples", "benchmarks")
+_TEXT_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def room(path: Path) -> str:
+    """`mpmd/compile/hlo`, `mpmd/api`, `docs`; the pages at the top are one room."""
+    depth = 3 if path.parts[:2] == ("mpmd", "compile") else 2 if path.parts[0] == "mpmd" else 1
+    return "/".join(path.parts[: min(depth, len(path.parts) - 1)]) or "pages"
+
+
+def rooms() -> dict[str, list[Path]]:
+    """Room → its files."""
+    found = collections.defaultdict(list)
+    for path in tracked(".py", ".md"):
+        if path.parts[0] in ROOTS or str(path) in PAGES:
+            found[room(path)].append(path)
+    return found
+
+
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Line number and text: the lines of a page; comments and strings of a Python file."""
+    if path.suffix != ".py":
+        return list(enumerate(text(path).splitlines(), 1))
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
+        if token.type in _TEXT_TOKENS:
+            found += [(token.start[0] + i, line) for i, line in enumerate(token.string.splitlines())]
+    return found
+
+
+def identifiers(path: Path) -> list[tuple[int, str]]:
+    """Line number and words of each name in a Python file: `is_asked_for` → `is asked for`."""
+    first: dict[str, int] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline) if path.suffix == ".py" else ():
+        if token.type == tokenize.NAME and token.string not in LEGAL_NAMES:
+            first.setdefault(token.string, token.start[0])
+    return [(line, name.replace("_", " ").strip()) for name, line in first.items()]
+
+
+def violations(path: Path) -> list[str]:
+    """Each banned word in a file, with its line and the words to use instead."""
+    instead = list(INSTEAD.values())
+    return [
+        f"{path}:{line} {match.group()!r}: {instead[int(str(match.lastgroup)[1:])]}"
+        for line, words in [*prose(path), *identifiers(path)]
+        for match in _BANNED.finditer(words)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(rooms()))
+def test_prose_uses_the_words_of_the_field(name):
+    found = [found for path in rooms()[name] for found in violations(path)]
+    assert len(found) <= ALLOWED.get(name, 0), "\n".join(found)
+
+
+def test_the_pattern_finds_words_and_lets_others_be():
+    banned = [
+        "the wish of",
+        "cut along dims",
+        "it is no kernel",
+        "what is sorted",
+        "Nobody reads it",
+        "a walk over",
+    ]
+    legal = [
+        "there is no kernel",
+        "is no longer",
+        "cuticle",
+        "stands for a value",
+        "a standing wave",
+        "untold",
+    ]
+    assert [words for words in banned if not _BANNED.search(words)] == []
+    assert [words for words in legal if _BANNED.search(words)] == []
+
+
+def classes() -> dict[str, list[str]]:
+    """Name → where classes of this name are defined."""
+    found = collections.defaultdict(list)
+    for path in tracked(".py"):
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path}:{node.lineno}")
+    return found
+
+
+def test_class_names_are_unique():
+    twice = {name: where for name, where in classes().items() if len(where) > 1}
+    assert set(twice) <= SHARED_NAMES, twice
+
+
+def test_class_names_say_something():
+    assert {name: where for name, where in classes().items() if name in VAGUE_CLASSES} == {}
+
+
+def test_limits_are_named_max_and_min():
+    limit = re.compile(r"_?(MOST|FEWEST|LONGEST|LARGEST|SMALLEST|SHORTEST|LEAST)(_|$)")
+    found = {
+        f"{path}:{node.lineno} {node.id}"
+        for path in tracked(".py")
+        for node in nodes(path)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and limit.match(node.id)
+    }
+    assert {name for name in found if not name.startswith(UNRENAMED)} == set()

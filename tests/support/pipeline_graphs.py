@@ -1,0 +1,225 @@
+"""Graphs made by hand for tests: 1F1B pipelines, and plain helpers to build others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.linearize import linearize
+
+
+@dataclasses.dataclass
+class GraphBuilder:
+    """Values and ops in the order they are added."""
+
+    shape: tuple[int, ...] = (8,)
+    dtype: str = "float32"
+    ops: list = dataclasses.field(default_factory=list)
+    types: dict = dataclasses.field(default_factory=dict)
+    inputs: list = dataclasses.field(default_factory=list)
+    outputs: list = dataclasses.field(default_factory=list)
+
+    def value(self, mesh: str, **changes) -> int:
+        number = len(self.types)
+        shape = changes.pop("shape", self.shape)
+        size = int(np.prod(shape)) * np.dtype(self.dtype).itemsize
+        self.types[number] = BufferType(shape, self.dtype, mesh, **{"bytes": size, **changes})
+        return number
+
+    def input(self, mesh: str, path: str = "", donated: bool = False, **changes) -> int:
+        value = self.value(mesh, **changes)
+        self.inputs.append(InputSpec(value, len(self.inputs), path or f"x{len(self.inputs)}", donated))
+        return value
+
+    def call(self, name: str, mesh: str, inputs, results: int = 1, **fields) -> list[int]:
+        outputs = [self.value(mesh) for _ in range(results)]
+        self.ops.append(CallNode(name, mesh, tuple(inputs), tuple(outputs), **fields))
+        return outputs
+
+    def transfer(self, source: int, mesh: str, **changes) -> int:
+        target = self.value(mesh, **changes)
+        self.ops.append(TransferOp(source, target))
+        return target
+
+    def output(self, value: int, path: str = "") -> None:
+        self.outputs.append(OutputSpec(value, len(self.outputs), path or f"y{len(self.outputs)}"))
+
+    def graph(self) -> EntryGraph:
+        return EntryGraph(tuple(self.ops), dict(self.types), tuple(self.inputs), tuple(self.outputs))
+
+
+def one_f_one_b(stages: int, microbatches: int) -> EntryGraph:
+    """forward(w, x) -> (y, residual); backward(w, residual, dy, g) -> (dx, g); update(w, g) -> w."""
+    b = GraphBuilder()
+    meshes = [f"m{s}" for s in range(stages)]
+    weights = [b.input(m, f"w{s}", donated=True) for s, m in enumerate(meshes)]
+    grads = [b.input(m, f"g{s}", donated=True) for s, m in enumerate(meshes)]
+    xs = [b.input(meshes[0], f"x{i}") for i in range(microbatches)]
+    y, residual, dy = {}, {}, {}
+    last = stages - 1
+
+    def forward(s: int, i: int) -> None:
+        x = xs[i] if s == 0 else b.transfer(y[s - 1, i], meshes[s])
+        y[s, i], residual[s, i] = b.call(
+            "forward", meshes[s], (weights[s], x), 2, stage=s, microbatch=i, phase="F", label=f"layer {s}"
+        )
+
+    def backward(s: int, i: int) -> None:
+        d = y[s, i] if s == last else b.transfer(dy[s + 1, i], meshes[s])
+        dy[s, i], grads[s] = b.call(
+            "backward",
+            meshes[s],
+            (weights[s], residual[s, i], d, grads[s]),
+            2,
+            donated=(3,),
+            stage=s,
+            microbatch=i,
+            phase="B",
+            label=f"layer {s}",
+        )
+
+    tasks = {s: [*_one_f_one_b_tasks(s, stages, microbatches)] for s in range(stages)}
+    done: set[tuple[str, int, int]] = set()
+    while any(tasks.values()):  # a legal program order: whichever task of a mesh has its inputs
+        for s in range(stages):
+            while tasks[s]:
+                phase, i = tasks[s][0]
+                needs = ("F", s - 1, i) if phase == "F" else ("B", s + 1, i) if s < last else ("F", s, i)
+                if needs not in done and not (phase == "F" and s == 0):
+                    break
+                (forward if phase == "F" else backward)(s, i)
+                done.add((phase, s, i))
+                tasks[s].pop(0)
+    for s in range(stages):
+        (w,) = b.call("update", meshes[s], (weights[s], grads[s]), donated=(0,), stage=s)
+        b.output(w, f"w{s}")
+    b.output(b.transfer(dy[0, microbatches - 1], meshes[last]), "dx")
+    return b.graph()
+
+
+def _one_f_one_b_tasks(s: int, stages: int, microbatches: int):
+    warm_up = min(stages - 1 - s, microbatches)
+    yield from (("F", i) for i in range(warm_up))
+    for i in range(microbatches):
+        if warm_up + i < microbatches:
+            yield ("F", warm_up + i)
+        yield ("B", i)
+
+
+def forward(w, x):
+    return jnp.tanh(w * x), x
+
+
+def backward(w, residual, dy, g):
+    d = dy * (1 - jnp.tanh(w * residual) ** 2)
+    return d * w, g + d * residual
+
+
+def update(w, g):
+    return (w - 0.1 * g,)
+
+
+BODIES = {"forward": (forward, ()), "backward": (backward, (3,)), "update": (update, (0,))}
+
+
+class JittedExecutable:
+    """A jitted function as an executable of the runtime."""
+
+    def __init__(self, name: str, function, donated=()) -> None:
+        self.name = name
+        self._function = jax.jit(function, donate_argnums=donated)
+
+    def __call__(self, *arrays):
+        return self._function(*arrays)
+
+
+def compiled(program, bodies=BODIES) -> dict:
+    return {(mesh, name): JittedExecutable(name, *bodies[name]) for mesh, name in program.executables}
+
+
+def sequential(graph: EntryGraph, inputs, bodies=BODIES) -> list:
+    """The graph's meaning: every op in program order on one device, nothing donated."""
+    values = {spec.value: jnp.asarray(inputs[spec.index]) for spec in graph.inputs}
+    for op in graph.ops:
+        if isinstance(op, CallNode):
+            results = bodies[op.name][0](*[values[v] for v in op.inputs])
+            values.update(zip(op.outputs, results, strict=True))
+        else:
+            values[op.target] = values[op.source]
+    return [np.asarray(values[spec.value]) for spec in graph.outputs]
+
+
+def random_inputs(graph: EntryGraph, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [
+        rng.normal(size=graph.types[s.value].shape).astype(graph.types[s.value].dtype) for s in graph.inputs
+    ]
+
+
+X = np.arange(8, dtype=np.float32)
+
+
+def devices(meshes: int) -> MeshDevices:
+    return MeshDevices({f"m{s}": [jax.devices()[s]] for s in range(meshes)})
+
+
+def make(graph, bodies=BODIES, **options) -> Executor:
+    program = linearize(graph)
+    return Executor(
+        program, compiled(program, bodies), devices(len(program.streams)), RuntimeOptions(**options)
+    )
+
+
+def chain(donated: bool = False):
+    """a: f, then g; b: h of what g made."""
+    b = GraphBuilder()
+    x = b.input("m0", "state.x", donated=donated)
+    (y,) = b.call(
+        "f", "m0", [x], stage=0, microbatch=2, phase="F", donated=(0,) * donated, label="model.py:7 (f)"
+    )
+    (z,) = b.call("g", "m0", [y], stage=0, microbatch=2, phase="B")
+    b.output(*b.call("h", "m1", [b.transfer(z, "m1")], stage=1))
+    return b.graph()
+
+
+def good(x):
+    return (x + 1,)
+
+
+class Plain:
+    """An executable that is called as it is."""
+
+    def __init__(self, name, function, asynchronous=True):
+        self.name, self.function, self.asynchronous = name, function, asynchronous
+
+    def __call__(self, *arrays):
+        return self.function(*arrays)
+
+
+def chain_executor(bodies, graph=None, **options) -> Executor:
+    program = linearize(graph or chain())
+    executables = {(m, n): Plain(n, bodies.get(n, good)) for m, n in program.executables}
+    return Executor(program, executables, devices(2), RuntimeOptions(**options))
+
+
+class FailedArray:
+    """An array whose computation failed on its device, as JAX shows it."""
+
+    def __init__(self, like, message, arrived=(True,)):
+        self.like, self.message, self.arrived = like, message, arrived
+        self.shape, self.dtype, self.sharding = like.shape, like.dtype, like.sharding
+
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return bool(self.arrived)
+
+    def block_until_ready(self):
+        raise jax.errors.JaxRuntimeError(self.message)

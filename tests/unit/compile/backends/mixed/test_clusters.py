@@ -1,0 +1,189 @@
+"""Programs in clusters: no part waits for a later one, and all parts together compute what the whole does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
+from mpmd.compile.backends.mixed import backend as mixed_backend
+from mpmd.compile.backends.mixed.backend import prepared
+from mpmd.compile.backends.mixed.clusters import split
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.compiler import FallbackBackend
+from mpmd.compile.hlo import parse_module, verify
+from mpmd.compile.thunks.coverage import refusals
+from mpmd.errors import CompileError
+from tests.support.hlo_meaning import evaluate
+from tests.support.native_fragments import fragment_of
+from tests.support.random_hlo import random_case
+from tests.support.random_hlo.comparison import differences
+
+RNG = np.random.default_rng(5)
+SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
+
+
+def run_parts(found, arguments):
+    """What the clusters compute, one after the other, by the evaluator."""
+    known = {}
+
+    def at(position):
+        made, _ = position
+        if made.opcode == "parameter":
+            return arguments[made.parameter_number]
+        return made.literal if made.opcode == "constant" else known[position]
+
+    for part in found.parts:
+        verify(part.module)
+        made = jax.tree.leaves(evaluate(part.module, [at(p) for p in part.inputs]))
+        known.update(zip(part.outputs, made, strict=True))
+    return [at(p) for p in found.results]
+
+
+@pytest.mark.parametrize("family", ["graph", "while", "conditional", "sort", "call"])
+def test_parts_compute_what_the_whole_does(family):
+    for seed in range(12):
+        case = random_case(family, seed)
+        rng = np.random.default_rng([seed, 9])
+        refused = {i: "by chance" for i in case.module.entry if rng.random() < 0.4 and i.operands}
+        refused = {i: why for i, why in refused.items() if i.opcode not in ("tuple", "get-tuple-element")}
+        before = str(case.module)
+        found = split(case.module, refused)
+        assert str(case.module) == before
+        assert all(not (part.native and part.reasons) for part in found.parts)
+        assert sum(len(part.reasons) for part in found.parts) <= len(refused)
+        got, want = run_parts(found, case.arguments), jax.tree.leaves(evaluate(case.module, case.arguments))
+        assert not differences(got, want, case), case.name
+
+
+CHAIN = """
+HloModule chain
+
+ENTRY main {
+  x = f32[4,4] parameter(0)
+  one = f32[] constant(1)
+  ones = f32[4,4] broadcast(one), dimensions={}
+  a = f32[4,4] add(x, ones)
+  b = f32[4,4] multiply(a, a)
+  c = f32[4,4] tanh(b)
+  d = f32[4,4] subtract(c, a)
+  e = f32[4,4] cholesky(d), lower=true
+  f = f32[4,4] add(e, ones)
+  g = f32[4,4] multiply(f, b)
+  h = f32[4,4] tanh(g)
+  i = f32[4,4] subtract(h, f)
+  ROOT result = (f32[4,4], f32[4,4], f32[4,4]) tuple(i, x, c)
+}
+"""
+
+
+def chain(*refused):
+    module = parse_module(CHAIN)
+    return split(module, {i: "not today" for i in module.entry if i.name in refused})
+
+
+def test_clusters_alternate_and_read_what_they_need():
+    found = chain("e")
+    assert [part.native for part in found.parts] == [True, False, True]
+    first, second, third = found.parts
+    assert [p[0].name for p in first.outputs] == ["b", "c", "d"]
+    assert [p[0].name for p in second.inputs] == ["d"] and second.reasons == {"e": "not today"}
+    assert [p[0].name for p in third.inputs] == ["e", "b"]
+    assert [p[0].name for p in found.results] == ["i", "x", "c"]
+    assert "cluster 1: XLA, 1 instructions, 1 inputs, 1 outputs\n  e: not today" in found.text()
+
+
+def test_constants_are_copied_to_their_readers():
+    found = chain("e")
+    for part in (found.parts[0], found.parts[2]):
+        assert [i.opcode for i in part.module.entry].count("constant") == 1
+        assert all(p[0].opcode not in ("constant", "broadcast") for p in part.inputs)
+
+
+def test_clusters_too_small_for_a_call_are_of_xla():
+    assert [part.native for part in chain("c", "e", "g").parts] == [False]
+
+
+def test_cheap_work_that_only_xla_reads_is_of_xla():
+    text = CHAIN.replace(
+        "e = f32[4,4] cholesky(d)", "t = f32[4,4] transpose(d), dimensions={1,0}\n e = f32[4,4] cholesky(t)"
+    )
+    module = parse_module(text)
+    found = split(module, {i: "not today" for i in module.entry if i.name == "e"})
+    assert [m.name for m in found.parts[1].members] == ["t", "e"]
+
+
+def eigenvectors(x):
+    return jnp.linalg.eigh(x @ x.T)[1] @ x
+
+
+def test_a_loop_is_refused_for_what_it_holds():
+    def loop(x):
+        return jax.lax.fori_loop(0, 3, lambda _, v: eigenvectors(v), x)
+
+    refused = refusals(prepared(fragment_of(loop, SQUARE)).entry, NativeCpu().refuses)
+    assert [i.opcode for i in refused] == ["while"]
+    assert "it holds" in next(iter(refused.values()))
+    assert refusals(prepared(fragment_of(lambda x: jnp.tanh(x) @ x, SQUARE)).entry, NativeCpu().refuses) == {}
+
+
+# -- through JAX --------------------------------------------------------------------------------------
+
+
+def loops(x):
+    inner = jax.lax.fori_loop(0, 2, lambda i, v: jnp.cos(v) + i, x)
+    return jax.lax.fori_loop(0, 3, lambda i, v: jnp.tanh(v @ x), inner), inner
+
+
+def places(x):
+    best = jnp.argmax(jnp.abs(jnp.fft.fft(x @ x)), axis=1)
+    return jnp.take(jnp.cos(x), best, axis=0).sum(0), best, x + 1
+
+
+def without_cosines(computation, refuses):
+    """As if cosines were no kernels: native code has everything that JAX says without a call."""
+    found = refusals(computation, refuses)
+    for instruction in computation:
+        inside = (
+            [i for c in instruction.called for i in c] if instruction.opcode == "while" else [instruction]
+        )
+        if any(i.opcode == "cosine" for i in inside):
+            found[instruction] = "not today"
+    return found
+
+
+@pytest.mark.parametrize("function", [eigenvectors, loops, places])
+@pytest.mark.parametrize("token", [False, True])
+def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
+    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    mesh, backend = Mesh(np.array(jax.devices()[:1]), ("d",)), MixedBackend(NativeCpuBackend())
+    fragment = fragment_of(function, SQUARE)
+    made = backend.compile(type(fragment)(**{**vars(fragment), "token": token}), mesh)
+    assert isinstance(made, MixedExecutable) and made.reasons
+    assert made.asynchronous == (function is not eigenvectors)  # what a call does XLA does not count
+    want = jax.tree.leaves(jax.jit(function)(SQUARE))
+    again = backend.relocate(made, fragment, mesh)
+    for executable, extra in ((made, token), (again, False)):
+        got = executable(SQUARE)
+        assert len(got) == len(want) + extra
+        for a, b in zip(got, want):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_donated_arguments_are_taken():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    made = FallbackBackend(NativeCpuBackend()).compile(fragment_of(eigenvectors, SQUARE, donated=(0,)), mesh)
+    given = jax.device_put(SQUARE)
+    np.testing.assert_allclose(made(given)[0], eigenvectors(SQUARE), rtol=1e-4, atol=1e-5)
+    assert isinstance(made, MixedExecutable) and given.is_deleted()
+
+
+def test_a_fragment_with_nothing_native_says_every_reason():
+    def both(x):
+        return [jax.ffi.ffi_call(name, jax.typeof(x))(x) for name in ("first", "second")]
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    with pytest.raises(CompileError, match=r"(?s)no kernel calls first.*no kernel calls second"):
+        MixedBackend(NativeCpuBackend()).compile(fragment_of(both, SQUARE), mesh)

@@ -1,0 +1,271 @@
+"""Attention as one kernel: what is stitched, what comes out, and what a mask hides."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.direct import DirectKernel
+from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.target import host_target, named_target
+from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.dump import Dump
+from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.lowering import lower
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.passes.fusion.attention import Search
+from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
+from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
+from mpmd.compile.pipelines import optimization_pipeline
+from mpmd.compile.thunks.thunk import AttentionThunk
+from tests.support.native_fragments import compiled, fragment_of, run
+from tests.support.native_functions import Floats, gradients
+
+floats = Floats()
+
+BF16 = jnp.bfloat16
+
+
+def attention(x, w, heads=2, mask="causal", filler=-1e9):
+    """Self-attention as users write it, before its last projection."""
+    q, k, v = jnp.split(x @ w, 3, -1)
+    b, t, d = q.shape
+    q, k, v = (a.reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for a in (q, k, v))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * np.asarray(1 / np.sqrt(d // heads), x.dtype)
+    row, column = jnp.arange(t)[:, None], jnp.arange(t)
+    seen = {"causal": row >= column, "strict": row > column, "late": column < row + 3, "none": None}[mask]
+    if seen is not None:
+        scores = jnp.where(seen, scores, jnp.asarray(filler, x.dtype))
+    weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, v).transpose(0, 2, 1, 3).reshape(b, t, d)
+
+
+def stitched(made):
+    return [t for t in made.thunks if isinstance(t, AttentionThunk)]
+
+
+def check(function, arguments, *, count, pool=None):
+    """Runs natively with so many attention kernels, and compares with f32 in JAX, to the dtype's accuracy."""
+    fragment = fragment_of(function, *arguments)
+    made = compiled(fragment)
+    assert len(stitched(made)) == count
+    got = run(fragment, arguments, made, pool)
+    narrow = arguments[0].dtype == BF16
+    exact = [np.asarray(a, np.float32) if a.dtype == BF16 else a for a in arguments]
+    want = [np.asarray(w, np.float32) for w in jax.tree.leaves(jax.jit(function)(*exact))]
+    for ours, theirs in zip(got, want):
+        scale = max(1e-3, float(np.max(np.abs(theirs))))
+        # of the largest element: 2^-8 is an ulp of bf16, which rounding of products spreads
+        bound = (0.04 if narrow else 2e-5) * scale
+        np.testing.assert_allclose(np.asarray(ours, np.float32), theirs, rtol=0, atol=bound)
+    return made
+
+
+def inputs(b, t, d, dtype=np.float32):
+    return [floats(b, t, d, dtype=dtype), (floats(d, 3 * d) * d**-0.5).astype(dtype)]
+
+
+@pytest.mark.fast_cases
+@pytest.mark.parametrize("dtype", [np.float32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("mask", ["causal", "none"])
+@pytest.mark.parametrize(
+    ("b", "t", "heads", "width"), [(2, 6, 2, 4), (1, 37, 1, 16), (1, 131, 2, 33), (2, 64, 2, 32)]
+)
+def test_numbers(b, t, heads, width, mask, dtype):
+    function = functools.partial(attention, heads=heads, mask=mask)
+    check(function, inputs(b, t, heads * width, dtype), count=1)
+
+
+@pytest.mark.fast_cases
+@pytest.mark.parametrize("dtype", [np.float32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("mask", ["causal", "none"])
+@pytest.mark.parametrize(("b", "t", "heads", "width"), [(1, 131, 2, 33), (2, 64, 2, 32)])
+def test_gradients_are_one_kernel_more(b, t, heads, width, mask, dtype):
+    function = gradients(functools.partial(attention, heads=heads, mask=mask))
+    check(function, inputs(b, t, heads * width, dtype), count=2)
+
+
+def test_large_scores_are_computed_again_and_never_written():
+    function = gradients(functools.partial(attention, heads=4))
+    made = check(function, inputs(2, 512, 64), count=2)
+    matrix = 2 * 4 * 512 * 512 * 4
+    assert max(s.size for thunk in made.thunks for s in (*thunk.reads, *thunk.writes)) < matrix
+
+
+@pytest.mark.parametrize(("bandwidth", "kept"), [(1e8, False), (1e14, True)])
+def test_what_is_computed_again_is_a_matter_of_costs(bandwidth, kept):
+    device = dataclasses.replace(HOST, levels=((math.inf, bandwidth),))
+    fragment = fragment_of(gradients(attention), *inputs(2, 128, 32))
+    module = lower(fragment.text)
+    for pass_ in optimization_pipeline():
+        if isinstance(pass_, AttentionStitching):
+            break
+        pass_.run(module)
+    said = []
+    search = Search(module.entry, said.append, device.limits)
+    search.run()
+    recompute_or_keep(search, device)
+    forward, backward = search.groups
+    assert bool(forward.cone.scores.keys() & backward.cone.scores.keys()) != kept
+    assert any("keeping them takes" in text for text in said) == kept
+
+
+def test_threads_share_the_work():
+    pool = WorkerPool(2)
+    check(attention, inputs(2, 70, 32), count=1, pool=pool)
+    check(gradients(attention), inputs(3, 70, 32), count=2, pool=pool)
+    pool.close()
+
+
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
+def test_other_targets(target):
+    if not named_target(target).runs_here():
+        pytest.skip(f"this machine has no {target}")
+    thunks = stitched(compiled(fragment_of(gradients(attention), *inputs(1, 50, 24))))
+    assert len(thunks) == 2
+    for thunk in thunks:
+        results = [_run_alone(thunk, t) for t in (host_target(), named_target(target))]
+        for ours, theirs in zip(*results):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def _run_alone(thunk, target):
+    kernel = AttentionKernel("attention", thunk.plan, target)
+    rng, arrays = np.random.default_rng(1), {}
+    for name, place in (*thunk.inputs.items(), *thunk.outputs.items()):
+        if (place.allocation, place.offset) not in arrays:
+            size = max(p.size for p in (*thunk.inputs.values(), *thunk.outputs.values()) if p == place)
+            array = aligned_empty((size // 4,), np.float32)
+            array[:] = rng.standard_normal(size // 4) if name in thunk.inputs else np.nan
+            arrays[place.allocation, place.offset] = array
+    views = {f"{s}{k}": getattr(x, s) for k, x in enumerate(thunk.plan.scores) for s in "ab"}
+    views |= {f"{s}{k}": getattr(x, s) for k, x in enumerate(thunk.plan.mixtures) for s in "wc"}
+    places = {**thunk.inputs, **thunk.outputs}
+    given = [
+        arrays[places[p].allocation, places[p].offset][(views[p].offset if p in views else 0) :]
+        for p in kernel.pointers
+    ]
+    DirectKernel(kernel, target)(*given)
+    return [arrays[p.allocation, p.offset] for p in thunk.outputs.values()]
+
+
+# -- masks
+def test_what_a_mask_hides_is_not_looked_at():
+    """Up to whole strips of keys; 0 times NaN would be NaN."""
+
+    def values(q, k, v):
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(_causal(jnp.einsum("bqd,bkd->bqk", q, k))), v)
+
+    q, k, v = (floats(2, 100, 8) for _ in range(3))
+    v[:, -1] = np.nan
+    made = compiled(fragment_of(values, q, k, v))
+    (result,) = run(fragment_of(values, q, k, v), [q, k, v], made)
+    assert np.isfinite(result[:, :48]).all()
+    assert np.isnan(result[:, -1]).all()
+
+
+def _causal(scores, filler=-1e9):
+    t = scores.shape[-1]
+    return jnp.where(jnp.arange(t)[:, None] >= jnp.arange(t), scores, filler)
+
+
+@pytest.mark.parametrize(
+    ("mask", "filler"),
+    [("causal", -3.0), ("causal", -np.inf), ("strict", -1e9), ("strict", -np.inf), ("late", 0.0)],
+)
+def test_a_filler_that_counts_is_counted(mask, filler):
+    """Weak fillers, rows with nothing but fillers, and infinities give what they give without stitching."""
+    if mask == "strict" and filler == -np.inf:
+        x, w = inputs(1, 40, 8)
+        fragment = fragment_of(functools.partial(attention, mask=mask, filler=filler), x, w)
+        (result,) = run(fragment, [x, w], compiled(fragment))
+        assert np.isnan(result[0, 0]).all(), "a row without any key has no softmax"
+        assert np.isfinite(result[0, 1:]).all()
+        return
+    check(functools.partial(attention, mask=mask, filler=filler), inputs(1, 75, 8), count=1)
+    if filler == -3.0:
+        check(gradients(functools.partial(attention, mask=mask, filler=filler)), inputs(1, 75, 8), count=2)
+
+
+def test_rows_with_scores_as_small_as_the_filler_are_computed_whole():
+    def one(q, k, v):
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(_causal(jnp.einsum("bqd,bkd->bqk", q, k))), v)
+
+    q, k, v = floats(1, 80, 4), np.abs(floats(1, 80, 4)), floats(1, 80, 4)
+    q[:, 5] = -3e9  # far below the filler: all that this row sees lies behind the mask
+    check(one, [q, k, v], count=1)
+
+
+def test_a_product_of_zeros_and_masks_keeps_probabilities():
+    """Probabilities that are read outside are written, zeros behind the mask included."""
+
+    def both(q, k, v):
+        p = jax.nn.softmax(_causal(jnp.einsum("bqd,bkd->bqk", q, k)))
+        return jnp.einsum("bqk,bkd->bqd", p, v), p
+
+    arguments = [floats(2, 90, 8) for _ in range(3)]
+    made = check(both, arguments, count=1)
+    assert made.thunks[0].plan.triangle is not None
+
+
+def test_other_lengths_of_keys_and_biases_per_pair():
+    def cross(q, k, v, bias, padding):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias
+        scores = jnp.where(padding[:, None, None, :], scores, -1e9)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+    padding = np.arange(45) < np.array([[45], [20]])
+    arguments = [floats(2, 21, 2, 8), floats(2, 45, 2, 8), floats(2, 45, 2, 8), floats(2, 21, 45), padding]
+    check(cross, arguments, count=1)
+
+
+def test_without_a_softmax():
+    def linear(q, k, v):
+        return jnp.einsum("bqk,bkd->bqd", jnp.where(jnp.einsum("bqd,bkd->bqk", q, k) > 0, 1.0, 0.5), v)
+
+    check(linear, [floats(2, 30, 8) for _ in range(3)], count=1)
+
+
+# -- the switch
+def test_off_computes_product_by_product():
+    x, w = inputs(2, 30, 16)
+    fragment = fragment_of(attention, x, w)
+    made = prepare_fragment(fragment, NativeCpu(), CompileOptions(attention_stitching="off")).compiled()
+    assert not stitched(made)
+    (off,), (auto,) = run(fragment, [x, w], made), run(fragment, [x, w], compiled(fragment))
+    np.testing.assert_allclose(off, auto, rtol=2e-5, atol=2e-5)
+
+
+def test_the_switch_is_part_of_the_key():
+    assert CompileOptions(attention_stitching="off").key != CompileOptions().key
+
+
+def test_dumps_say_what_was_refused(tmp_path):
+    """One large matrix of scores, such as a vocabulary's, stays products."""
+
+    def head(x, table):
+        return jnp.einsum("tv,vd->td", jax.nn.softmax(x @ table.T), table)
+
+    fragment = fragment_of(head, floats(512, 256), floats(1024, 256))
+    made = prepare_fragment(fragment, NativeCpu(), CompileOptions(dump=Dump(tmp_path))).compiled()
+    assert not stitched(made)
+    (notices,) = tmp_path.rglob("notices.txt")
+    assert "one large product" in notices.read_text()
+
+
+def test_bf16_is_kept_in_pairs_where_they_are_multiplied_at_once():
+    made = compiled(fragment_of(attention, *inputs(2, 40, 16, BF16)))
+    (thunk,) = stitched(made)
+    factor = thunk.plan.mixtures[0].factor
+    assert thunk.plan.rows.operands[factor].dtype == "bf16"
+    kernel = AttentionKernel("attention", thunk.plan, named_target("avx2"))
+    assert kernel.blocking.local_rows.operands[factor].dtype == "f32"
+    assert NUMPY_DTYPE["bf16"] == BF16

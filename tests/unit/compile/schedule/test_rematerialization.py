@@ -1,0 +1,104 @@
+"""Values that are computed again to save memory."""
+
+import numpy as np
+import pytest
+
+from mpmd.compile.hlo import parse_module, verify
+from mpmd.compile.schedule.heap import peak_of
+from mpmd.compile.schedule.rematerialization import Rematerialization
+from mpmd.errors import PassError
+from mpmd.support import diagnostics
+from mpmd.support.diagnostics import Severity
+from tests.support.hlo_meaning import evaluate
+
+LESS = """
+less { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = pred[] compare(a, b), direction=LT }
+"""
+KEPT = f"""HloModule kept, is_scheduled=true
+{LESS}
+ENTRY main {{
+  x = f32[1000] parameter(0)
+  c = f32[1000] cosine(x)
+  n = f32[1000] negate(x)
+  a = f32[1000] sort(n), dimensions={{0}}, to_apply=less
+  b = f32[1000] reverse(a), dimensions={{0}}
+  ROOT r = f32[1000] add(c, b)
+}}
+"""
+LOOP = f"""HloModule loop, is_scheduled=true
+{LESS}
+condition {{
+  s = (s32[], f32[1000]) parameter(0)
+  k = s32[] constant(3)
+  i = s32[] get-tuple-element(s), index=0
+  ROOT r = pred[] compare(i, k), direction=LT
+}}
+body {{
+  s = (s32[], f32[1000]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  v = f32[1000] get-tuple-element(s), index=1
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  x = f32[] constant(2)
+  c = f32[1000] broadcast(x), dimensions={{}}
+  n = f32[1000] multiply(v, c)
+  a = f32[1000] sort(n), dimensions={{0}}, to_apply=less
+  b = f32[1000] reverse(a), dimensions={{0}}
+  w = f32[1000] add(b, c)
+  ROOT t = (s32[], f32[1000]) tuple(j, w)
+}}
+ENTRY main {{
+  x = f32[1000] parameter(0)
+  i = s32[] constant(0)
+  b = (s32[], f32[1000]) tuple(i, x)
+  l = (s32[], f32[1000]) while(b), condition=condition, body=body
+  o = f32[1000] get-tuple-element(l), index=1
+  ROOT r = f32[1000] negate(o)
+}}
+"""
+
+
+@pytest.mark.parametrize("text", [KEPT, LOOP])
+def test_the_peak_is_under_the_limit_and_the_numbers_are_the_same(text):
+    module = parse_module(text)
+    x = np.linspace(-2, 2, 1000).astype(np.float32)[::-1].copy()
+    want = evaluate(parse_module(text), [x])
+    before = peak_of(module)
+    with diagnostics.collecting() as found:
+        assert Rematerialization(limit=before - 4000).run(module)
+    assert peak_of(module) <= before - 4000
+    verify(module)
+    np.testing.assert_array_equal(evaluate(module, [x]), want)
+    (notice,) = found.of(Severity.NOTICE)
+    assert "computed again to save memory" in notice.message
+    assert not found.of(Severity.WARNING)
+
+
+def test_what_cannot_be_reached_is_said_with_who_holds_it():
+    module = parse_module(KEPT)
+    with diagnostics.collecting() as found:
+        Rematerialization(limit=100).run(module)
+    (warning,) = found.of(Severity.WARNING)
+    assert "the limit is 100" in warning.message
+    assert "(4,000)" in warning.message
+    assert "jax.checkpoint" in warning.message
+
+
+def test_nothing_is_done_without_a_limit_or_under_it():
+    module = parse_module(KEPT)
+    assert not Rematerialization().run(module)
+    assert not Rematerialization(limit=peak_of(module)).run(module)
+
+
+def test_an_order_is_needed_first():
+    with pytest.raises(PassError, match="needs an order"):
+        Rematerialization(limit=1).run(parse_module(KEPT.replace(", is_scheduled=true", "")))
+
+
+def test_what_nobody_read_before_is_moved():
+    """`c` is needed at the end only: it is computed there, once."""
+    module = parse_module(KEPT)
+    Rematerialization(limit=peak_of(module) - 4000).run(module)
+    assert sum(i.opcode == "cosine" for i in module.entry) == 1
