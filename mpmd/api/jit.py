@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from mpmd.api.ambient import refuse_within_jit
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
-from mpmd.api.stages import Compiled, Lowered, Traced
 from mpmd.api.staging import bind_step
-from mpmd.api.tracing import trace
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
 from mpmd.support.memoisation import forget_results
+
+if TYPE_CHECKING:
+    from mpmd.api.stages import Compiled, Lowered, Traced
 
 
 def jit(
@@ -141,6 +142,8 @@ class Jitted:
         return found
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
+        from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
+
         return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
 
     def __repr__(self) -> str:

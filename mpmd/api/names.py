@@ -95,7 +95,7 @@ def warn_of_vanished_names(module: ir.Module, before: Collection[str], config: C
     left = {
         origin.name.removesuffix(SUFFIX)  # it may be that only the second copy of a stage runs
         for f in ir.funcs(module)
-        for fragment in ir.walk(f, ir.Fragment)
+        for fragment in ir.fragments(f)
         for origin in fragment.origins
     }
     called = [name for name in config.assignment if name in before]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -51,15 +52,17 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        view = op.opview
-        if isinstance(view, kind):
-            found.append(view)
-        return ir.WalkResult.ADVANCE
+    def visit(some: Iterable[Op]) -> None:  # half the time of MLIR's walk, which calls back for each op
+        for op in some:
+            if isinstance(op, kind):
+                found.append(op)
+            regions = op.operation.regions
+            if len(regions):
+                for region in regions:
+                    for block in region:
+                        visit(block.operations)
 
-    # MLIR filters by one class of ops itself, which saves most of the time.
-    only = kind if hasattr(kind, "OPERATION_NAME") else None
-    where.operation.walk(visit, ir.WalkOrder.PRE_ORDER, op_class=only)
+    visit([where.operation.opview])
     return found
 
 

@@ -105,6 +105,16 @@ def test_layers_hold():
     assert "0 broken" in done.stdout
 
 
+def test_the_compiler_is_imported_where_it_is_needed():
+    """It is more modules than all the rest; a program that only makes a topology needs none of them."""
+    code = (
+        "import sys, mpmd\n"
+        "print([name for name in sys.modules if name.startswith('mpmd.compile')], mpmd.Compiled.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "Compiled"]
+
+
 def test_every_target_is_protected():
     """What the table of targets imports from a package of its own, nothing else may import."""
     contracts = configparser.ConfigParser()

@@ -13,7 +13,7 @@ that drop dead code narrow the calls, and the export puts the bodies back.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
 from mpmd.passes.calls.inlining import inline_call
@@ -41,6 +41,24 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
             functions[identity] = _function(fragment, f"{_PREFIX}{first + len(functions)}", positions)
         constants = [op for op in makers.values() if ir.is_constant(op)]
         _call_instead(fragment, functions[identity], computed, constants)
+
+
+def share_again(f: ir.Func) -> None:
+    """Shares the bodies of the named fragments of a function that are not shared, or hide what may be seen.
+
+    A shared body that was simplified may pass on an argument, or return a value twice, or a constant.
+    """
+    module = ir.module_of(f)
+    hiding = {body.symbol for body in functions_of(module) if _hides_results(body)}
+    put_back_bodies(module, lambda x: not hiding.isdisjoint(called_bodies(x)))
+    share_bodies([x for x in ir.fragments(f) if x.is_user and not _calls(x)], numbered(module))
+
+
+def _hides_results(body: ir.Func) -> bool:
+    """Whether a body returns something twice, or what it does not compute."""
+    returned = body.returned
+    makers = [ir.producer(v) for v in returned]
+    return len(set(returned)) < len(returned) or any(op is None or ir.is_constant(op) for op in makers)
 
 
 def _call_instead(
@@ -106,16 +124,33 @@ def put_back(fragment: ir.Fragment, symbols: dict[str, ir.Func]) -> None:
         inline_call(call, symbols[call.callee.value])
 
 
-def put_back_bodies(module: ir.Module) -> None:
-    """Gives all fragments bodies of their own again."""
-    symbols = ir.symbol_table(module)
+def called_bodies(fragment: ir.Fragment) -> list[str]:
+    """The names of the shared bodies that a fragment calls."""
+    return [str(call.callee.value) for call in _calls(fragment)]
+
+
+def calls_one_body(fragment: ir.Fragment) -> bool:
+    """Whether all that a fragment computes is in one body."""
+    computing = [op for op in ir.ops(fragment.body) if not ir.is_constant(op)]
+    return len(computing) == 1 and computing == _calls(fragment)
+
+
+def put_back_bodies(module: ir.Module, wanted: Callable[[ir.Fragment], bool] = lambda fragment: True) -> None:
+    """Gives fragments bodies of their own again: all, or those that are `wanted`."""
     bodies = functions_of(module)
-    for f in symbols.values() if bodies else ():
-        if f.is_mpmd:
-            for fragment in ir.fragments(f):
+    if not bodies:
+        return
+    symbols, called = ir.symbol_table(module), set[str]()
+    for f in symbols.values():
+        for fragment in ir.fragments(f) if f.is_mpmd else ():
+            calls = _calls(fragment)
+            if calls and wanted(fragment):
                 put_back(fragment, symbols)
+            else:
+                called.update(call.callee.value for call in calls)
     for body in bodies:
-        ir.erase(body)
+        if body.symbol not in called:
+            ir.erase(body)
 
 
 def _calls(fragment: ir.Fragment) -> list[ir.FuncCall]:

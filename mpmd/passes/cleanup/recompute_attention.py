@@ -52,9 +52,10 @@ class RecomputeAttention(FunctionPass):
 
     def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
         read = [bool(ir.users(argument)) for argument in fragment.args]
-        residuals = [r for r in residuals_of(fragment) if read[r[0]]]
-        makers = {maker: Maker(maker) for _, _, maker in residuals}
-        have, worth = given(fragment), set[ir.Op]()
+        every = residuals_of(fragment)
+        residuals = [residual for residual in every if read[residual[0]]]
+        makers = {maker: Maker(maker) for maker in {maker for _, _, maker in residuals}}
+        have, worth = given(fragment, every), set[ir.Op]()
         for _, value, maker in residuals:  # the products whose results are kept in full
             plan = self._plan(makers[maker], value, have)
             if plan is None:
@@ -62,7 +63,7 @@ class RecomputeAttention(FunctionPass):
                 continue
             size = math.prod(value.type.tensor.shape)
             worth |= {p for p in _products(plan) if size >= math.prod(p.results[0].type.shape)}
-        have, plans = given(fragment), []
+        have, plans = given(fragment, every), []
         for position, value, maker in residuals:
             plan = self._plan(makers[maker], value, have)
             if plan is None or not worth.issuperset(_products(plan)):

@@ -48,10 +48,11 @@ class RecomputeCheapResiduals(FunctionPass):
                 self._rewrite_fragment(fragment)
 
     def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
-        have = given(fragment)
+        residuals = residuals_of(fragment)
+        have = given(fragment, residuals)
         plans = []
         makers: dict[ir.Fragment, Maker] = {}
-        for position, value, maker in residuals_of(fragment):
+        for position, value, maker in residuals:
             if maker not in makers:
                 makers[maker] = Maker(maker)
             plan = ops_to_remake(makers[maker], value, have, _is_cheap, self.max_ops)

@@ -55,10 +55,11 @@ class MarkAliasingAndDonation(FunctionPass):
             _agree(spent)
             arguments = {}
         for fragment, operands in spent.items():
-            dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
+            inputs = list(fragment.inputs)
+            dicts = ir.attribute_dicts(fragment, "arg_attrs", len(inputs))
             free = _Results(fragment)
             for i in operands:
-                value = fragment.inputs[i]
+                value = inputs[i]
                 if value in arguments:
                     mark = _mark_of_argument(arguments[value], value, dicts[i], free, f)
                 else:
@@ -78,10 +79,11 @@ def _spent_operands(f: ir.Func) -> dict[ir.Fragment, list[int]]:
     for place, fragment in enumerate(ir.ops(f)):
         if not isinstance(fragment, ir.Fragment):
             continue
-        dicts = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
+        inputs = list(fragment.inputs)
+        dicts = ir.attribute_dicts(fragment, "arg_attrs", len(inputs))
         spent[fragment] = [
             i
-            for i, value in enumerate(fragment.inputs)
+            for i, value in enumerate(inputs)
             if last[value] == (place, i)
             and not (says_host(dicts[i]) or in_host_memory(value.type))
             and value not in transferred

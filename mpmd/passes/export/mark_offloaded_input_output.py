@@ -11,10 +11,12 @@ from typing import ClassVar
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import MEMORY_KIND, Attributes, says_host
+from mpmd.passes.mentions import mentions
 from mpmd.support import diagnostics
 
 HOST = "pinned_host"
 _FRONTEND = "mhlo.frontend_attributes"
+_WORDS = ("memory_kind", "_xla_compute_type", "annotate_device_placement")  # what puts a value somewhere
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
@@ -44,6 +46,12 @@ class MarkOffloadedInputOutput(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Marks in program order, then checks."""
+        if not mentions(ir.module_of(f), *_WORDS):
+            for fragment in ir.fragments(f):
+                for name, values in (("arg_attrs", fragment.inputs), ("res_attrs", fragment.results)):
+                    dicts = ir.attribute_dicts(fragment, name, len(values))
+                    ir.put_attribute_dicts(fragment, name, dicts, even_if_empty=True)
+            return
         symbols = ir.symbol_table(ir.module_of(f))
         arguments = ir.attribute_dicts(f, "arg_attrs", len(f.args))
         trace = _Trace(symbols)

@@ -21,6 +21,8 @@ def erase_dead_ops(body: ir.Block) -> None:
         if is_dead(op):
             ir.erase(op)
             continue
-        for region in op.operation.regions:
-            for block in region:
-                erase_dead_ops(block)
+        regions = op.operation.regions
+        if len(regions):
+            for region in regions:
+                for block in region:
+                    erase_dead_ops(block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpmd import ir
 from mpmd.passes.fragments.block_order import in_block_order
@@ -19,28 +19,31 @@ class Maker:
             self.results.setdefault(inner, []).append(result)
 
 
-def given(fragment: ir.Fragment) -> set[ir.Value]:
-    """The operands of a backward fragment that are not residuals."""
-    return {
-        value
-        for value in fragment.inputs
-        if not isinstance(producer := ir.producer(value), ir.Fragment)
-        or not is_forward_of(producer, fragment)
-    }
+Residual = tuple[int, ir.Value, ir.Fragment]
+"""Its position among the operands of a backward fragment, itself, and the forward fragment."""
 
 
-def residuals_of(fragment: ir.Fragment) -> list[tuple[int, ir.Value, ir.Fragment]]:
-    """The operands that its forward fragments produce, in the order in which they are computed."""
+def given(fragment: ir.Fragment, residuals: Sequence[Residual]) -> set[ir.Value]:
+    """The operands of a backward fragment but for its residuals."""
+    return set(fragment.inputs) - {value for _, value, _ in residuals}
+
+
+def residuals_of(fragment: ir.Fragment) -> list[Residual]:
+    """The operands that its forward fragments make, in the order in which they are computed."""
     found = []
-    places: dict[ir.Fragment, dict[ir.Op, int]] = {}
+    of_maker: dict[ir.Fragment, tuple[list[ir.Value], dict[ir.Op, int]] | None] = {}
     for position, value in enumerate(fragment.inputs):
         maker = ir.producer(value)
-        if isinstance(maker, ir.Fragment) and is_forward_of(maker, fragment):
-            if maker not in places:
-                places[maker] = {op: i for i, op in enumerate(ir.ops(maker.body))}
-            op = ir.producer(maker.returned[ir.result_index(value)])
-            place = -1 if op is None else places[maker][op]
-            found.append((place, position, value, maker))
+        if not isinstance(maker, ir.Fragment):
+            continue
+        if maker not in of_maker:
+            places = {op: i for i, op in enumerate(ir.ops(maker.body))}
+            of_maker[maker] = (maker.returned, places) if is_forward_of(maker, fragment) else None
+        known = of_maker[maker]
+        if known is not None:
+            returned, places = known
+            op = ir.producer(returned[ir.result_index(value)])
+            found.append((-1 if op is None else places[op], position, value, maker))
     return [(position, value, maker) for _, position, value, maker in sorted(found, key=lambda f: f[:2])]
 
 

@@ -38,28 +38,33 @@ class FoldConstantBranches(ModulePass):
             for op, index in found:
                 _fold(op, index)
         reported: set[tuple[str, str]] = set()
-        for f in ir.funcs(module):
-            for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
+        for conditional in _choices_between_names(module):
+            for op in ir.walk(conditional, (ir.NamedComputation, ir.NamedTensor)):
                 _report_if_in_branch(op, reported)
 
 
 def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
     """Conditionals over names with the number of the branch they take, none within another one of these."""
-    evaluator = ConstantEvaluator(module)
+    choices = _choices_between_names(module)
+    evaluator = ConstantEvaluator(module) if choices else None
     found: dict[ir.Op, int] = {}
-    for f in ir.funcs(module):
-        for op in filter(_chooses_between_names, ir.walk(f)):
-            index = evaluator.integer(op.operands[0])
-            if index is not None and not any(outer in found for outer in regions.around(op)):
-                found[op] = _branch(op, index)
+    for op in choices:
+        index = evaluator.integer(op.operands[0]) if evaluator is not None else None
+        if index is not None and not any(outer in found for outer in regions.around(op)):
+            found[op] = _branch(op, index)
     return list(found.items())
 
 
-def _chooses_between_names(op: ir.Op) -> bool:
-    """Whether it is a conditional that holds names, outside of named computations."""
-    if not regions.is_conditional(op) or not ir.walk(op, (ir.NamedComputation, ir.NamedTensor)):
+def _choices_between_names(module: ir.Module) -> list[ir.Op]:
+    """The conditionals that hold names, outside of named computations."""
+    conditionals = ir.walk(module, (ir.stablehlo.CaseOp, ir.stablehlo.IfOp))
+    return [op for op in conditionals if _chooses_between_names(op)]
+
+
+def _chooses_between_names(conditional: ir.Op) -> bool:
+    if not ir.walk(conditional, (ir.NamedComputation, ir.NamedTensor)):
         return False
-    return not any(isinstance(outer, ir.NamedComputation) for outer in regions.around(op))
+    return not any(isinstance(outer, ir.NamedComputation) for outer in regions.around(conditional))
 
 
 def _branch(op: ir.Op, index: int) -> int:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import io
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass, ModulePass
 from mpmd.passes.calls.shared_bodies import (
+    called_bodies,
+    calls_one_body,
     functions_of,
     numbered,
     put_back,
     put_back_bodies,
+    share_again,
     share_bodies,
 )
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.fragments.bodies import body_keys
+from mpmd.passes.mentions import mentions
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
 from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
@@ -63,7 +66,8 @@ class PropagateShardings(ModulePass):
     constraints again, sdy constants ordinary ones, and ops fold.  With `as_dialect` sharding groups
     stay, as Shardy then does not prepare partitioning, and constants fold too.  With `share` too,
     copies then call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
-    Where no sharding is given there is nothing to propagate.
+    Where no sharding is given there is nothing to propagate: with `share` each body that copies share is
+    cleaned up once then.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike; a value that a
@@ -96,9 +100,12 @@ class PropagateShardings(ModulePass):
             self._propagate(module)
             return
         f = functions[0]
+        is_sharded = not self.tidy or _mentions_shardings(module)
+        if self.share and not is_sharded and _has_copies(f):
+            self._tidy_bodies(f)
+            return
         small = ir.clone(module)
-        representatives = _REPRESENTATIVES if not self.tidy or _mentions_shardings(small) else 1
-        kinds = _without_copies(ir.funcs(small)[0], representatives)
+        kinds = _without_copies(ir.funcs(small)[0], _REPRESENTATIVES if is_sharded else 1)
         if len(set(kinds)) == len(kinds):
             put_back_bodies(module)
             self._propagate(module)
@@ -118,17 +125,43 @@ class PropagateShardings(ModulePass):
         for body in shared:
             ir.erase(body)
 
+    def _tidy_bodies(self, f: ir.Func) -> None:
+        """Cleans up inside of fragments where nothing is sharded: each shared body once, and what is in none.
+
+        Fragments that compute more than a shared body get one of their own, if they are named.
+        """
+        module = ir.module_of(f)
+        copies: dict[Hashable, list[ir.Fragment]] = {}
+        others = [fragment for fragment in ir.fragments(f) if not calls_one_body(fragment)]
+        for fragment, key in zip(others, body_keys(others, _types)):
+            copies.setdefault((key, fragment.is_user), []).append(fragment)
+        small = _module_of(f, [group[0] for group in copies.values()])
+        symbols = ir.symbol_table(small)
+        for model in ir.fragments(symbols["main"]):
+            put_back(model, symbols)
+        self._propagate(small)
+        f_small = ir.symbol_table(small)["main"]
+        share_bodies([model for model in ir.fragments(f_small) if model.is_user], numbered(small))
+        for body in functions_of(module):
+            ir.erase(body)
+        for body in functions_of(small):
+            ir.clone(body, ir.InsertionPoint(module.body))
+        for group, model in zip(copies.values(), ir.fragments(f_small), strict=True):
+            for fragment in group:
+                _take_body(fragment, model)
+        share_again(f)
+
     def _propagate(self, module: Any) -> None:
-        if not _has_main(module):
-            return
         pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.as_dialect else _PIPELINE
         fold = SimplifyStablehlo(fold_constants=self.as_dialect)
-        if not self.tidy:
-            pipeline.run(module)
-            return
-        if not _mentions_shardings(module):
+        if self.tidy and not _mentions_shardings(module):
             _CSE.run(module)
             fold.run(module)
+            return
+        if not _has_main(module):
+            return
+        if not self.tidy:
+            pipeline.run(module)
             return
         pipeline.run(module)
         for f in ir.funcs(module):
@@ -147,10 +180,8 @@ def _has_main(module: Any) -> bool:
 
 
 def _mentions_shardings(module: Any) -> bool:
-    """Whether Shardy has something to propagate: a mesh, a sharding, a constraint."""
-    code = io.BytesIO()
-    module.operation.write_bytecode(code)
-    return b"sdy" in code.getvalue()
+    """Whether there is anything for Shardy to go by: a mesh, a sharding, a constraint."""
+    return mentions(module, "sdy")
 
 
 def _take_meshes(module: ir.Module, source: Any) -> None:
@@ -163,6 +194,28 @@ def _take_meshes(module: ir.Module, source: Any) -> None:
             continue
         for name, attribute in mesh.attributes.items():
             ir.put(have, name, attribute)
+
+
+def _has_copies(f: ir.Func) -> bool:
+    """Whether fragments of one mesh share a body."""
+    called = [(fragment.mesh, name) for fragment in ir.fragments(f) for name in called_bodies(fragment)]
+    return len(set(called)) < len(called)
+
+
+def _module_of(f: ir.Func, fragments: Sequence[ir.Fragment]) -> ir.Module:
+    """Copies of some fragments, in a function that takes what they read, and of the shared bodies."""
+    module = ir.parse("func.func public @main() {\n  return\n}")
+    main = ir.funcs(module)[0]
+    main.topology = f.topology
+    for fragment in fragments:
+        copy = ir.clone(fragment, ir.at_end(main.body))
+        for i, value in enumerate(fragment.inputs):
+            ir.set_operand(copy, i, ir.append_arg(main.body, like=value))
+    main.returned = [result for copy in ir.fragments(main) for result in copy.results]
+    ir.return_types_changed(main)
+    for body in functions_of(ir.module_of(f)):
+        ir.clone(body, ir.InsertionPoint(module.body))
+    return module
 
 
 def _without_copies(f: ir.Func, representatives: int) -> list[int]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import constants, identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
-from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.fragments.dead_ops import is_dead
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
@@ -85,60 +84,25 @@ class SimplifyStablehlo(FunctionPass):
     fold_constants: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Fragments first: of those with equal bodies one is simplified, and the others take its body."""
+        """Fragments first."""
         if f.is_external:
             return
         table = _WITH_CONSTANTS if self.fold_constants else REWRITES
-        model_of: dict[Hashable, ir.Fragment | None] = {}
-        fragments = ir.fragments(f)
-        for fragment, body in zip(fragments, body_keys(fragments)):
-            if body not in model_of:
-                edits = ir.edits()
-                _simplify(fragment, table)
-                model_of[body] = fragment if ir.edits() != edits else None
-                continue
-            model = model_of[body]
-            if model is not None:
-                _take_body(fragment, model)
+        for fragment in ir.fragments(f):
+            _simplify(fragment, table)
         _simplify(f, table)
 
 
-def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
-    """Gives a fragment a copy of the body of `model`, which has the same argument and result types."""
-    where, types = ir.before(fragment), [r.type for r in fragment.results]
-    attributes = dict(fragment.attributes.items())
-    copy = ir.clone(model, where)
-    made = ir.create(
-        "mpmd.fragment", list(fragment.inputs), types, where, attributes, fragment.location, regions=1
-    )
-    ir.take_bodies(copy, made)
-    ir.erase(copy)
-    ir.replace(fragment, list(made.results))
-
-
 def _simplify(where: ir.Func | ir.Fragment, table: Table) -> None:
-    """Erases unused ops and rewrites, until nothing applies; leaves out fragments in a function."""
-    _remove_dead_ops(where)
-    while _round(where, table):
-        _remove_dead_ops(where)
+    """Removes what is unused and rewrites, until nothing applies; leaves out fragments in a function."""
+    while _round(_without_dead_ops(where), table):
+        pass
 
 
-def _ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
-    """The ops of a body, at any depth, but for terminators and contents of fragments; outer before inner."""
-    found = []
-    for op in ir.ops(where):
-        found.append(op)
-        if not isinstance(op, ir.Fragment):
-            for region in op.operation.regions:
-                for block in region:
-                    found += _ops(block)
-    return found
-
-
-def _round(where: ir.Func | ir.Fragment, table: Table) -> bool:
-    """Rewrites until nothing applies, except after erasing unused ops; whether anything did."""
+def _round(ops: list[ir.Op], table: Table) -> bool:
+    """Rewrites until nothing applies, but for what applies once unused ops are gone; whether anything did."""
     facts = Facts()
-    todo = collections.deque(op for op in _ops(where) if op.operation.name in table)
+    todo = collections.deque(op for op in ops if op.operation.name in table)
     changed, waiting = False, set[ir.Op]()
     while todo:
         op = todo.popleft()
@@ -171,8 +135,19 @@ def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
     return []
 
 
-def _remove_dead_ops(where: ir.Func | ir.Fragment) -> None:
-    """Erases pure unused ops, last first, at any depth."""
-    for op in reversed(_ops(where)):
+def _without_dead_ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
+    """Erases pure ops that nothing uses, last first, however deep; what is left, outer before inner.
+
+    Terminators are left out, and what is in fragments.
+    """
+    left: list[ir.Op] = []
+    for op in reversed(ir.ops(where)):
+        inside: list[ir.Op] = []
+        if len(op.operation.regions) and not isinstance(op, ir.Fragment):
+            blocks = [block for region in op.operation.regions for block in region]
+            inside = [inner for block in blocks for inner in _without_dead_ops(block)]
         if len(op.results) and is_dead(op):
             ir.erase(op)
+        else:
+            left += [*reversed(inside), op]
+    return left[::-1]

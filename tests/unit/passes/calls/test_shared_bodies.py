@@ -90,3 +90,33 @@ def test_bodies_come_back_with_the_functions_of_fragments():
     assert len(ir.funcs(module)) == len(ir.funcs(plain)) == 2
     outlined, expected = (ir.to_text(m).partition("func.func @p0")[2] for m in (module, plain))
     assert sorted(outlined.split()) == sorted(expected.split())
+
+
+def test_what_a_body_turns_out_to_pass_on_can_be_seen():
+    """A sum with zero is its operand: no call returns it, though the copies still share the rest."""
+    module = ir.parse(ir.to_text(_module()).replace("dense<1.0", "dense<0.0"))
+    _shared(module)
+    make_pass("mpmd-propagate-shardings", [("tidy", "true"), ("share", "true")]).run(module)
+    verify(module)
+    (body,) = shared_bodies.functions_of(module)
+    assert [op.operation.name for op in ir.ops(body)] == ["stablehlo.negate"]
+    for fragment in ir.fragments(ir.symbol_table(module)["main"]):
+        assert fragment.returned[0] == fragment.args[0]
+        assert shared_bodies.called_bodies(fragment) == [body.symbol]
+
+
+def test_fragments_with_several_bodies_are_tidied_as_a_whole():
+    """What two bodies of a fragment compute alike is computed once, and copies share the result."""
+    module = ir.parse(ir.to_text(_module()))
+    fragments = _shared(module)
+    with ir.context(), ir.Location.unknown():
+        for fragment in fragments:
+            (call,) = ir.ops(fragment.body, ir.FuncCall)
+            again = ir.clone(call, ir.before(call))
+            ir.set_operand(fragment.terminator, 2, again.results[1])
+    verify(module)
+    make_pass("mpmd-propagate-shardings", [("tidy", "true"), ("share", "true")]).run(module)
+    verify(module)
+    for fragment in ir.fragments(ir.symbol_table(module)["main"]):
+        assert len(shared_bodies.called_bodies(fragment)) == 1
+        assert fragment.returned[1] == fragment.returned[2]
