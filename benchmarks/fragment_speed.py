@@ -22,9 +22,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import script
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script, and imported by others
+
+from benchmarks import script
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 ROUND, ENOUGH = 5e-3, 1.0  # seconds of a round of calls, and for how long rounds go on at least
@@ -102,8 +105,8 @@ def run_cases(options: argparse.Namespace) -> None:
     threads = options.child
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax  # only now: its threads are counted by the affinity
-    from fragments import cases
 
+    from benchmarks.fragments import cases
     from mpmd.errors import CompileError
 
     for size in options.sizes.split(","):

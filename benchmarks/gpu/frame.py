@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.handler import Handler
-from mpmd.compile.backends.native_cpu.ffi_frame import (
+from mpmd.compile.backends.ffi.frame import (
     API,
     BUFFER_DATA,
     EXECUTE_STAGE,

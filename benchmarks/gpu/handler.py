@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
-from mpmd.compile.backends.native_cpu.ffi import check_version
-from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
+from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.backends.native_cpu.llvm.module import Module

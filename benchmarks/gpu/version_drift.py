@@ -58,12 +58,12 @@ def measure(run: Experiment) -> None:
 def _interface(run: Experiment) -> None:
     import jax
 
-    from mpmd.compile.backends.native_cpu import ffi
+    from mpmd.compile.backends.ffi import frame
 
     header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
     found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
     run.figure("xla_ffi", f"{found['MAJOR']}.{found['MINOR']}")
-    ffi.check_version()
+    frame.check_version()
     run.check("XLA's FFI has the layout that we were written for", True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from mpmd.compile.backends.targets import execution_stamp
+from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.errors import ConfigError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
@@ -137,7 +137,7 @@ def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
         devices.prepare_tokens(program)
         return WatchingRecorder(program, devices.token)
-    stamps = Stamps(execution_stamp(), devices)
+    stamps = Stamps(register_stamp()[0], devices)
     stamps.prepare(stamped_types(program, executor.executables))
     return TraceRecorder(program, executor.executables, stamps)
 

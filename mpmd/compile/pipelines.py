@@ -10,7 +10,6 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
-from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
@@ -20,7 +19,6 @@ from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.schedule.latency_hiding_schedule import LatencyHidingSchedule
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
@@ -44,22 +42,12 @@ def optimization_pipeline(
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching, device),  # before fusion, which takes products one by one
         Fusion(device=device),  # last change of what computes
-        *([AsyncCollectiveCreator()] if devices > 1 else []),  # no pass before it knows starts and dones
     ]
 
 
-def scheduling_pipeline(devices: int = 1) -> list[Pass]:
-    """The passes after kernels are planned and donated parameters are paired with results.
-
-    Args:
-        devices: how many run the program together.
-    """
-    # Devices that share memory send nothing: the latency to hide is the wait for the slowest.
-    apart = LatencyHidingSchedule(keep_peak=True, most_in_flight=8, latency=1e-3, link=1e12)
-    return [
-        MemorySchedule(),  # buffers are assigned for one order
-        *([apart] if devices > 1 else []),  # of all orders that need no more memory
-    ]
+def scheduling_pipeline() -> list[Pass]:
+    """What runs once kernels are planned and donated parameters have their results."""
+    return [MemorySchedule()]  # memory is assigned for one order
 
 
 def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pass]:

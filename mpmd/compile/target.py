@@ -74,7 +74,11 @@ class Target(Protocol):
         """The passes after kernels are planned and donated parameters are paired with results."""
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
-        """Why there is no code for an instruction and its kernel, if it has one; "" if there is."""
+        """Why there is no code for an instruction and its kernel, if it has one; "" if there is.
+
+        Collectives are kernels, too: on devices that do not address each other's memory, and that exchange no
+        messages for an opcode, this is where they are refused.
+        """
 
     def scratch_bytes(self, plan: KernelPlan | None) -> int:
         """Bytes that the kernels of a plan need while they run, beside operands and results."""

@@ -116,8 +116,8 @@ class Executor:
             self._freed_memory.allow(self, limit_of(*peak_and_freed(program, workspace)))
         self._decoded = decode(program, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
-        self._one_thread = self._issues_from_one_thread(executables)
-        if self._one_thread:
+        self.issues_from_one_thread = self._needs_one_thread(executables)
+        if self.issues_from_one_thread:
             for pending in self._decoded.pending:
                 pending.others = tuple(other for other in self._decoded.pending if other is not pending)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
@@ -167,7 +167,7 @@ class Executor:
             )
             self.steps += 1
             try:
-                self._issue(frame, one_by_one or self._one_thread)
+                self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
                     self._wait()
             except CallFailed as failed:
@@ -236,7 +236,7 @@ class Executor:
                     f"pass a copy"
                 )
 
-    def _issues_from_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
+    def _needs_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
         if len(self.program.streams) == 1:

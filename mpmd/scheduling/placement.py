@@ -64,16 +64,6 @@ def visits_of_mesh(placement: Sequence[int]) -> dict[int, int]:
     return dict(Counter(visit.mesh for visit in visits(placement)))
 
 
-def nothing_to_loop(placement: Sequence[int], schedule: str, instead: str) -> list[str]:
-    """A remark on schedules that visit meshes several times, if the placement visits each once."""
-    if any(count > 1 for count in visits_of_mesh(placement).values()):
-        return []
-    return [
-        f"schedule {schedule!r} comes to every mesh several times, but here to each once: it has "
-        f"nothing to interleave\n  give each mesh several stages that are not neighbours, or use {instead}"
-    ]
-
-
 def pipeline_positions(placement: Sequence[int], schedule: str) -> list[Visit]:
     """The visits of a placement that visits each mesh once, for schedules that need that.
 

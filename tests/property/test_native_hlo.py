@@ -1,6 +1,5 @@
 """Native code of random HLO programs against the evaluator, of special values and shapes against XLA, too."""
 
-
 import jax
 import numpy as np
 import pytest

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +103,17 @@ def test_layers_hold():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_every_target_is_protected():
+    """What the table of targets imports from a package of its own, nothing else may import."""
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    protected = contracts["importlinter:contract:targets"]["protected_modules"].split()
+    backends = "mpmd.compile.backends"
+    names = [name for _, name in imports(Path("mpmd/compile/backends/targets.py")) if within(name, backends)]
+    packages = {".".join(name.split(".")[:4]) for name in names if name.count(".") > 4}
+    assert packages and packages <= set(protected)
 
 
 def test_nothing_is_left_undone():

@@ -50,11 +50,11 @@ LEGAL_NAMES = {"walk"}
 
 _BANNED = re.compile("|".join(rf"(?P<w{number}>\b(?:{word})\b)" for number, word in enumerate(INSTEAD)), re.I)
 VAGUE_CLASSES = {"Unit", "Place", "Form", "Kind", "Way", "Piece", "Site", "Thing"}
-SHARED_NAMES = {"Block", "Fetch", "Pass", "Run", "Tile", "_Row"}
+SHARED_NAMES = {"Block", "Fetch", "Run", "_Row"}
 UNRENAMED = ("mpmd/compile/backends/native_cpu/",)
 
 ALLOWED: dict[str, int] = {
-    "mpmd/compile/backends": 292,
+    "mpmd/compile/backends": 115,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES
 from mpmd.compile.backends.native_cpu.memory import program_memory
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import CompileError
 
@@ -35,8 +35,8 @@ class ProgramInstance:
         self.pool = pool
         self.code = compiled.load(target)
         threads = pool.threads if pool else 1
-        self.workspaces = program_memory(max(64, threads * compiled.workspace_bytes))
-        self.barrier = np.zeros(MEETING_BYTES + 64, np.uint8)
+        self.workspaces = program_memory(max(LINE_BYTES, threads * compiled.workspace_bytes))
+        self.barrier = np.zeros(MEETING_BYTES + LINE_BYTES, np.uint8)
         self.entry = self.code.address(compiled.name)
         integer, pointer = ctypes.c_int64, ctypes.c_void_p
         self.run = self.code.function(compiled.name, integer, integer, pointer)
@@ -45,7 +45,7 @@ class ProgramInstance:
     def barrier_address(self) -> int:
         """Address of the barrier, at the start of a cache line."""
         start = self.barrier.ctypes.data
-        return start + -start % 64
+        return start + -start % LINE_BYTES
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Run on the caller's pointers.

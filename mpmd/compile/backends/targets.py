@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.stamp import register_stamp
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
 from mpmd.compile.options import CompileOptions
@@ -23,8 +22,3 @@ NAMED: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
     "reference": lambda options: ReferenceBackend(options),
 }
 """What a user may ask for by name → the target."""
-
-
-def execution_stamp() -> str:
-    """The target of the custom call that writes when it runs, by which XLA's fragments on CPU are timed."""
-    return register_stamp()[0]

@@ -19,8 +19,8 @@ FLOATS = ("bf16", "f16", "f32", "f64")
 SIGNED = ("s8", "s16", "s32", "s64")
 UNSIGNED = ("u8", "u16", "u32", "u64")
 INTEGERS = SIGNED + UNSIGNED
-NUMPY_DTYPE = {name: DTYPES[name].numpy for name in ("pred", *INTEGERS, *FLOATS, *NARROW)}
-DTYPE_BYTES = {name: dtype.itemsize for name, dtype in NUMPY_DTYPE.items()}
+NUMPY_DTYPE = {name: DTYPES[name].numpy.type for name in ("pred", *INTEGERS, *FLOATS, *NARROW)}
+DTYPE_BYTES = {name: DTYPES[name].numpy.itemsize for name in NUMPY_DTYPE}
 
 
 @dataclass(frozen=True)

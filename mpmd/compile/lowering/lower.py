@@ -26,10 +26,9 @@ from mpmd.compile.lowering import (
     products,
     random,
     reductions,
-    special_functions,
 )
 from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
-from mpmd.compile.lowering.reader import named_axes, read_program
+from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
 from mpmd.compile.lowering.spmd.rules import spread_rule
@@ -46,7 +45,6 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **random.RULES,
     **reductions.RULES,
-    **special_functions.RULES,
 }
 """The lowering rule of each operation."""
 
@@ -60,7 +58,8 @@ def lower(source: Any) -> HloModule:
         CompileError: an operation or type has no HLO; names the operation and its source.
         IRError: the text is not an MLIR module.
     """
-    return lower_program(read_program(source))
+    text = source if isinstance(source, str) else source.operation.get_asm(enable_debug_info=True)
+    return lower_program(read_program(parse_program(text)))
 
 
 def lower_for_mesh(
@@ -119,7 +118,6 @@ class Lowering:
         self.module = module
         self._functions: dict[str, HloComputation] = {}
         self._closed: dict[Any, HloComputation] = {}
-        self._imported: dict[str, HloComputation] = {}
         self._reducers: dict[tuple[str, str], HloComputation] = {}
         self._constants: dict[ValueId, HloInstruction] = {}  # in loops they are elements of the state
         self.partial: dict[ValueId, str] = {}
@@ -139,14 +137,6 @@ class Lowering:
             arguments = [builder.parameter(shape) for shape in body.shapes]
             self._fill(builder, body, dict(zip(body.arguments, arguments)))
             found = self._functions[name] = builder.computation
-        return found
-
-    def imported(self, program: StablehloProgram, key: str) -> HloComputation:
-        """The entry of another program as a computation of this module; lowered once per key."""
-        found = self._imported.get(key)
-        if found is None:
-            inner = Lowering(program, self.module)
-            found = self._imported[key] = inner.function("main")
         return found
 
     def reducer(self, opcode: str, dtype: str) -> HloComputation:

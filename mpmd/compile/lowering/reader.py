@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir as mlir
-from jax.extend.mlir import passmanager
 from jax.extend.mlir.dialects import stablehlo
 
 from mpmd import ir
@@ -45,60 +44,28 @@ _ALIAS = re.compile(
     r"output_tuple_indices = \[(.*?)\], operand_index = (\d+), operand_tuple_indices = \[(.*?)\]"
 )
 _BUFFERED = frozenset(["pred", "s32", "s64", "u32", "u64", "f32", "f64"])
-_PLAIN_TYPES = {"f16", "bf16", "f32", "f64"}
-_COMPLEX_TYPES = {"c64": "complex<f32>", "c128": "complex<f64>"}
 
 
-def read_program(source: mlir.Module | str) -> StablehloProgram:
-    """The records of a StableHLO module, or of its text.
+def parse_program(text: str) -> ir.Module:
+    """The module of a text, operations of CHLO decomposed as jaxlib does.
+
+    Raises:
+        IRError: the text is not an MLIR module.
+    """
+    module = ir.parse(text)
+    if "chlo." in text:
+        ir.run_mlir_alone("func.func(chlo-legalize-to-stablehlo)", module)
+    return module
+
+
+def read_program(module: mlir.Module) -> StablehloProgram:
+    """The records of a StableHLO module.
 
     Raises:
         CompileError: it has no function `main`, or a type that HLO lacks.
-        IRError: the text is not an MLIR module.
     """
-    module = ir.parse(source) if isinstance(source, str) else source
     with module.context:
         return _ModuleReader().program(module)
-
-
-def expand_chlo(operation: Operation, operands: tuple[Shape, ...]) -> StablehloProgram:
-    """A CHLO operation as a program of StableHLO operations, by the decomposition that jaxlib ships.
-
-    Raises:
-        CompileError: there is none for these element types.
-    """
-    takes = [_type_text(shape) for shape in operands]
-    gives = [_type_text(shape) for shape in operation.shapes]
-    names = [f"%a{i}" for i in range(len(takes))]
-    results = ", ".join(gives)
-    outputs = ", ".join(f"%r#{i}" for i in range(len(gives))) if len(gives) > 1 else "%r"
-    pack = f"%r:{len(gives)}" if len(gives) > 1 else "%r"
-    text = (
-        f"func.func @main({', '.join(f'{n}: {t}' for n, t in zip(names, takes))}) -> ({results}) {{\n"
-        f'  {pack} = "{operation.name}"({", ".join(names)}) : ({", ".join(takes)}) -> ({results})\n'
-        f"  return {outputs} : {results}\n}}"
-    )
-    module = ir.parse(text)
-    with module.context:
-        passmanager.PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(
-            module.operation
-        )
-    expanded = read_program(module)
-    left = next((o.name for o in expanded.functions["main"].body.walk() if o.name == operation.name), None)
-    if left is not None:
-        raise CompileError(f"no decomposition of {operation.name} for {', '.join(takes)} is known")
-    return expanded
-
-
-def _type_text(shape: Shape) -> str:
-    element = shape.dtype
-    if shape.info.is_integral:
-        element = ("ui" if shape.info.kind == "unsigned" else "i") + str(shape.info.bits)
-    elif element in _COMPLEX_TYPES:
-        element = _COMPLEX_TYPES[element]
-    elif element not in _PLAIN_TYPES:
-        raise CompileError(f"an element type of {shape} has no decomposition of special functions")
-    return "tensor<" + "".join(f"{d}x" for d in shape.dims) + element + ">"
 
 
 class _ModuleReader:

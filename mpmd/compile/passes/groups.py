@@ -112,7 +112,6 @@ def before_scheduling() -> list[Pass]:
     return [
         simplify.OptimizationBarrierRemoval(),  # after the last CSE
         simplify.TupleSimplifier(),  # barriers took tuples
-        collectives.AsyncCollectiveCreator(),  # the scheduler moves starts and dones apart
         simplify.Dce(),
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mpmd.compile.schedule.latency_hiding_schedule import LatencyHidingSchedule
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization
 from mpmd.support.passes import passes_in

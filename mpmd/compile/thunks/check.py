@@ -28,7 +28,6 @@ from mpmd.compile.thunks.thunk import (
     CopyThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -227,10 +226,6 @@ class _ThunkCheck:
                 self._while(instruction, thunk)
             elif isinstance(thunk, ConditionalThunk):
                 self._conditional(instruction, thunk)
-            elif isinstance(thunk, StartThunk):
-                self._start(instruction, thunk)
-            elif isinstance(thunk, CollectiveThunk) and thunk.start:
-                self._end(instruction, named[thunk.start], thunk)
             else:
                 self._compute(instruction, thunk)
 
@@ -295,27 +290,6 @@ class _ThunkCheck:
                 self._report(thunk, f"does not write {place}, the slice of {list(index)}")
             self._write(thunk, place, (instruction, index))
 
-    def _start(self, start: HloInstruction, thunk: StartThunk) -> None:
-        """From here on other devices may write the results and read the operands."""
-        for operand, place in zip(start.operands, thunk.reads, strict=True):
-            self._expect(thunk, place, origin(operand))
-        for problem in _overlaps(thunk):
-            self._report(thunk, problem)
-        for place in thunk.writes:
-            self._write(thunk, place, (start, (-1,)))
-
-    def _end(self, done: HloInstruction, start: HloInstruction, thunk: CollectiveThunk) -> None:
-        """Values that other devices may access since the start must be unchanged."""
-        writes = thunk.writes
-        for operand, place in zip(start.operands, thunk.reads, strict=True):
-            self._expect(thunk, place, (start, (-1,)) if place in writes else origin(operand))
-        for (index, _), place in zip(done.shape.leaves(), writes, strict=True):
-            self._expect(thunk, place, (start, (-1,)), "before it, ")
-            if place != self.where(done, index):
-                self._report(thunk, f"does not write the slice of {list(index)}")
-        for (index, _), place in zip(done.shape.leaves(), writes, strict=True):
-            self._write(thunk, place, (done, index))
-
     def _while(self, loop: HloInstruction, thunk: WhileThunk) -> None:
         """An iteration: it begins with only the state in the memory that the loop writes, and ends so."""
         state = [(index, self.where(loop, index)) for index, _ in loop.shape.leaves()]
@@ -367,7 +341,7 @@ def _overlaps(thunk: Thunk) -> list[str]:
         if thunk.plan.epilogue is None:
             return found
         plan, operands = thunk.plan.epilogue, dict(thunk.operands)
-    elif isinstance(thunk, CollectiveThunk | StartThunk):
+    elif isinstance(thunk, CollectiveThunk):
         return [
             f"writes {place} over {read}, which a device may still read"
             for result, place in enumerate(thunk.writes)

@@ -26,7 +26,6 @@ from mpmd.compile.thunks.thunk import (
     KernelThunk,
     MatmulThunk,
     SimpleThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -228,5 +227,5 @@ def thunk_workloads(thunk: SimpleThunk) -> list[KernelWorkload]:
         return [KernelWorkload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
     if isinstance(thunk, CollectiveThunk):
         return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
-    assert isinstance(thunk, (DeviceThunk, StartThunk))
+    assert isinstance(thunk, DeviceThunk)
     return []

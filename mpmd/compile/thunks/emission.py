@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.analysis.dataflow import FORWARDING
-from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -32,7 +31,6 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -158,12 +156,9 @@ class Emitter:
         thunks: list[Thunk] = []
         since = self.assignment.occupancy.liveness.time.spans[computation].start - 1
         for instruction in computation:
-            start = _start_of(instruction)
-            if start is None and instruction.opcode in SILENT:
+            if instruction.opcode in SILENT:
                 continue
-            if start is not None:
-                thunks.append(self._part(instruction, start))
-            elif instruction.opcode == "while":
+            if instruction.opcode == "while":
                 thunks += self._while(instruction)
             elif instruction.opcode == "conditional":
                 thunks.append(self._conditional(instruction))
@@ -179,16 +174,6 @@ class Emitter:
     def _copy(self, name: str, source: Slice, target: Slice) -> list[Thunk]:
         same = (source.allocation, source.offset) == (target.allocation, target.offset)
         return [] if same or not source.size else [CopyThunk(name, source, target)]
-
-    # -- collectives
-    def _part(self, instruction: HloInstruction, start: HloInstruction) -> Thunk:
-        """The thunk of an asynchronous start of a collective, or of its done."""
-        at, done, plan = self.assignment.at, done_of(start), self.plans.of(start)
-        assert isinstance(plan, CollectivePlan)
-        arrays = (*(at(o) for o in start.operands), *(at(done, index) for index, _ in done.shape.leaves()))
-        if instruction is start:
-            return StartThunk(start.name, plan, arrays)
-        return CollectiveThunk(done.name, plan, arrays, start.name)
 
     # -- kernels
     def _kernel(self, instruction: HloInstruction) -> list[Thunk]:
@@ -243,18 +228,6 @@ class Emitter:
                 thunks += self._copy(name, at(branch.root, index), at(conditional, index))
             branches.append(tuple(thunks))
         return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
-
-
-def _start_of(instruction: HloInstruction) -> HloInstruction | None:
-    """The start of the collective that an instruction starts or ends; None for all others."""
-    if is_start(instruction):
-        return instruction
-    if not instruction.opcode.endswith("-done"):
-        return None
-    start = instruction.operands[0]
-    while not is_start(start):
-        start = start.operands[0]
-    return start
 
 
 def _attention(name: str, planned: PlannedAttention, place: _Places) -> AttentionThunk:

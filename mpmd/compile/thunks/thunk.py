@@ -147,8 +147,8 @@ class CopyThunk:
 
 
 @dataclass(frozen=True)
-class _OfSeveralDevices:
-    """A part of a collective.
+class CollectiveThunk:
+    """Devices that meet and work on each other's arrays.
 
     Attributes:
         name: of the instruction that it computes.
@@ -170,38 +170,10 @@ class _OfSeveralDevices:
         """Slices that are read, by any device."""
         return self.arrays[: self.plan.operands]
 
-
-@dataclass(frozen=True)
-class StartThunk(_OfSeveralDevices):
-    """A device publishes that its operands are ready, and does not wait.
-
-    From here until the end others may read its operands and write its results.
-    """
-
     def line(self) -> str:
         """One line of a listing."""
-        return f"{self.plan.opcode}-start {self.name} {_where(self.plan, self.arrays)}"
-
-
-@dataclass(frozen=True)
-class CollectiveThunk(_OfSeveralDevices):
-    """Devices synchronise and work on each other's arrays.
-
-    Attributes:
-        start: name of the thunk of the asynchronous start; "" if it begins here.
-    """
-
-    start: str = ""
-
-    def line(self) -> str:
-        """One line of a listing."""
-        done = "-done" if self.start else ""
-        return f"{self.plan.opcode}{done} {self.name} {_where(self.plan, self.arrays)}"
-
-
-def _where(plan: CollectivePlan, arrays: Sequence[Slice]) -> str:
-    groups = "".join("{" + ",".join(map(str, g)) + "}" for g in plan.groups)
-    return f"{groups} ({', '.join(map(str, arrays))})"
+        groups = "".join("{" + ",".join(map(str, g)) + "}" for g in self.plan.groups)
+        return f"{self.plan.opcode} {self.name} {groups} ({', '.join(map(str, self.arrays))})"
 
 
 @dataclass(frozen=True)
@@ -286,9 +258,7 @@ class ConditionalThunk:
         return f"conditional {self.name} ({self.selector})"
 
 
-SimpleThunk = (
-    KernelThunk | MatmulThunk | AttentionThunk | CopyThunk | StartThunk | CollectiveThunk | DeviceThunk
-)
+SimpleThunk = KernelThunk | MatmulThunk | AttentionThunk | CopyThunk | CollectiveThunk | DeviceThunk
 Thunk = SimpleThunk | WhileThunk | ConditionalThunk
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped, nothing_to_loop, visits
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.placement import visits
+from mpmd.scheduling.schedules.round_robin import RoundRobinSchedule
 from mpmd.scheduling.task import Phase, Task
 
 
 @dataclass(frozen=True)
-class Circular(PipelineSchedule):
+class Circular(RoundRobinSchedule):
     """A group of as many microbatches as meshes passes all stages before the next group starts.
 
     Idle per mesh ``(p-1)(F+B)/v`` if the microbatches divide into whole groups.  Between rounds it holds the
@@ -31,18 +32,11 @@ class Circular(PipelineSchedule):
     reversed_backward: bool = False
 
     name = "circular"
+    instead = "gpipe"
 
     def __post_init__(self) -> None:
         if self.group is not None and self.group < 1:
             raise ScheduleError(f"schedule 'circular': group must be at least 1, got {self.group}")
-
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round-robin."""
-        return looped(num_stages, num_meshes)
-
-    def remarks(self, shape: PipelineShape) -> list[str]:
-        """Whether there are rounds at all."""
-        return nothing_to_loop(shape.placement, self.name, "gpipe")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.

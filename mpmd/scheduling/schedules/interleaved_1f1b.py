@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped, nothing_to_loop
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.schedules.round_robin import RoundRobinSchedule
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
 
 
 @dataclass(frozen=True)
-class Interleaved1F1B(PipelineSchedule):
+class Interleaved1F1B(RoundRobinSchedule):
     """1F1B over ``v`` stages per mesh, placed round-robin.
 
     Idle per mesh ``(p-1)(F+B)/v``; position ``r`` of ``p`` holds ``(v-1)p + 2(p-1-r) + 1`` stages'
@@ -32,6 +32,7 @@ class Interleaved1F1B(PipelineSchedule):
     group: int | None = None
 
     name = "interleaved_1f1b"
+    instead = "1f1b"
 
     def __post_init__(self) -> None:
         if self.extra_warm_up < 0 or (self.group is not None and self.group < 1):
@@ -39,14 +40,6 @@ class Interleaved1F1B(PipelineSchedule):
                 "schedule 'interleaved_1f1b': extra_warm_up must not be negative and group at least 1, "
                 f"got {self.extra_warm_up} and {self.group}"
             )
-
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round-robin."""
-        return looped(num_stages, num_meshes)
-
-    def remarks(self, shape: PipelineShape) -> list[str]:
-        """Whether there are rounds at all."""
-        return nothing_to_loop(shape.placement, self.name, "1f1b")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``(v-1)p + 2(p-1-r)`` forwards first, where ``r`` is the position of the mesh in the pipeline."""

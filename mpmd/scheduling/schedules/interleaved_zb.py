@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, looped, nothing_to_loop
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.schedules.round_robin import RoundRobinSchedule
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.workload import expand, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
 
 
 @dataclass(frozen=True)
-class InterleavedZeroBubble(PipelineSchedule):
+class InterleavedZeroBubble(RoundRobinSchedule):
     """Zero bubble H1 over ``v`` stages per mesh, placed round-robin.
 
     Idle per mesh ``(p-1)(F+I-W)/v``; every mesh holds at most ``p`` microbatches.
@@ -22,15 +22,8 @@ class InterleavedZeroBubble(PipelineSchedule):
     """
 
     name = "interleaved_zb"
+    instead = "zb_h1"
     splits_backward = True
-
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round-robin."""
-        return looped(num_stages, num_meshes)
-
-    def remarks(self, shape: PipelineShape) -> list[str]:
-        """Whether there are rounds at all."""
-        return nothing_to_loop(shape.placement, self.name, "zb_h1")
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """``(v-1)p + p-1-r`` forwards first, where ``r`` is the position of the mesh in the pipeline."""

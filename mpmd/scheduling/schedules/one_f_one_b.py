@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import Visit, pipeline_positions
@@ -20,13 +21,16 @@ class OneFOneB(PipelineSchedule):
     """
 
     name = "1f1b"
+    warm_up_factor: ClassVar[int] = 1
+    """How many forwards run first for each mesh that follows."""
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """``p-1-r`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
+        """Forwards first: as many as meshes follow, times the factor."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
         for position, visit in enumerate(way):
-            orders[visit.mesh] = alternate(visit, len(way) - 1 - position, shape.num_microbatches)
+            warm_up = self.warm_up_factor * (len(way) - 1 - position)
+            orders[visit.mesh] = alternate(visit, warm_up, shape.num_microbatches)
         return orders
 
 

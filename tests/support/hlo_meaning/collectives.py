@@ -66,9 +66,7 @@ def _join(computation: HloComputation, parts: Sequence[Array], engine: Meaning) 
     return total
 
 
-def _all_reduce(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
+def _all_reduce(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
         joined = [
@@ -79,9 +77,7 @@ def _all_reduce(
     return out
 
 
-def _all_gather(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
+def _all_gather(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     out: list[Value] = [None] * len(rows)
     axis = instruction.dimensions[0]
     for group in _members(instruction, devices, engine):
@@ -184,9 +180,7 @@ def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: 
     return [row[0] for row in rows]
 
 
-def _second_part(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
+def _second_part(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     return [row[0][1] for row in rows]
 
 

@@ -29,6 +29,7 @@ class Token:
 
 TOKEN_VALUE = Token()
 
+
 def _call(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     return engine.run_together(instruction.to_apply, rows, devices)
 
@@ -49,9 +50,7 @@ def _while(instruction: HloInstruction, rows: Rows, devices: list[int], engine: 
             states[k] = state
 
 
-def _conditional(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
+def _conditional(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """A boolean chooses the first branch if true; a number outside the branches chooses the last."""
     count = len(instruction.called)
     chosen = []
@@ -71,9 +70,7 @@ def _conditional(
     return out
 
 
-def _async_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
+def _async_start(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     results = engine.run_together(instruction.to_apply, rows, devices)
     rest = instruction.shape.elements[2:]
     contexts = tuple(np.zeros(s.dims, s.numpy_dtype) if s.is_array else TOKEN_VALUE for s in rest)

@@ -10,8 +10,7 @@ from mpmd.runtime import executor, host_memory
 from mpmd.runtime.host_memory import SLACK_BYTES, limit_of
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import peak_and_freed
-
-from .pipelines import GraphBuilder, chain_executor, make, one_f_one_b, random_inputs
+from tests.support.pipeline_graphs import GraphBuilder, chain_executor, make, one_f_one_b, random_inputs
 
 FAULTS = """
 import resource, sys

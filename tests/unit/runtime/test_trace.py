@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sleeping import sleep
-from mpmd.compile.backends.native_cpu.stamp import register_stamp
+from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.executor import Executor, RuntimeOptions

@@ -16,8 +16,6 @@
 | `waiting.py`, `threads.py` | barriers, worker threads |
 | `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
-| `ffi_frame.py`, `custom_call.py` | the frame of an XLA FFI call; the custom call of all programs |
-| `handler.py`, `ffi.py`, `jax_function.py` | a program's handler, its registration, the function of JAX |
-| `timing.py`, `stamp.py` | when programs run, and when XLA's fragments do |
+| `handler.py`, `ffi.py` | a program's handler, its registration |
 | `memory.py` | memory of programs, at cache lines and in huge pages |
 """

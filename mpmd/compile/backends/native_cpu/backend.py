@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.compiled import CompiledFragment
+from mpmd.compile.backends.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
-from mpmd.compile.backends.native_cpu.jax_function import ArgumentOrder, jax_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.backends.target_backend import unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept

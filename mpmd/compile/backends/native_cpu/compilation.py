@@ -49,7 +49,7 @@ class NativeCpu:
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions; see `Target`."""
-        return scheduling_pipeline(devices)
+        return scheduling_pipeline()
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Values of a type that no array of native code holds; see `Target`."""

@@ -17,8 +17,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     MESH_AT,
     MET_AT,
     RUN_AT,
-    Arrive,
-    Await,
+    Meet,
     MeshLayout,
 )
 
@@ -69,54 +68,26 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Publish:
-    """The first part of an exchange: this device says where its arrays lie, and that it is there.
+class Exchange:
+    """Devices meet, work on each other's arrays, and meet again; then their arrays are their own.
 
     Attributes:
         number: of the exchange in its program.
         groups: devices that wait for each other.
         arrays: what this device publishes.
         first: number of the first of them among all arrays that the program publishes.
+        members: per device the devices whose arrays it touches, as many for each.
+        ranks: per device its place among them.
+        moves: what is done.
     """
 
     number: int
     groups: tuple[tuple[int, ...], ...]
     arrays: tuple[Address, ...]
-    first: int = 0
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """The second part: devices wait until all have published, work on each other's arrays, and say so.
-
-    Attributes:
-        number: of the exchange in its program.
-        groups: devices that wait for each other.
-        members: per device the devices whose arrays it touches, as many for each.
-        ranks: per device its place among them.
-        moves: what is done.
-        first: number of the first published array among all that the program publishes.
-    """
-
-    number: int
-    groups: tuple[tuple[int, ...], ...]
+    first: int
     members: tuple[tuple[int, ...], ...]
     ranks: tuple[int, ...]
     moves: tuple[Move, ...]
-    first: int = 0
-
-
-@dataclass(frozen=True)
-class Settle:
-    """The third part: devices wait until all have worked; then their arrays are their own again.
-
-    Attributes:
-        number: of the exchange in its program.
-        groups: devices that wait for each other.
-    """
-
-    number: int
-    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -147,10 +118,10 @@ class Entry(Protocol):
 
 
 class ExchangeEntry:
-    """Emission of the parts of exchanges.
+    """Emission of exchanges.
 
     Args:
-        entry: the entry that they stand in.
+        entry: the entry of the program.
         name: of the program.
         layout: the memory that the devices share.
     """
@@ -163,27 +134,20 @@ class ExchangeEntry:
         self.mesh = self.f.load(self.f.offset(entry.barrier, MESH_AT), "ptr")
         self.device = self.f.load(self.f.offset(entry.barrier, DEVICE_AT), "i64")
 
-    def publish(self, step: Publish) -> None:
-        """Say where arrays lie and arrive; all threads of this device have come so far."""
+    def exchange(self, step: Exchange) -> None:
+        """Publish and meet, work, meet again; all threads of this device have come so far.
+
+        Devices that have met are sure to come a second time, so that this wait has no bound.
+        """
         f, entry = self.f, self.entry
-        with self._first_thread():
+        met = f.offset(entry.barrier, MET_AT)
+        with self._first_thread(), self._if_met():
             own = self._arrays_of(self.device)
             for number, address in enumerate(step.arrays):
                 f.store(entry.address(address), own, step.first + number)
-            self._arrive(step, f.load(f.offset(entry.barrier, RUN_AT), "i64"))
-
-    def exchange(self, step: Exchange) -> None:
-        """Wait for the others, work, arrive again."""
-        f, entry = self.f, self.entry
-        state = self._state(step.number)
-        with self._first_thread():
-            run = f.load(f.offset(entry.barrier, RUN_AT), "i64")
-            met = self._await(step, run)
-            f.store(met, state, 1)
-            with f.when(f.compare("eq", met, constant(0, "i64"))):
-                f.store(met, f.offset(entry.barrier, MET_AT))
+            f.store(self._meet(step, f.load(f.offset(entry.barrier, RUN_AT), "i64")), met)
         entry.wait()
-        with self._if_met(state):
+        with self._if_met():
             members = [self._arrays_of(m) for m in self._row(step.members)]
             (rank,) = self._row([(r,) for r in step.ranks])
             for move in step.moves:
@@ -193,57 +157,34 @@ class ExchangeEntry:
                     ]
                     self._move(move, places, rank, len(step.members[0]))
         entry.wait()
-        with self._first_thread(), self._if_met(state):
-            self._arrive(step, constant(0, "i64"))
-
-    def settle(self, step: Settle) -> None:
-        """Wait until all have worked, if they met: then they are sure to come."""
-        state = self._state(step.number)
-        with self._first_thread(), self._if_met(state):
-            self._await(step, constant(0, "i64"))
-        self.entry.wait()
+        with self._first_thread(), self._if_met():
+            self._meet(step, constant(0, "i64"))
 
     def _arrays_of(self, device: Value) -> Value:
         """Where a device publishes."""
         f, layout = self.f, self.layout
         return f.offset(self.mesh, f.iadd(f.imul(device, layout.array_stride), layout.array(0, 0)))
 
-    def _state(self, number: int) -> Value:
-        """Where this device notes how an exchange goes."""
-        f, layout = self.f, self.layout
-        return f.offset(self.mesh, f.iadd(f.imul(self.device, layout.state_stride), layout.state(0, number)))
-
     def _first_thread(self) -> AbstractContextManager[None]:
         """Do the body on one thread of this device."""
         return self.f.when(self.f.compare("eq", self.entry.thread, constant(0, "i64")))
 
-    def _if_met(self, state: Value) -> AbstractContextManager[None]:
-        """Do the body only if the devices of an exchange met."""
+    def _if_met(self) -> AbstractContextManager[None]:
+        """Do the body only if this device has always met the others of this launch."""
         f = self.f
-        return f.when(f.compare("ne", f.load(state, "i64", 1), constant(0, "i64")))
+        met = f.load(f.offset(self.entry.barrier, MET_AT), "i64")
+        return f.when(f.compare("ne", met, constant(0, "i64")))
 
-    def _barrier(self, step: Publish | Exchange | Settle) -> tuple[Value, Value]:
-        """Where this device's group meets, and how many devices it has."""
+    def _meet(self, step: Exchange, run: Value) -> Value:
+        """Wait for the other devices of this one's group; see `Meet`."""
         layout = self.layout
         table = [(layout.barrier(step.number, d), 1) for d in range(layout.devices)]
         for group in step.groups:
             for device in group:
                 table[device] = (layout.barrier(step.number, group[0]), len(group))
         offset, count = self._row(table)
-        return self.f.offset(self.mesh, offset), count
-
-    def _arrive(self, step: Publish | Exchange, run: Value) -> None:
-        f = self.f
-        barrier, count = self._barrier(step)
-        before = f.call(Arrive().name, self.mesh, self.device, barrier, count, run, result="i64")
-        assert before is not None
-        f.store(before, self._state(step.number))
-
-    def _await(self, step: Exchange | Settle, run: Value) -> Value:
-        f = self.f
-        barrier, _ = self._barrier(step)
-        before = f.load(self._state(step.number), "i64")
-        met = f.call(Await().name, self.mesh, self.device, barrier, before, run, result="i64")
+        barrier = self.f.offset(self.mesh, offset)
+        met = self.f.call(Meet().name, self.mesh, self.device, barrier, count, run, result="i64")
         assert met is not None
         return met
 

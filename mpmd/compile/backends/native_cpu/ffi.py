@@ -7,27 +7,24 @@ touched for the first time in every call would cost more than many a kernel.
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.custom_call import (
+from mpmd.compile.backends.ffi.custom_call import (
     ATTRIBUTE,
     TARGET_NAME,
     add_program,
     is_called,
     remove_program,
 )
-from mpmd.compile.backends.native_cpu.ffi_frame import API_MAJOR, API_MINOR
+from mpmd.compile.backends.ffi.frame import check_version
+from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
     DEVICES,
@@ -38,29 +35,11 @@ from mpmd.compile.backends.native_cpu.meeting import (
 )
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
-
-
-@lru_cache(maxsize=1)
-def check_version() -> None:
-    """Refuse a jaxlib whose interface has another layout.
-
-    Raises:
-        CompileError: the major version of XLA's FFI differs, or its minor version is too old.
-    """
-    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
-    found = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
-    version = {part: int(number) for part, number in found}
-    if version.get("MAJOR") != API_MAJOR or version.get("MINOR", 0) < API_MINOR:
-        raise CompileError(
-            f"this jaxlib has XLA FFI version {version.get('MAJOR')}.{version.get('MINOR')}; "
-            f"native code needs {API_MAJOR}.{API_MINOR} or a later minor version.\n"
-            "Use the `xla` backend, or a jaxlib that fits."
-        )
 
 
 @dataclass(frozen=True)
@@ -236,9 +215,9 @@ def _slots(
     for number in range(slots):
         pool = pools[number % len(pools)] if pools else None
         threads = pool.threads if pool else 1
-        arena = program_memory(max(64, arena_bytes))
+        arena = program_memory(max(LINE_BYTES, arena_bytes))
         arena[: len(constants)] = np.frombuffer(constants, np.uint8)
-        workspace = program_memory(max(64, threads * compiled.workspace_bytes))
+        workspace = program_memory(max(LINE_BYTES, threads * compiled.workspace_bytes))
         barrier = aligned_empty((MEETING_BYTES,), np.uint8)
         barrier[:] = 0
         kept.append((arena, workspace, barrier, pool))
@@ -259,7 +238,8 @@ def _join(
 ) -> np.ndarray:
     """Tell each device its number and where it meets the others; returns the memory in which they meet."""
     memory[len(devices) * SLOT_BYTES // 8 :] = devices
-    mesh = aligned_empty((max(64, compiled.mesh.bytes if compiled.mesh is not None else 0),), np.uint8)
+    size = compiled.mesh.bytes if compiled.mesh is not None else 0
+    mesh = aligned_empty((max(LINE_BYTES, size),), np.uint8)
     mesh[:] = 0
     mesh[DEVICES : DEVICES + 8].view(np.int64)[0] = len(devices)
     mesh[PATIENCE : PATIENCE + 8].view(np.int64)[0] = patience

@@ -1,13 +1,12 @@
 """Where the devices of a mesh meet: memory that all of them see, and waiting that ends.
 
 Each device's program runs on a thread of its own.  In a collective the devices of a group publish where their
-arrays lie and arrive at a barrier; they go on with other work, and wait for each other only when they combine
-their arrays.  Then they arrive again, and wait for that when they need what the others wrote.
+arrays are, meet at a barrier, work on each other's arrays, and meet again.
 
-Who waits too long for the others to come takes back its arrival and says in the memory of the mesh that this
-launch has failed: from then on nobody of this launch meets, and the call fails.  Either all of a group have
-met or none has, so nobody touches memory that another has given back, and barriers are as they were: the next
-launch begins anew.
+A device that waits too long for the others withdraws from the barrier and writes in the memory of the mesh
+that this launch has failed: from then on no device of this launch meets, and the call fails.  Either all of a
+group have met or none has, so no device touches memory that another has freed, and barriers are as they were:
+the next launch begins anew.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-
-_LINE = 64
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.backends.native_cpu.waiting import OPENED_AT, back_off
 
 DEVICES, PATIENCE = 0, 8
 """The memory of a mesh begins with how many devices it has, and how many naps to wait."""
 
-_FAILED = _LINE
+_FAILED = LINE_BYTES
 
 LATE, MIXED = 1, 2
 """What can go wrong: a device does not come; devices come from different launches."""
@@ -36,11 +35,11 @@ MESH_AT, DEVICE_AT, MET_AT, RUN_AT, MEETING_BYTES = 128, 136, 144, 152, 192
 
 # A barrier: how many have come, a lock, the launch that they belong to (only where programs begin), and, on
 # another cache line, how often it opened.
-_LOCK, _LAUNCH, _OPENED = 8, 16, _LINE
-_BARRIER_BYTES = 2 * _LINE
+_LOCK, _LAUNCH = 8, 16
+_BARRIER_BYTES = 2 * LINE_BYTES
 
-# Rounds of waiting before the core is given away at each, and before naps are taken instead.
-_SPINS, _YIELDS, _NAP_US = 100, 300, 50
+# Rounds of waiting before the core is offered to others at each, and before the thread sleeps at each.
+_SPINS, _YIELDS = 100, 300
 
 PATIENCE_NAPS = 600_000
 """Naps before a device gives up: a minute, or more on a busy machine.  Stopped processes take none."""
@@ -73,18 +72,9 @@ class MeshLayout:
         """From one device's arrays to the next one's."""
         return _lines(8 * self.arrays)
 
-    def state(self, device: int, exchange: int) -> int:
-        """Where a device notes how often an exchange's barrier had opened when it came, and if all met."""
-        return self.array(self.devices, 0) + self.state_stride * device + 16 * exchange
-
-    @property
-    def state_stride(self) -> int:
-        """From one device's notes to the next one's."""
-        return _lines(16 * self.exchanges)
-
     def barrier(self, exchange: int, leader: int) -> int:
         """Where the devices of a group, of which `leader` is the first, wait for each other; -1 to begin."""
-        return self.state(self.devices, 0) + _BARRIER_BYTES * ((exchange + 1) * self.devices + leader)
+        return self.array(self.devices, 0) + _BARRIER_BYTES * ((exchange + 1) * self.devices + leader)
 
     @property
     def bytes(self) -> int:
@@ -93,7 +83,7 @@ class MeshLayout:
 
 
 def _lines(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+    return -(-size // LINE_BYTES) * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -111,59 +101,34 @@ class Begin:
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        with FunctionBuilder(module, self.name, _arguments("devices"), result="i64") as f:
+        with FunctionBuilder(module, self.name, _ARGUMENTS, result="i64") as f:
             _Barrier(f).begin()
 
 
 @dataclass(frozen=True)
-class Arrive:
-    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 devices, i64 run)`: says that a device is there.
+class Meet:
+    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 devices, i64 run)`: waits for the devices of a group.
 
-    It does not wait.  Returns how often the barrier had opened before; -1 if the launch has failed, and the
-    device is not there.  With 0 for the launch the others are sure to come, and so does it.
+    Returns 1 once all are there, 0 if the launch has failed or some do not come.  With 0 for the launch the
+    others are sure to come, and the wait has no bound.
     """
 
     @property
     def name(self) -> str:
         """Its symbol."""
-        return "mpmd_arrive"
+        return "mpmd_meet"
 
     def emit(self, module: Module) -> None:
         """Add the function to a module."""
-        with FunctionBuilder(module, self.name, _arguments("devices"), result="i64") as f:
+        with FunctionBuilder(module, self.name, _ARGUMENTS, result="i64") as f:
             barrier = _Barrier(f)
             barrier.lock()
-            f.ret(barrier.arrive())
+            barrier.meet(barrier.rounds())
 
 
-@dataclass(frozen=True)
-class Await:
-    """`i64 name(ptr mesh, i64 device, ptr barrier, i64 before, i64 run)`: waits until the barrier has opened.
+_ARGUMENTS = [("mesh", "ptr"), ("device", "i64"), ("barrier", "ptr"), ("devices", "i64"), ("run", "i64")]
 
-    Returns 1 then, and 0 if it does not open.  With 0 for the launch it waits for devices that are sure to
-    come.
-    """
-
-    @property
-    def name(self) -> str:
-        """Its symbol."""
-        return "mpmd_await"
-
-    def emit(self, module: Module) -> None:
-        """Add the function to a module."""
-        with FunctionBuilder(module, self.name, _arguments("before"), result="i64") as f:
-            never = f.compare("slt", f.arguments["before"], _number(0))
-            with f.when(never, returns=True, value=_number(0)):
-                pass
-            barrier = _Barrier(f)
-            barrier.wait(f.arguments["before"], barrier.rounds())
-
-
-def _arguments(count: str) -> list[tuple[str, str]]:
-    return [("mesh", "ptr"), ("device", "i64"), ("barrier", "ptr"), (count, "i64"), ("run", "i64")]
-
-
-FUNCTIONS = (Begin(), Arrive(), Await())
+FUNCTIONS = (Begin(), Meet())
 """What programs of several devices call."""
 
 
@@ -174,7 +139,7 @@ class _Barrier:
         self.f = f
         self.mesh, self.count, self.run = (f.arguments[name] for name in ("mesh", "barrier", "run"))
         self.failed = f.offset(self.mesh, _FAILED)
-        self.opened = f.offset(self.count, _OPENED)
+        self.opened = f.offset(self.count, OPENED_AT)
         self.bounded = f.compare("ne", self.run, _number(0))
 
     def begin(self) -> None:
@@ -194,17 +159,14 @@ class _Barrier:
             self.unlock()
             with f.when(self._is_tired(rounds), returns=True, value=_number(0)):
                 self._fail(self.run, LATE)
-            _pass_time(f, f.load(rounds, "i64"))
-        before = self.arrive()
-        with f.when(f.compare("slt", before, _number(0)), returns=True, value=_number(0)):
-            pass
-        self.wait(before, rounds)
+            back_off(f, f.load(rounds, "i64"), _SPINS, _YIELDS)
+        self.meet(rounds)
 
-    def arrive(self) -> Value:
-        """Count this device, which holds the lock, and let it go; how often the barrier had opened, or -1."""
+    def meet(self, rounds: Value) -> None:
+        """Count this device, which holds the lock, and wait; returns 1 once all are there, 0 on a failure."""
         f = self.f
         before = f.atomic_load(self.opened)
-        with f.when(self._gives_up(), returns=True, value=_number(-1)):
+        with f.when(self._gives_up(), returns=True, value=_number(0)):
             self.unlock()
         arrived = f.add(f.load(self.count, "i64"), _number(1))
         last = f.compare("eq", arrived, f.arguments["devices"])
@@ -212,21 +174,16 @@ class _Barrier:
         with f.when(last):
             f.atomic_add(self.opened, 1)
         self.unlock()
-        return before
-
-    def wait(self, before: Value, rounds: Value) -> None:
-        """Return 1 once the barrier has opened; 0 if the launch fails before."""
-        f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("ne", f.atomic_load(self.opened), before))
             given_up = self._and(self.bounded, self._or(self._is_tired(rounds), self._gives_up()))
             with f.when(given_up, returns=True, value=_number(0)):
-                self._stand_back(before)
-            _pass_time(f, f.load(rounds, "i64"))
+                self._withdraw(before)
+            back_off(f, f.load(rounds, "i64"), _SPINS, _YIELDS)
         f.ret(_number(1))
 
-    def _stand_back(self, before: Value) -> None:
-        """Take back the arrival and say why; if the last one has just come, all have met."""
+    def _withdraw(self, before: Value) -> None:
+        """Withdraw from the barrier and say why; if the last one has just come, all have met."""
         f = self.f
         self.lock()
         come = f.compare("ne", f.atomic_load(self.opened), before)
@@ -298,15 +255,3 @@ def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
 
 def _number(value: int) -> Value:
     return constant(value, "i64")
-
-
-def _pass_time(f: FunctionBuilder, spent: Value) -> None:
-    """Spin at first, then let others have the core, then sleep."""
-    spins, yields = _number(_SPINS), _number(_SPINS + _YIELDS)
-    with f.when(f.compare("ule", spent, spins)):
-        f.pause()
-    with f.when(f.compare("ugt", spent, spins)):
-        with f.when(f.compare("ule", spent, yields)):
-            f.call("sched_yield", result="i32")
-        with f.when(f.compare("ugt", spent, yields)):
-            f.call("usleep", constant(_NAP_US, "i32"), result="i32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.backends.native_cpu.ffi_frame import FfiFrame
+from mpmd.compile.backends.ffi.frame import FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
     LATE,

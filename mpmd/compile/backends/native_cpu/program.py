@@ -19,8 +19,6 @@ from mpmd.compile.backends.native_cpu.exchange import (
     Address,
     Exchange,
     ExchangeEntry,
-    Publish,
-    Settle,
     WriteDevice,
 )
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
@@ -29,10 +27,10 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, FUNCTIONS, MET_AT, MeshLayout
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.backends.native_cpu.waiting import Barrier
 from mpmd.errors import CompileError
 
-_LINE = 64
 _FEW_UNITS = 8
 
 
@@ -105,7 +103,7 @@ class Choose:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step = Run | Alone | Repeat | While | Choose | Publish | Exchange | Settle | WriteDevice
+Step = Run | Alone | Repeat | While | Choose | Exchange | WriteDevice
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class ThreadedProgram:
     def workspace_bytes(self) -> int:
         """Size of one thread's workspace, in whole cache lines."""
         most = max((k.workspace_bytes for k in self.kernels()), default=0)
-        return -(-most // _LINE) * _LINE
+        return -(-most // LINE_BYTES) * LINE_BYTES
 
     def kernels(self) -> list[CpuKernel]:
         """The kernels of all steps, in order."""
@@ -138,11 +136,11 @@ class ThreadedProgram:
     @functools.cached_property
     def mesh(self) -> MeshLayout | None:
         """The memory that its devices share; None if they never meet."""
-        published = _of_type(self.steps, Publish)
-        if not published:
+        exchanges = _of_type(self.steps, Exchange)
+        if not exchanges:
             return None
-        arrays = max(p.first + len(p.arrays) for p in published)
-        return MeshLayout(self.devices, arrays, 1 + max(p.number for p in published))
+        arrays = max(e.first + len(e.arrays) for e in exchanges)
+        return MeshLayout(self.devices, arrays, 1 + max(e.number for e in exchanges))
 
     def emit(self, module: Module) -> list[SharedFunction]:
         """Add all kernels and the entry to a module; returns the shared functions that they call.
@@ -256,8 +254,9 @@ class _Entry:
                 self._while(step)
             elif isinstance(step, Choose):
                 self._choose(step)
-            elif isinstance(step, Publish | Exchange | Settle):
-                self._exchange(step)
+            elif isinstance(step, Exchange):
+                assert self.program.mesh is not None
+                ExchangeEntry(self, self.program.name, self.program.mesh).exchange(step)
             else:
                 self._write_device(step)
 
@@ -311,17 +310,6 @@ class _Entry:
         for number, branch in enumerate(step.branches):
             with f.when(f.compare("eq", chosen, constant(number, "i32"))):
                 self._steps(branch)
-
-    def _exchange(self, step: Publish | Exchange | Settle) -> None:
-        mesh = self.program.mesh
-        assert mesh is not None
-        parts = ExchangeEntry(self, self.program.name, mesh)
-        if isinstance(step, Publish):
-            parts.publish(step)
-        elif isinstance(step, Exchange):
-            parts.exchange(step)
-        else:
-            parts.settle(step)
 
     def _write_device(self, step: WriteDevice) -> None:
         f = self.f

@@ -9,7 +9,7 @@ from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.dispatch import is_small
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence, plan_kernels
-from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Publish, Settle, WriteDevice
+from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, WriteDevice
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
@@ -40,7 +40,6 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
     conflict,
@@ -135,42 +134,70 @@ def native_program(
 
 def _is_apart(thunk: Thunk) -> bool:
     """Whether a thunk waits for all before it, and all after it wait for it."""
-    if isinstance(thunk, CollectiveThunk | StartThunk):
+    if isinstance(thunk, CollectiveThunk):
         return thunk.plan.devices > 1
     return isinstance(thunk, WhileThunk | ConditionalThunk | DeviceThunk)
 
 
-def _touches_shared(thunk: Thunk, exchange: CollectiveThunk) -> bool:
-    """Whether a thunk touches what other devices may still read or write in an exchange."""
-    plan, arrays = exchange.plan, exchange.arrays
-    read = [arrays[k] for k in plan.peers if k < plan.operands]
-    written = [arrays[k] for k in plan.peers if k >= plan.operands]
-    touched = any(place.overlaps(w) for place in (*thunk.reads, *thunk.writes) for w in written)
-    return touched or any(place.overlaps(r) for place in thunk.writes for r in read)
+class _Sequence:
+    """Steps in order: a kernel waits only if one since the last wait touches what it touches.
 
-
-@dataclass(frozen=True)
-class _Chain:
-    """Small thunks at the end of the steps so far, each of which needs one before it.
+    Small thunks each of which needs one before it run on the first thread, one after the other, as one step.
 
     Attributes:
-        start: number of the first step.
-        waits: whether it waits.
-        steps: what they do.
-        thunks: they themselves.
+        steps: those so far.
     """
 
-    start: int = 0
-    waits: bool = False
-    steps: tuple[Step, ...] = ()
-    thunks: tuple[Thunk, ...] = ()
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._running: list[Thunk] = []  # since the last wait
+        self._must_wait = False
+        self._chain: list[Thunk] = []  # small ones that make up the last step
 
-    def continues_with(self, thunk: Thunk, running: Sequence[Thunk]) -> bool:
-        """Whether a small thunk needs what is in the chain, and nothing else of what may still run."""
-        inside = {id(t) for t in self.thunks}
-        if any(conflict(thunk, other) for other in running if id(other) not in inside):
+    def add_apart(self, steps: Sequence[Step]) -> None:
+        """Steps that wait for all before them, and for which the next one waits."""
+        self.steps += steps
+        self._running, self._chain, self._must_wait = [], [], True
+
+    def add(self, thunk: Thunk, runs: Sequence[Run]) -> None:
+        """The kernels of a thunk that all threads share."""
+        waits = self._waits(thunk)
+        first, *others = runs
+        self.steps += [replace(first, waits=waits), *others]
+        if others:  # which wait for the first
+            self._running = [thunk]
+        self._chain = []
+
+    def add_small(self, thunk: Thunk, steps: Sequence[Step]) -> None:
+        """The steps of a thunk that is worth no second thread."""
+        if self._continues_chain(thunk):
+            last = self.steps[-1]
+            before = last.steps if isinstance(last, Alone) else (last,)
+            self.steps[-1] = Alone((*before, *steps), last.waits if isinstance(last, Run | Alone) else True)
+            self._running.append(thunk)
+            self._chain.append(thunk)
+            return
+        waits, first = self._waits(thunk), steps[0]
+        if len(steps) == 1 and isinstance(first, Run):
+            self.steps.append(replace(first, waits=waits))
+        else:
+            self.steps.append(Alone(tuple(steps), waits))
+        self._chain = [thunk]
+
+    def _waits(self, thunk: Thunk) -> bool:
+        """Whether a thunk waits for what is running; it runs from now on."""
+        waits = self._must_wait or any(conflict(thunk, other) for other in self._running)
+        self._running = [thunk] if waits else [*self._running, thunk]
+        self._must_wait = False
+        return waits
+
+    def _continues_chain(self, thunk: Thunk) -> bool:
+        """Whether a thunk needs what is in the chain, and nothing else of what may still run."""
+        inside = {id(t) for t in self._chain}
+        others = [t for t in self._running if id(t) not in inside]
+        if self._must_wait or any(conflict(thunk, other) for other in others):
             return False
-        return any(conflict(thunk, other) for other in self.thunks)
+        return any(conflict(thunk, other) for other in self._chain)
 
 
 class _Lowering:
@@ -184,8 +211,7 @@ class _Lowering:
         self.constant_bytes = MEMORY.aligned(assignment.constant_bytes)
         self._products: dict[str, CpuKernel] = {}
         self._attentions: dict[str, AttentionKernel] = {}
-        self._publications: dict[str, Publish] = {}
-        self._published = 0
+        self._exchanges, self._published = 0, 0
 
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
@@ -197,54 +223,29 @@ class _Lowering:
         return Address(place.allocation, offset)
 
     def steps(self, thunks: Sequence[Thunk]) -> list[Step]:
-        """Steps in order; a kernel waits only if one since the last wait touches what it touches.
-
-        Devices that have exchanged arrays wait for each other before one touches such an array again.
-        """
-        steps: list[Step] = []
-        running: list[Thunk] = []
-        exchanged: dict[str, CollectiveThunk] = {}
-        control = False
-        chain = _Chain()
+        """The steps of some thunks, in order."""
+        sequence = _Sequence()
         for thunk in thunks:
-            ended = [name for name, other in exchanged.items() if _touches_shared(thunk, other)]
-            steps += [self._settle(exchanged.pop(name)) for name in ended]
-            small = is_small(thunk)
-            if _is_apart(thunk) and not small:
-                steps += self._apart(thunk)
-                running, control, chain = [], True, _Chain()
-                if isinstance(thunk, CollectiveThunk):
-                    exchanged[thunk.name] = thunk
+            if _is_apart(thunk):
+                apart = self._apart(thunk)
+                if is_small(thunk):
+                    sequence.add_small(thunk, apart)
+                else:
+                    sequence.add_apart(apart)
                 continue
-            made: tuple[Step, ...] = tuple(self._apart(thunk) if _is_apart(thunk) else self._runs(thunk))
-            if not made:
-                continue
-            must = control or bool(ended)
-            control = False
-            if small and not must and chain.continues_with(thunk, running):
-                chain = _Chain(chain.start, chain.waits, (*chain.steps, *made), (*chain.thunks, thunk))
-                steps[chain.start :] = [Alone(chain.steps, chain.waits)]
-                running.append(thunk)
-                continue
-            waits = must or any(conflict(thunk, other) for other in running)
-            chain = _Chain(len(steps), waits, made, (thunk,)) if small else _Chain()
-            if small and (len(made) > 1 or not isinstance(made[0], Run)):
-                made = (Alone(made, waits),)
-            elif isinstance(made[0], Run):
-                made = (replace(made[0], waits=waits), *made[1:])
-            running = [thunk] if waits or len(made) > 1 else [*running, thunk]
-            steps += made
-        return [*steps, *(self._settle(other) for other in exchanged.values())]
+            runs = self._runs(thunk)
+            if runs and is_small(thunk):
+                sequence.add_small(thunk, runs)
+            elif runs:
+                sequence.add(thunk, runs)
+        return sequence.steps
 
-    def _apart(self, thunk: Thunk) -> list[Step]:
+    def _apart(self, thunk: Thunk) -> Sequence[Step]:
         """Steps that wait for all before them, and for which all after them wait."""
         if isinstance(thunk, DeviceThunk):
             return [WriteDevice(self.address(thunk.target))]
-        if isinstance(thunk, StartThunk):
-            return [self._publish(thunk)]
         if isinstance(thunk, CollectiveThunk):
-            begin = [] if thunk.start else [self._publish(thunk)]
-            return [*begin, self._exchange(thunk)]
+            return [self._exchange(thunk)]
         if isinstance(thunk, WhileThunk):
             condition, body = self.steps(thunk.condition), self.steps(thunk.body)
             return [While(tuple(condition), self.address(thunk.flag), tuple(body))]
@@ -252,21 +253,14 @@ class _Lowering:
         branches = tuple(tuple(self.steps(b)) for b in thunk.branches)
         return [Choose(self.address(thunk.selector), branches)]
 
-    def _publish(self, thunk: StartThunk | CollectiveThunk) -> Publish:
-        arrays = tuple(self.address(thunk.arrays[array]) for array in thunk.plan.peers)
-        made = Publish(len(self._publications), thunk.plan.groups, arrays, self._published)
-        self._published += len(arrays)
-        self._publications[thunk.name] = made
-        return made
-
     def _exchange(self, thunk: CollectiveThunk) -> Exchange:
-        plan, begun = thunk.plan, self._publications[thunk.start or thunk.name]
-        published = {array: number for number, array in enumerate(plan.peers)}
+        plan, number, first = thunk.plan, self._exchanges, self._published
+        arrays = tuple(self.address(thunk.arrays[array]) for array in plan.peers)
+        self._exchanges += 1
+        self._published += len(arrays)
+        published = {array: place for place, array in enumerate(plan.peers)}
         moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
-        return Exchange(begun.number, plan.groups, plan.members, plan.ranks, moves, begun.first)
-
-    def _settle(self, thunk: CollectiveThunk) -> Settle:
-        return Settle(self._publications[thunk.start or thunk.name].number, thunk.plan.groups)
+        return Exchange(number, plan.groups, arrays, first, plan.members, plan.ranks, moves)
 
     def _moves(
         self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
@@ -293,8 +287,6 @@ class _Lowering:
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         """The runs of a thunk."""
-        if isinstance(thunk, StartThunk):  # of one device: it begins and ends at once
-            return []
         if isinstance(thunk, CollectiveThunk):
             return self._alone(thunk)
         if isinstance(thunk, CopyThunk):

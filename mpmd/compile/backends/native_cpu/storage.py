@@ -107,27 +107,23 @@ def store_pair(
     pointer: Value,
     index: Index,
     *,
-    apart: bool = False,
     streams: bool = False,
 ) -> None:
     """Store two vectors of floats as bf16, rounded by one instruction (AVX-512).
 
     Args:
         f: where the code goes.
-        low: the first elements; or the even ones, if the vectors are `apart`.
-        high: the elements that follow them; or the odd ones.
+        low: the first elements.
+        high: the elements that follow them.
         pointer: start of an array.
         index: number of the first element.
-        apart: whether the vectors are the even and the odd elements.
         streams: see `FunctionBuilder.store`.
     """
     lanes = lanes_of(low.type)
     both = vector("bfloat", 2 * lanes)
     name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{f.target.vector_bytes * 8}"
     raw = f.cast("bitcast", f.intrinsic(name, both, high, low), with_element(both, "i16"))
-    if apart:
-        raw = f.shuffle(raw, raw, [lane // 2 + lane % 2 * lanes for lane in range(2 * lanes)])
-    elif streams:
+    if streams:
         raw = f.sealed(raw)
     f.store(raw, pointer, index, streams=streams)
 

@@ -16,7 +16,10 @@ import llvmlite.binding as binding
 from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.errors import ConfigError
 
-MEMORY = DeviceMemory(alignment=64, spaces=(0,))
+LINE_BYTES = 64
+"""Bytes of a cache line, of every CPU that code is generated for."""
+
+MEMORY = DeviceMemory(alignment=LINE_BYTES, spaces=(0,))
 """A CPU has one memory; large arrays begin at a cache line, which is as wide as the widest vectors."""
 
 ELEMENT_BYTES = {
@@ -85,31 +88,59 @@ class CpuTarget:
 
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2,+cx16,+sahf"
 _AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
-_NEON = "+neon,+fp-armv8"
+_WIDE = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+@dataclass(frozen=True)
+class Microarchitecture:
+    """A kind of core: a row of the table from which every target is made.
+
+    Attributes:
+        needs: LLVM's features that a core of this kind has.
+        cpu: LLVM's name of a generic one.
+        features: LLVM's feature string of that.
+        vector_bytes, vector_registers, mask_registers, bf16_dot: see `CpuTarget`.
+    """
+
+    needs: tuple[str, ...]
+    cpu: str
+    features: str
+    vector_bytes: int
+    vector_registers: int
+    mask_registers: bool = False
+    bf16_dot: bool = False
+
+    def target(self, triple: str, cpu: str = "", features: str = "") -> CpuTarget:
+        """A CPU of this kind: a generic one, unless it is named; with usual caches."""
+        vectors = (self.vector_bytes, self.vector_registers, self.mask_registers, self.bf16_dot)
+        return CpuTarget(triple, cpu or self.cpu, features or self.features, *vectors)
+
+
+MICROARCHITECTURES = {
+    # Zen 4 and later, Sapphire Rapids and later
+    "avx512_bf16": Microarchitecture(
+        (*_WIDE, "avx512bf16"), "x86-64-v4", _AVX512 + ",+avx512bf16", 64, 32, True, True
+    ),
+    "avx512": Microarchitecture(_WIDE, "x86-64-v4", _AVX512, 64, 32, True),
+    "avx2": Microarchitecture(("avx2", "fma"), "x86-64-v3", _AVX2, 32, 16),
+    "neon": Microarchitecture(("neon",), "generic", "+neon,+fp-armv8", 16, 32),
+}
+"""By the vector extension, the widest first."""
 
 
 def named_target(name: str) -> CpuTarget:
     """A generic target by the name of its vector extension, for tests and for compiling ahead of time.
 
     Args:
-        name: `avx2`, `avx512`, `avx512_bf16` or `neon`.
+        name: of a row of `MICROARCHITECTURES`.
 
     Raises:
         ConfigError: no such name.
     """
+    if name not in MICROARCHITECTURES:
+        raise ConfigError(f"no CPU target is named {name!r}; the names are {', '.join(MICROARCHITECTURES)}")
     system = "apple-darwin" if os.uname().sysname == "Darwin" else "unknown-linux-gnu"
-    x86, arm = f"x86_64-{system}", f"aarch64-{system}"
-    targets = {
-        "avx2": CpuTarget(x86, "x86-64-v3", _AVX2, 32, 16),
-        "avx512": CpuTarget(x86, "x86-64-v4", _AVX512, 64, 32, mask_registers=True),
-        "avx512_bf16": CpuTarget(
-            x86, "x86-64-v4", _AVX512 + ",+avx512bf16", 64, 32, mask_registers=True, bf16_dot=True
-        ),
-        "neon": CpuTarget(arm, "generic", _NEON, 16, 32),
-    }
-    if name not in targets:
-        raise ConfigError(f"no CPU target is named {name!r}; the names are {', '.join(targets)}")
-    return targets[name]
+    return MICROARCHITECTURES[name].target(f"{'aarch64' if name == 'neon' else 'x86_64'}-{system}")
 
 
 @lru_cache(maxsize=1)
@@ -119,20 +150,15 @@ def host_target() -> CpuTarget:
     Raises:
         ConfigError: the machine has no vector extension that code generation knows.
     """
-    triple = binding.get_process_triple()
+    triple, cpu = binding.get_process_triple(), binding.get_host_cpu_name()
     have = dict(binding.get_host_cpu_features())
-    features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(have.items()))
-    cpu = binding.get_host_cpu_name()
-    l1, l2, l3 = _cache_bytes()
-    base = CpuTarget(triple, cpu, features, 16, 32, l1_bytes=l1, l2_bytes=l2, l3_bytes=l3)
     if triple.startswith(("aarch64", "arm64")):
-        return base
-    wide = all(have.get(f, False) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"))
-    if wide:
-        bf16 = have.get("avx512bf16", False)
-        return replace(base, vector_bytes=64, mask_registers=True, bf16_dot=bf16)
-    if have.get("avx2", False) and have.get("fma", False):
-        return replace(base, vector_bytes=32, vector_registers=16)
+        have["neon"] = True  # part of the architecture
+    features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(have.items()))
+    for kind in MICROARCHITECTURES.values():
+        if all(have.get(name, False) for name in kind.needs):
+            l1, l2, l3 = _cache_bytes()
+            return replace(kind.target(triple, cpu, features), l1_bytes=l1, l2_bytes=l2, l3_bytes=l3)
     raise ConfigError(
         f"the native backend needs AVX2 with FMA, AVX-512 or NEON; this machine is {cpu} ({triple}).\n"
         "Use the `xla` backend on it."

@@ -22,13 +22,13 @@ from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, host_target
 from mpmd.compile.backends.native_cpu.waiting import PATIENCE, wait_until
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
 
 # Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
-_MUTEX, _CONDITION, _JOB_MUTEX = 0, 64, 128
+_MUTEX, _CONDITION, _JOB_MUTEX = 0, LINE_BYTES, 2 * LINE_BYTES
 _JOBS, _UNFINISHED = 192, 256
 _ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
 _POOL_BYTES = 384
@@ -160,8 +160,8 @@ class WorkerPool:
         if threads < 1:
             raise ConfigError(f"a pool needs at least one thread, got {threads}")
         self.threads = threads
-        self._memory = np.zeros(_POOL_BYTES + 64, np.uint8)
-        self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64
+        self._memory = np.zeros(_POOL_BYTES + LINE_BYTES, np.uint8)
+        self.address = self._memory.ctypes.data + -self._memory.ctypes.data % LINE_BYTES
         libc = ctypes.CDLL(None)
         for mutex in (_MUTEX, _JOB_MUTEX):
             libc.pthread_mutex_init(ctypes.c_void_p(self.address + mutex), None)

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 
 # Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.
 PATIENCE = 600
+
+_SLEEP_US = 50
+
+OPENED_AT = LINE_BYTES
+"""A barrier is a count and, on another cache line, how often it opened."""
 
 
 def wait_until(f: FunctionBuilder, pointer: Value, predicate: str, value: Value) -> Value:
@@ -23,17 +29,37 @@ def wait_until(f: FunctionBuilder, pointer: Value, predicate: str, value: Value)
         leave_if(f.compare(predicate, now, value))
         count = f.add(f.load(rounds, "i64"), constant(1, "i64"))
         f.store(count, rounds)
-        f.pause()
-        with f.when(f.compare("ugt", count, constant(PATIENCE, "i64"))):
-            f.call("sched_yield", result="i32")
+        back_off(f, count, PATIENCE)
     return f.load(seen, "i64")
+
+
+def back_off(f: FunctionBuilder, rounds: Value, spins: int, yields: int | None = None) -> None:
+    """Let some time pass in a waiting loop: spin, then offer the core to others, then sleep.
+
+    Args:
+        f: where the code goes.
+        rounds: an `i64`, how many rounds the loop has made.
+        spins: rounds that spin.
+        yields: rounds after them that offer the core; all, if none is given.
+    """
+    with f.when(f.compare("ule", rounds, constant(spins, "i64"))):
+        f.pause()
+    with f.when(f.compare("ugt", rounds, constant(spins, "i64"))):
+        if yields is None:
+            f.call("sched_yield", result="i32")
+            return
+        last = constant(spins + yields, "i64")
+        with f.when(f.compare("ule", rounds, last)):
+            f.call("sched_yield", result="i32")
+        with f.when(f.compare("ugt", rounds, last)):
+            f.call("usleep", constant(_SLEEP_US, "i32"), result="i32")
 
 
 @dataclass(frozen=True)
 class Barrier:
     """`void name(ptr barrier, i64 threads)`: returns once all threads have called it.
 
-    The barrier is a count and, on another cache line, the number of times that it opened; both start at zero.
+    Count and number of openings start at zero.
     """
 
     @property
@@ -47,7 +73,7 @@ class Barrier:
             count, threads = f.arguments["barrier"], f.arguments["threads"]
             with f.when(f.compare("eq", threads, constant(1, "i64")), returns=True):
                 pass
-            opened = f.offset(count, 64)
+            opened = f.offset(count, OPENED_AT)
             before = f.atomic_load(opened)
             arrived = f.add(f.atomic_add(count, 1), constant(1, "i64"))
             with f.when(f.compare("eq", arrived, threads), returns=True):

@@ -25,7 +25,6 @@ from mpmd.compile.thunks.thunk import (
     DeviceThunk,
     KernelThunk,
     MatmulThunk,
-    StartThunk,
     Thunk,
     WhileThunk,
 )
@@ -120,7 +119,7 @@ def _run(thunks: Sequence[Thunk], memory: Memory, device: int) -> Iterator[Colle
             memory.array(thunk.target, "u32")[0] = device
         elif isinstance(thunk, CopyThunk):
             memory.bytes_at(thunk.target)[:] = memory.bytes_at(thunk.source)
-        elif not isinstance(thunk, StartThunk):  # of a collective, whose end does all of it
+        else:
             _compute(thunk, memory)
 
 

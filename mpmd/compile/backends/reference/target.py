@@ -89,7 +89,7 @@ class Reference:
 
     def schedule(self, devices: int) -> list[Pass]:
         """Likewise."""
-        return scheduling_pipeline(devices)
+        return scheduling_pipeline()
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Every plan has a meaning."""

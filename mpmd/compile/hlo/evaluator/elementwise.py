@@ -158,7 +158,7 @@ def _power(a: Array, b: Array, dtype: str) -> Array:
         square = (square * square).astype(base.dtype)
         left = left >> 1
     odd = np.where((base == -1) & (exponent & 1 == 1), -1, 1)
-    negative = np.where(base == 1, 1, np.where(base == -1, odd, 0))
+    negative = np.where(base == 1, 1, np.where(base == -1, odd, 0)).astype(base.dtype)
     return np.where(exponent < 0, negative, result).astype(base.dtype)
 
 

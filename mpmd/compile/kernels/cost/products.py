@@ -11,13 +11,19 @@ from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
+_MIN_ROWS, _MIN_COLUMNS = 512, 32
+"""The smallest part of a product that is worth a processor of its own."""
+
+_MIN_QUERIES = 64
+"""The same for attention."""
+
 
 def product_workloads(plan: MatmulPlan) -> list[KernelWorkload]:
     """The work of a product and its epilogue."""
     batch = plan.batch
     read = _bytes(plan.a, batch, plan.m, plan.k) + _bytes(plan.b, batch, plan.k, plan.n)
     written = _bytes(plan.c, batch, plan.m, plan.n) if plan.epilogue is None else 0.0
-    parts = math.prod(batch) * -(-plan.n // 32) * -(-plan.m // 512)
+    parts = math.prod(batch) * -(-plan.n // _MIN_COLUMNS) * -(-plan.m // _MIN_ROWS)
     product = _product(plan.flops, plan.a.dtype, read, written, parts)
     if plan.epilogue is None:
         return [product]
@@ -36,7 +42,7 @@ def attention_workloads(plan: AttentionPlan) -> list[KernelWorkload]:
         written += _bytes(mixture.c, batch, kept, mixture.width)
     share = plan.share
     dtype = plan.scores[0].a.dtype
-    parts = math.prod(batch) * -(-queries // 64)
+    parts = math.prod(batch) * -(-queries // _MIN_QUERIES)
     rows = plan_workload(plan.rows, plan.inner)
     return [_product(plan.flops * share, dtype, read, written, parts), _scaled(rows, share)]
 

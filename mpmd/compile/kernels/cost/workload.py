@@ -19,6 +19,12 @@ from mpmd.compile.kernels.plan import (
     store_level,
 )
 
+_MIN_PART = 2048
+"""Points of the smallest part of a kernel that is worth a processor of its own."""
+
+_MAX_LINE_BYTES = 64
+"""Elements so far apart share a line on no device."""
+
 
 @dataclass(frozen=True)
 class KernelWorkload:
@@ -100,7 +106,7 @@ def plan_workload(plan: KernelPlan, virtual: Collection[int] = ()) -> KernelWork
     written = sum(_stored(plan, s) * DTYPE_BYTES[plan.operands[s.operand].dtype] for s in stores)
     parts = math.prod(plan.extents[: plan.rank - max(1, plan.row_dims)]) or 1
     if plan.kind in ("loop", "column"):
-        parts = max(1, plan.size // 2048)
+        parts = max(1, plan.size // _MIN_PART)
     return KernelWorkload(
         kind=plan.kind,
         flops=flops,
@@ -155,7 +161,7 @@ def _is_scattered(plan: KernelPlan, node: Load) -> bool:
     if any(last in plan.depends[v] for v in node.index.values()) or not node.index.is_linear_in(last):
         return True
     size = DTYPE_BYTES[node.dtype]
-    return abs(node.index.factor(last)) * size >= 64 and plan.extents[last] > 1
+    return abs(node.index.factor(last)) * size >= _MAX_LINE_BYTES and plan.extents[last] > 1
 
 
 def _passes(plan: KernelPlan, number: int, users: Sequence[int]) -> int:

@@ -1,7 +1,8 @@
-"""The work of each device in a collective, once all devices of its group are ready: kernels on their arrays.
+"""A collective: which devices take part, and the kernels of those that address each other's memory.
 
-Devices share memory.  A device reads the arrays of the others in place, and in an all-reduce also
-writes into theirs: each sums a share of the elements for all.
+A kernel reads the arrays of other devices in place, and in an all-reduce also writes into theirs: each device
+sums a share of the elements for all.  A target whose devices exchange messages takes opcode and groups of a
+plan and leaves its kernels alone, or refuses the plan (`Target.refuses`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.analysis.liveness import done_of, is_start
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
@@ -25,7 +25,7 @@ from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
 OWN = -1
-"""The device itself as a member."""
+"""The member that stands for the device itself."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
 _MAX_MEMBERS = 16
@@ -34,7 +34,7 @@ _MAX_MEMBERS = 16
 
 @dataclass(frozen=True)
 class Pointer:
-    """The array of an operand of a collective's kernel.
+    """Where a kernel of a collective finds an array.
 
     Attributes:
         array: number among the operands, then the results, of the collective.
@@ -49,12 +49,12 @@ class Pointer:
 
 @dataclass(frozen=True)
 class CollectiveKernel:
-    """A kernel that devices run between the barriers of a collective.
+    """A kernel that devices run while all of them are there.
 
     Attributes:
-        plan: its computation.
+        plan: what it computes.
         pointers: one per operand of the plan.
-        shared: whether each member does only its share of the work.
+        shared: whether each member does only its share of the work's units.
         devices: which devices run it; all if None.
     """
 
@@ -72,10 +72,10 @@ class CollectivePlan:
         opcode: its opcode.
         devices: how many devices run the program.
         groups: devices that wait for each other; each device is in one group at most.
-        members: per device the devices whose arrays it touches, as many for each.
-        ranks: per device its position in its group.
-        pieces: its kernels.
-        operands: the number of arrays it reads; its results come after them.
+        members: per device the devices whose arrays its kernels touch, as many for each.
+        ranks: per device its place in its group.
+        pieces: its kernels, where devices address each other's memory.
+        operands: how many arrays it reads; its results come after them.
     """
 
     opcode: str
@@ -88,7 +88,7 @@ class CollectivePlan:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Numbers of the arrays that other devices access."""
+        """Numbers of the arrays that kernels of other devices touch."""
         used = {p.array for piece in self.pieces for p in piece.pointers if p.member != OWN}
         return tuple(sorted(used))
 
@@ -102,16 +102,14 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
     Args:
         name: symbol of its kernels.
-        instruction: the collective, or its start.
+        instruction: the collective.
 
     Raises:
         NoPlan: of a kind, element type or grouping that kernels do not have.
     """
-    if instruction.opcode == "async-start":
-        return plan_collective(name, instruction.to_apply.root)
     for operand in instruction.operands:
         check_dtype(operand)
-    module, opcode = instruction.parent.module, instruction.opcode.removesuffix("-start")
+    module, opcode = instruction.parent.module, instruction.opcode
     replicas, partitions = module.replica_count, module.num_partitions
     devices = replicas * partitions
     if opcode == "collective-permute":
@@ -136,12 +134,11 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
 
 
 def _results(instruction: HloInstruction) -> list[Shape]:
-    whole = done_of(instruction) if is_start(instruction) else instruction
-    return [shape for _, shape in whole.shape.leaves()]
+    return [shape for _, shape in instruction.shape.leaves()]
 
 
 def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its share of the elements and writes the sums into the results of all members."""
+    """Every member sums its share of the elements and writes the sums into everybody's result."""
     pieces = []
     for number, operand in enumerate(instruction.operands):
         size, dtype = operand.shape.size, operand.shape.dtype
@@ -157,7 +154,7 @@ def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its part of the operands of all members."""
+    """Every member sums its part of everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(result, instruction.dimensions[0])
@@ -174,7 +171,7 @@ def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[
 
 
 def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies the operands of all members."""
+    """Every member copies everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(operand.shape, instruction.dimensions[0])
@@ -190,7 +187,7 @@ def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies its part of the operands of all members."""
+    """Every member copies its part of everybody's operand."""
     if not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
     (operand,) = instruction.operands
@@ -225,7 +222,7 @@ def _permute(
             build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
             pieces.append(CollectiveKernel(_finished(build), (Pointer(count + number),), devices=others))
     return CollectivePlan(
-        instruction.opcode.removesuffix("-start"),
+        instruction.opcode,
         devices,
         (tuple(range(devices)),),
         tuple((sources.get(d, d),) for d in range(devices)),
@@ -241,7 +238,7 @@ def _around(shape: Shape, along: int) -> tuple[int, int]:
 
 
 def _part(stride: int, offset: int = 0) -> Index:
-    """Element of part `dim 1` in row `dim 0` of rows `stride` elements apart."""
+    """Element of part `dim 1` in row `dim 0` of rows that lie `stride` elements apart."""
     return linear([dim(0), dim(1)], [stride, 1], offset)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.analysis.liveness import is_start
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
 from mpmd.compile.kernels.planning.collectives import COLLECTIVES, CollectivePlan, plan_collective
@@ -61,7 +60,7 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     """
     if instruction.opcode == "custom-call":
         raise NoPlan(f"no kernel calls {instruction.custom_call_target}")
-    if instruction.opcode in COLLECTIVES or is_start(instruction):
+    if instruction.opcode in COLLECTIVES:
         return plan_collective(name, instruction)
     if instruction.opcode == "sort":
         plan, arrays = plan_sort(name, instruction)

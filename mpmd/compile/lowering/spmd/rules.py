@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering import control, elementwise, special_functions
+from mpmd.compile.lowering import control, elementwise
 from mpmd.compile.lowering.program import Operation, Sharding, Spread
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd import indexed, movement
@@ -35,11 +35,10 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = (
-    {*elementwise.RULES, *special_functions.RULES, "stablehlo.optimization_barrier"}
-    - {"chlo.top_k", "stablehlo.map"}
-    - {"stablehlo.bitcast_convert"}
-)
+_OF_ELEMENTS = {*elementwise.RULES, "stablehlo.optimization_barrier"} - {
+    "stablehlo.map",
+    "stablehlo.bitcast_convert",
+}
 
 _SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
 
@@ -234,10 +233,6 @@ def _window_dims(site: LoweringSite) -> Sequence[int]:
     return [d for d in range(rank) if not plain_dim[d]]
 
 
-def _last_dim(site: LoweringSite) -> Sequence[int]:
-    return (_spread(site).shapes[0].rank - 1,)
-
-
 def _spread(site: LoweringSite) -> Spread:
     spread = site.operation.spread
     if spread is None:
@@ -246,7 +241,6 @@ def _spread(site: LoweringSite) -> Spread:
 
 
 _LOCAL: dict[str, LocalRule] = {
-    "chlo.top_k": along_other_dims(_last_dim),
     "stablehlo.convolution": convolution,
     "stablehlo.dot_general": dot,
     "stablehlo.reduce": reduce,

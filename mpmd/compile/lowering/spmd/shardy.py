@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
+from mpmd.compile.lowering.reader import parse_program
 from mpmd.errors import CompileError, IRError
 from mpmd.sharding.shards import axes_by_dim, axes_of, axis_size
 
@@ -38,7 +39,7 @@ def with_collectives(
         IRError: the text is not an MLIR module.
     """
     text = _on_one_mesh(text, axes)
-    module = ir.parse(text)
+    module = parse_program(text)
     with ir.context(), ir.Location.unknown():
         mesh = _mesh_of(module, axes, text)
         main = ir.symbol_table(module)["main"]

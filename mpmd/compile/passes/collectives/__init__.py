@@ -8,7 +8,6 @@ from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombine
 from mpmd.compile.passes.collectives.all_reduce_folder import AllReduceFolder
 from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
 from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
-from mpmd.compile.passes.collectives.async_collective_creator import AsyncCollectiveCreator
 from mpmd.compile.passes.collectives.collective_permute_combiner import CollectivePermuteCombiner
 from mpmd.compile.passes.collectives.collective_simplifier import CollectiveSimplifier
 from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner

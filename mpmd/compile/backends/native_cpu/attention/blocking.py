@@ -8,13 +8,12 @@ from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.gemm.tiling import register_tile
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.kernels.attention import KEYS, AttentionPlan
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Store
 from mpmd.compile.kernels.sharing import may_share
 
-_LINE = 64
 _MOST_TILES = 4  # register tiles in a block of queries
 
 
@@ -58,7 +57,7 @@ class Blocking:
         self.lanes = target.lanes()
         self.rows, self._vectors = register_tile(target)
         self.padded_keys = self.scores[0].width * -(-plan.keys // self.scores[0].width)
-        self.line = self.padded_keys + max(self.lanes, self.rows) + _LINE // 4
+        self.line = self.padded_keys + max(self.lanes, self.rows) + LINE_BYTES // 4
         self.block = self._block()
 
     def _tile(self, width: int, step: str) -> Tile:
@@ -184,6 +183,6 @@ def _offsets(sizes: dict[str, int]) -> dict[str, int]:
     found, end = {}, 0
     for name, size in sizes.items():
         found[name] = end
-        end += -(-(size + _LINE) // _LINE) * _LINE
+        end += -(-(size + LINE_BYTES) // LINE_BYTES) * LINE_BYTES
     found["size"] = end
     return found

@@ -17,7 +17,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, TileCall
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
@@ -26,11 +26,9 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.matmul import View
-
-_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,42 @@ class _Emission:
             offset = f.iadd(offset, f.imul(dims[d], stride))
         return f.offset(f.arguments[name], f.imul(offset, BYTES[view.dtype]))
 
-    def _call(self, function: MicroKernel | Pack, *arguments: Index) -> None:
-        self.shared[function.name] = function
-        self.f.call(function.name, *(self.f.index(a) for a in arguments))
+    def _pack(self, pack: Pack, *arguments: Index) -> None:
+        """Call a packing function; see its `ARGUMENTS`."""
+        self.shared[pack.name] = pack
+        self.f.call(pack.name, *(self.f.index(a) for a in arguments))
+
+    def _multiply(
+        self,
+        micro: MicroKernel,
+        *,
+        a: Value,
+        a_stride: Index,
+        b: Value,
+        b_stride: Index,
+        depth: Index,
+        sums: Value,
+        stride: Index,
+        accumulate: Index = 0,
+    ) -> None:
+        """Call a micro-kernel that writes to some sums, or adds to them; see its `ARGUMENTS`."""
+        self.shared[micro.name] = micro
+        TileCall(
+            a=a,
+            a_stride=a_stride,
+            b=b,
+            b_stride=b_stride,
+            fetch=self.fetch.place,
+            depth=depth,
+            s=sums,
+            s_stride=stride,
+            d=sums,
+            d_stride=stride,
+            accumulate=accumulate,
+            near=sums,
+            near_stride=stride,
+            near_line=LINE_BYTES,
+        ).emit(self.f, micro)
 
     # -- one batch index
     def _batch(self, batch: Value, blocks: tuple[Index, Index]) -> None:
@@ -177,7 +208,7 @@ class _Emission:
         steps = self._steps(tile, depth)
         with f.loop(0, self.cut.panels(tile, columns)) as panel:
             column = f.imul(panel.i, tile.width)
-            self._call(
+            self._pack(
                 pack,
                 f.offset(source, f.imul(column, view.row * size)),
                 view.row * size,
@@ -246,7 +277,7 @@ class _Emission:
         with f.loop(0, count, tile.rows) as row:
             source = f.imul(f.iadd(first, row.i), a.row * size)
             place = f.imul(row.i, tile.steps(score.depth) * 4)
-            self._call(
+            self._pack(
                 pack,
                 f.offset(self.sides[f"a{number}"], source),
                 a.row * size,
@@ -274,9 +305,17 @@ class _Emission:
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
                     d = f.offset(column, f.imul(row, cut.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
-                    strides = tile.rows * 4, strip, tile.row_bytes, self.fetch.place, steps
                     line = cut.line * 4
-                    self._call(micro, a, *strides, d, line, d, line, 0, 0, d, line, _LINE)
+                    self._multiply(
+                        micro,
+                        a=a,
+                        a_stride=tile.rows * 4,
+                        b=strip,
+                        b_stride=tile.row_bytes,
+                        depth=steps,
+                        sums=d,
+                        stride=line,
+                    )
 
                 self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
 
@@ -311,24 +350,15 @@ class _Emission:
                     a = f.offset(factor, f.imul(row, cut.line * size))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "steps")
                     keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
-                    depth, stride = self._steps(tile, keys), tile.row_bytes
-                    self._call(
+                    self._multiply(
                         micro,
-                        a,
-                        cut.line * size,
-                        strip,
-                        stride,
-                        self.fetch.place,
-                        depth,
-                        sums,
-                        stride,
-                        sums,
-                        stride,
-                        0,
-                        0,
-                        sums,
-                        stride,
-                        _LINE,
+                        a=a,
+                        a_stride=cut.line * size,
+                        b=strip,
+                        b_stride=tile.row_bytes,
+                        depth=self._steps(tile, keys),
+                        sums=sums,
+                        stride=tile.row_bytes,
                     )
                     at = f.index(f.iadd(reach.first, row))
                     f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)
@@ -359,9 +389,17 @@ class _Emission:
                 strip = f.offset(self._workspace(f"w{number}"), f.imul(at, tile.row_bytes))
                 at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
-                depth, bytes_ = f.isub(steps, skipped), tile.row_bytes
-                tile_of_sums = sums, bytes_, sums, bytes_, 1, 0, sums, bytes_, _LINE
-                self._call(micro, a, stride, strip, bytes_, self.fetch.place, depth, *tile_of_sums)
+                self._multiply(
+                    micro,
+                    a=a,
+                    a_stride=stride,
+                    b=strip,
+                    b_stride=tile.row_bytes,
+                    depth=f.isub(steps, skipped),
+                    sums=sums,
+                    stride=tile.row_bytes,
+                    accumulate=1,
+                )
 
     def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
         """A tile of columns of a factor from row `low` on, its rows in pairs."""
@@ -371,7 +409,7 @@ class _Emission:
         at = f.iadd(f.imul(low, cut.line), key)
         source = f.offset(self.rows.inner[mixture.factor], f.imul(at, 2))
         pack = Pack("bf16", tile.step, tile.rows, "lanes")
-        self._call(pack, source, 2, cut.line * 2, f.isub(count, low), tile.rows, place)
+        self._pack(pack, source, 2, cut.line * 2, f.isub(count, low), tile.rows, place)
         return place
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking
 from mpmd.compile.backends.native_cpu.emit.accumulate import Accumulators, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.emit.nest import vector_loop
-from mpmd.compile.backends.native_cpu.emit.passes import Pass, plan_passes
+from mpmd.compile.backends.native_cpu.emit.passes import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
@@ -139,7 +139,7 @@ class BlockRows:
                 row.store(item_)
         self._fill(row, end)
 
-    def _walk(self, row: Scope, item: Pass, end: Index) -> dict[int, Value]:
+    def _walk(self, row: Scope, item: RowPass, end: Index) -> dict[int, Value]:
         """One pass; returns the reductions that it completes."""
         f, plan = self.f, self.plan
         last, extent = plan.rank - 1, plan.extents[-1]
@@ -153,7 +153,7 @@ class BlockRows:
 
         return sums.finish(vector_loop(f, last, 0, end, extent, self.lanes, self.unroll, sums.start, body))
 
-    def _point(self, scope: Scope, part: Lanes, item: Pass) -> None:
+    def _point(self, scope: Scope, part: Lanes, item: RowPass) -> None:
         """Everything but the sums for one vector, all values before the first store."""
         f, plan = self.f, self.plan
         for number in item.reads:

@@ -1,6 +1,7 @@
-"""Kernels that add up over the outer dims: a strip of columns stays in registers while the rows go by.
+"""Kernels that add up over the outer dims: the sums of a strip of columns stay in registers.
 
-For rows that are no wider than a strip, and for arrays that stay in a cache; see `lines` for others.
+For rows that are no wider than a strip, and for arrays that stay in a cache: a strip down the rows of a
+larger array reads a new page with every row, and `row.py` reads whole rows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.accumulate import identity, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
-from mpmd.compile.backends.native_cpu.emit.parity import leaves_apart, scopes_apart, zipped
 from mpmd.compile.backends.native_cpu.emit.partials import Partials, final_inputs, finish_columns
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
@@ -21,15 +21,11 @@ from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector_constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, round_to, store
+from mpmd.compile.backends.native_cpu.storage import BYTES, round_to, store
 from mpmd.compile.backends.native_cpu.target import CpuTarget
-from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
 
-_MOST_ACCUMULATORS = 16
-_LINE_BYTES = 64
-_FEWEST_BYTES_APART = 1024  # rows closer together than this are one stream to the core
-_ROWS_AHEAD = 4
+_MAX_ACCUMULATORS = 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
     reductions = len(Partials(plan, target, 1).reductions)
     narrowest = min((BYTES[n.dtype] for n in plan.nodes if isinstance(n, Load)), default=4)
     lines = 8 * max(1, 4 // max(2, narrowest))  # vectors of f32 lanes that fill eight lines
-    most = max(1, min(lines, _MOST_ACCUMULATORS * target.vector_registers // 32 // max(1, reductions)))
+    most = max(1, min(lines, _MAX_ACCUMULATORS * target.vector_registers // 32 // max(1, reductions)))
     return min(most, -(-plan.extents[-1] // target.lanes()))
 
 
@@ -95,7 +91,6 @@ class _Columns:
         self.f = f
         self.lanes = kernel.target.lanes()
         self.nodes = {n: reduce_node(self.plan, n) for n in self.parts.reductions}
-        self.leaves = leaves_apart(self.plan, [node.arg for node in self.nodes.values()])
 
     def emit(self) -> None:
         f, kernel, plan = self.f, self.kernel, self.plan
@@ -147,18 +142,13 @@ class _Columns:
         ]
         low = f.imul(group, parts.rows_per_group)
         high = f.imin(f.iadd(low, parts.rows_per_group), parts.rows)
-        pairs = (vectors - (tail > 0)) // 2 if self.leaves else 0
         neutral = [identity(node, self.lanes) for node in self.nodes.values() for _ in places]
         outer = scope.inside()
         with f.loop(low, high, carried=neutral) as row:
             at_row = outer.inside(unflatten(f, row.i, plan.outer, plan.extents))
             at_row.hoist(range(len(plan.nodes)), self.lanes)
-            self._look_ahead(at_row, places)
-            row.carry(self._one_row(at_row, places, pairs, row.carried))
+            row.carry(self._one_row(at_row, places, row.carried))
         totals = list(row.carried)
-        for k in range(len(self.nodes)):
-            for low in range(k * vectors, k * vectors + 2 * pairs, 2):
-                totals[low : low + 2] = zipped(f, *totals[low : low + 2])
         for v, place in enumerate(places):
             mine = {n: totals[k * vectors + v] for k, n in enumerate(self.nodes)}
             at = f.iadd(f.imul(run, parts.run), place.start)
@@ -171,39 +161,11 @@ class _Columns:
             rounded = {n: round_to(f, mine[n], node.dtype) for n, node in self.nodes.items()}
             finish_columns(scope, rounded, at, parts, self.lanes)
 
-    def _look_ahead(self, row: Scope, places: Sequence[Lanes]) -> None:
-        """Ask for the lines of a row to come: cores do not expect steps of a page each."""
-        f, plan, seen = self.f, self.plan, set[tuple[int, Index]]()
-        if not plan.outer or sum(o.bytes for o in plan.operands) <= self.kernel.target.l2_bytes:
-            return
-        nearest, last = plan.outer[-1], plan.rank - 1
-        for node in plan.nodes:
-            if not isinstance(node, Load) or node.index.values() or (node.operand, node.index) in seen:
-                continue
-            if not all(node.index.is_linear_in(d) for d in (nearest, last)) or node.index.factor(last) != 1:
-                continue
-            size, step = BYTES[node.dtype], node.index.factor(nearest)
-            if abs(step) * size < _FEWEST_BYTES_APART:
-                continue
-            seen.add((node.operand, node.index))
-            first = row.inside({last: places[0].start}).position(node.index)
-            for line in range(0, len(places) * self.lanes, max(1, _LINE_BYTES // size)):
-                at = f.iadd(first, step * _ROWS_AHEAD + line)
-                f.prefetch(f.offset(row.pointers[node.operand], at, MEMORY[node.dtype]))
-
-    def _one_row(
-        self, row: Scope, places: Sequence[Lanes], pairs: int, totals: Sequence[Value]
-    ) -> list[Value]:
-        """Add one row's elements to the totals, and store what is stored at every point.
-
-        Of the first `pairs` pairs of vectors the even and the odd columns are apart.
-        """
+    def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
+        """Add one row's elements to the totals, and store what is stored at every point."""
         f, plan, following = self.f, self.plan, list(totals)
         element_stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
-        scopes: list[Scope] = []
-        for place in places[: 2 * pairs : 2]:
-            scopes += scopes_apart(row, self.leaves, Lanes(place.dim, place.start, 2 * self.lanes))
-        scopes += [row.inside(lanes=place) for place in places[2 * pairs :]]
+        scopes = [row.inside(lanes=place) for place in places]
         for v, (place, scope) in enumerate(zip(places, scopes, strict=True)):
             for k, node in enumerate(self.nodes.values()):
                 value = scope.wide(node.arg)

@@ -6,20 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
-from mpmd.compile.backends.native_cpu.emit.crossing import crossing_dim
-from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
 from mpmd.compile.backends.native_cpu.emit.merge_sort import MergeSortKernel
 from mpmd.compile.backends.native_cpu.emit.nest import product
-from mpmd.compile.backends.native_cpu.emit.packed import PackedKernel
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel, pieces_apart
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
-from mpmd.compile.backends.native_cpu.emit.streamed_transpose import StreamedTransposeKernel
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
-from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel
-from mpmd.compile.backends.native_cpu.emit.totals import TotalKernel
+from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, strided_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.backends.native_cpu.target import CpuTarget
@@ -30,13 +25,11 @@ from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.compile.kernels.sorting import sorting_of
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
-_WANTED_UNITS = 16
-_FEWEST_ROWS = 32
-_NARROWEST_PANEL = 2048  # columns: some pages in a row
+_MIN_UNITS, _MIN_ROWS = 16, 32
 # Elements of a row up to which comparing all pairs, a vector of them at once, beats merging.
-_SHORTEST_MERGED = 256
+_MIN_MERGED = 256
 # The same where only the first few are wanted, which are kept in order while the others pass.
-_SHORTEST_SELECTED = 16
+_MIN_SELECTED = 16
 
 
 @dataclass(frozen=True)
@@ -81,90 +74,56 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
     for operand in plan.operands:
         check_dtype(operand.dtype)
     sorting = sorting_of(plan)
-    if sorting is not None and sorting.kept < plan.row_size and plan.row_size > _SHORTEST_SELECTED:
+    if sorting is not None and sorting.kept < plan.row_size and plan.row_size > _MIN_SELECTED:
         return KernelSequence(plan, (SelectionKernel(plan.name, plan, target, sorting),))
-    if sorting is not None and plan.row_size > _SHORTEST_MERGED:
+    if sorting is not None and plan.row_size > _MIN_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, target, sorting),))
     plan = with_coarse_comparisons(without_cancellation(normalise(plan)))
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
-        crossing = crossing_dim(plan)
-        if crossing is not None:
-            if StreamedTransposeKernel.suits(plan, target, crossing, streamed):
-                kernel = StreamedTransposeKernel(plan.name, plan, target, crossing, streamed)
-                return KernelSequence(plan, (kernel,))
-            if PackedKernel.suits(plan, target, crossing):
-                return KernelSequence(plan, (PackedKernel(plan.name, plan, target, crossing, streamed),))
-            return KernelSequence(plan, (TileKernel(plan.name, plan, target, crossing),))
+        strided = strided_dim(plan)
+        if strided is not None:
+            return KernelSequence(plan, (TileKernel(plan.name, plan, target, strided),))
         if meets_itself(plan):
             apart = pieces_apart(plan, in_place)
             return KernelSequence(plan, (ScatterKernel(plan.name, plan, target, apart),))
         return KernelSequence(plan, (LoopKernel(plan.name, plan, target, streamed),))
     if plan.kind == "row":
         return KernelSequence(plan, (RowKernel(plan.name, plan, target, streamed=streamed),))
-    if plan.kind == "column" and plan.size and _only_elements(plan) and _suits_strips(plan, target):
-        return _strips(plan, target)
     batch = product(plan.extents, range(plan.batch_dims))
+    if plan.kind == "column" and plan.size and _sums_in_strips(plan, target):
+        strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
+        strips *= batch * product(plan.extents, list(plan.row)[:-1])
+        parts = Partials(plan, target, _groups(plan, strips))
+        column = ColumnKernel(plan.name, plan, target, parts)
+        return KernelSequence(plan, (column,)) if parts.groups == 1 else _two_steps(column, parts)
     parts = Partials(plan, target, _groups(plan, batch))
-    if plan.kind == "column" and plan.size and _sums_elements(plan):
-        panels = _panels(plan, batch * parts.groups)
-        return _two_steps(plan, LineKernel(plan.name, plan, target, parts, panels, streamed), parts)
-    if plan.size and TotalKernel.suits(plan, target):
-        return _two_steps(plan, TotalKernel(plan.name, plan, target, parts), parts)
-    return _two_steps(plan, RowKernel(plan.name, plan, target, parts, streamed), parts)
+    return _two_steps(RowKernel(plan.name, plan, target, parts, streamed), parts)
 
 
-def _strips(plan: KernelPlan, target: CpuTarget) -> KernelSequence:
-    strips = -(-plan.extents[-1] // (strip_vectors(plan, target) * target.lanes()))
-    strips *= product(plan.extents, range(plan.batch_dims)) * product(plan.extents, list(plan.row)[:-1])
-    parts = Partials(plan, target, _groups(plan, strips))
-    column = ColumnKernel(plan.name, plan, target, parts)
-    if parts.groups == 1:
-        return KernelSequence(plan, (column,))
-    return _two_steps(plan, column, parts)
-
-
-def _two_steps(plan: KernelPlan, first: CpuKernel, parts: Partials) -> KernelSequence:
+def _two_steps(first: CpuKernel, parts: Partials) -> KernelSequence:
+    """Partial sums, and what adds them up."""
     temporaries = tuple(Temporary(parts.name(n), parts.bytes_of(n)) for n in parts.reductions)
-    return KernelSequence(plan, (first, CombineKernel(f"{plan.name}_combine", parts)), temporaries)
+    combine = CombineKernel(f"{parts.plan.name}_combine", parts)
+    return KernelSequence(parts.plan, (first, combine), temporaries)
 
 
 def _groups(plan: KernelPlan, units: int) -> int:
     """Groups of outer indices, given how many units there are without them."""
     rows = product(plan.extents, plan.outer)
-    wanted = -(-_WANTED_UNITS // max(units, 1))
-    return max(1, min(wanted, rows // _FEWEST_ROWS))
+    return max(1, min(-(-_MIN_UNITS // max(units, 1)), rows // _MIN_ROWS))
 
 
-def _panels(plan: KernelPlan, units: int) -> int:
-    """Panels of the columns, given how many units there are without them."""
-    if plan.row_dims > 1 or not _only_elements(plan):
-        return 1
-    return max(1, min(-(-_WANTED_UNITS // units), plan.extents[-1] // _NARROWEST_PANEL))
-
-
-def _suits_strips(plan: KernelPlan, target: CpuTarget) -> bool:
-    """Whether a strip is a whole row, so that rows are read in order, or all of them stay in a cache."""
-    lanes = target.lanes()
-    if plan.row_dims == 1 and plan.extents[-1] <= strip_vectors(plan, target) * lanes:
+def _sums_in_strips(plan: KernelPlan, target: CpuTarget) -> bool:
+    """Whether nothing happens once per row, and a strip is a whole row or all arrays stay in a cache."""
+    if not plan.row_dims or any(store_level(plan, s) == ROW for s in plan.stores):
+        return False
+    if any(plan.levels[n.arg] != ELEMENT for n in plan.nodes if isinstance(n, ReduceNode)):
+        return False
+    if plan.row_dims == 1 and plan.extents[-1] <= strip_vectors(plan, target) * target.lanes():
         return True
     touched = {
         n.operand for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT
     }
     touched |= {s.operand for s in plan.stores if store_level(plan, s) == ELEMENT}
     return sum(plan.operands[k].bytes for k in sorted(touched)) <= target.l2_bytes
-
-
-def _sums_elements(plan: KernelPlan) -> bool:
-    """Whether a reduction is of elements."""
-    sums = [n for n in plan.nodes if isinstance(n, ReduceNode)]
-    return any(plan.levels[n.arg] == ELEMENT for n in sums)
-
-
-def _only_elements(plan: KernelPlan) -> bool:
-    """Whether nothing happens once per row."""
-    if not plan.row_dims:
-        return False
-    sums = [n for n in plan.nodes if isinstance(n, ReduceNode)]
-    per_row = [s for s in plan.stores if store_level(plan, s) == ROW]
-    return not per_row and all(plan.levels[n.arg] == ELEMENT for n in sums)

@@ -16,10 +16,10 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 
 _RUN = 8
 """Elements that are put in order by insertion: a few, as each may pass all others of its run."""
-_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MergeSortKernel(SortingKernel):
             for array in self.sorting.arrays:
                 places.append(at)
                 size = self._length * BYTES[array.dtype]
-                at += -(-size // _LINE) * _LINE
+                at += -(-size // LINE_BYTES) * LINE_BYTES
         return [*places, at]
 
     @property

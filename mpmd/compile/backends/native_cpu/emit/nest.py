@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -77,75 +76,6 @@ def vector_loop(
         mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
         loop.carry(body([Lanes(dim, loop.i, lanes, mask)], loop.carried))
     return loop.carried
-
-
-@dataclass(frozen=True)
-class Order:
-    """Places along a dim, in memory, in an order without any pattern.
-
-    Attributes:
-        places: address of the places, `i32` each.
-        count: how many.
-        group: vectors from one place to the next higher one, which stay together.
-    """
-
-    places: Value
-    count: Position
-    group: int
-
-
-def shuffled_order(f: FunctionBuilder, whole: int, lanes: int, group: int) -> Order:
-    """All places of `[0, whole)` that are multiples of `group * lanes`."""
-    step, count = group * lanes, whole // (group * lanes)
-    places = ", ".join(f"i32 {place * step}" for place in shuffled(count))
-    name = f"order_{count}_{step}"
-    f.module.add_global(name, f"private unnamed_addr constant [{count} x i32] [{places}]")
-    return Order(Value(f"@{name}", "ptr"), count, group)
-
-
-def order_between(f: FunctionBuilder, order: Order, low: Position, high: Position) -> Order:
-    """Those places of a constant order that lie in `[low, high)`, listed on the stack."""
-    assert isinstance(order.count, int)
-    places = f.stack("i32", order.count)
-    with f.loop(0, order.count, carried=[constant(0, "i64")]) as loop:
-        place = f.load(order.places, "i32", loop.i)
-        f.store(place, places, loop.carried[0])
-        at = f.cast("zext", place, "i64")
-        above, below = (f.compare("sge", at, f.index(low)), f.compare("slt", at, f.index(high)))
-        kept = f.cast("zext", f.and_(above, below), "i64")
-        loop.carry([f.add(loop.carried[0], kept)])
-    return Order(places, loop.carried[0], order.group)
-
-
-def ordered_loop(
-    f: FunctionBuilder, dim: int, order: Order, lanes: int, unroll: int, body: Callable[[list[Lanes]], None]
-) -> None:
-    """`body` for all places of an order, several groups of vectors in each round.
-
-    Args:
-        f: the function.
-        dim: the dim.
-        order: the places; how many is a multiple of the groups of a round.
-        lanes: of a vector.
-        unroll: vectors of a round, a multiple of a group's.
-        body: writes the code for the groups of a round, one after the other.
-    """
-    with f.loop(0, order.count, unroll // order.group) as loop:
-        parts = []
-        for number in range(unroll // order.group):
-            place = f.cast("zext", f.load(order.places, "i32", f.iadd(loop.i, number)), "i64")
-            parts += [Lanes(dim, f.iadd(place, u * lanes), lanes) for u in range(order.group)]
-        body(parts)
-
-
-def shuffled(count: int) -> list[int]:
-    """The numbers below `count` in an order that looks random and is always the same (Fisher and Yates)."""
-    order, state = list(range(count)), 12345
-    for last in range(count - 1, 0, -1):
-        state = (state * 1103515245 + 12345) % (1 << 32)
-        other = (state >> 16) % (last + 1)
-        order[last], order[other] = order[other], order[last]
-    return order
 
 
 def nested(

@@ -23,12 +23,12 @@ from mpmd.compile.kernels.plan import (
 )
 
 # A scratch row beyond this many bytes would not stay in L2.
-_LARGEST_SCRATCH = 256 << 10
+_MAX_SCRATCH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One walk over a row.
+class RowPass:
+    """One pass over a row.
 
     Attributes:
         row_sums: row reductions that are complete after it.
@@ -50,7 +50,7 @@ class Pass:
         return not (self.row_sums or self.column_sums or self.stores)
 
 
-def plan_passes(plan: KernelPlan) -> list[Pass]:
+def plan_passes(plan: KernelPlan) -> list[RowPass]:
     """The passes over a row, in order."""
     count = max(plan.stages, default=0) + 1
     row_sums: list[list[int]] = [[] for _ in range(count)]
@@ -78,7 +78,7 @@ def plan_passes(plan: KernelPlan) -> list[Pass]:
             keeps[kept_by[number]].add(number)
         seen.append(needed)
     return [
-        Pass(
+        RowPass(
             tuple(row_sums[s]),
             tuple(column_sums[s]),
             tuple(stores[s]),
@@ -120,4 +120,4 @@ def _visit(
 
 def _worth_keeping(plan: KernelPlan, node: Apply) -> bool:
     row_bytes = 4 * plan.row_size
-    return OPERATIONS[node.op].is_expensive and row_bytes <= _LARGEST_SCRATCH
+    return OPERATIONS[node.op].is_expensive and row_bytes <= _MAX_SCRATCH_BYTES

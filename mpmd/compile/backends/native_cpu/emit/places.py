@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
@@ -30,18 +30,12 @@ class Lanes:
         start: index of the first lane.
         count: lanes; 1 makes everything scalar.
         mask: lanes inside of the iteration space, or None if all are.
-        half: 0 or 1 if these are the even or the odd ones of twice as many lanes, -1 if they are adjacent.
     """
 
     dim: int
     start: Position
     count: int
     mask: Value | None = None
-    half: int = -1
-
-    def halves(self) -> tuple[Lanes, Lanes]:
-        """The even and the odd lanes of these and of as many that follow them."""
-        return replace(self, half=0), replace(self, half=1)
 
 
 class Places(ABC):

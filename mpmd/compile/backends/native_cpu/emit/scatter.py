@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead
 from mpmd.compile.backends.native_cpu.emit.loop import RowWriter, store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
+from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
@@ -23,7 +23,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.plan import KernelPlan, Load
 
-_WANTED_UNITS = 16
+_MIN_UNITS = 16
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ScatterKernel(PlanKernel):
         if not self.apart:
             return RowWriter(plan, target.lanes(), 1, None)
         fitting = vectors_at_once(plan, target, stored_nodes(plan.stores))
-        return RowWriter(plan, target.lanes(), fitting, rows_ahead(plan, target))
+        return RowWriter(plan, target.lanes(), fitting, RowPrefetch.of(plan, target))
 
     @cached_property
     def _guarded(self) -> tuple[int, KernelPlan]:
@@ -63,7 +63,7 @@ class ScatterKernel(PlanKernel):
         if not self.apart:
             return max(1, extent)
         block = self._writer.unroll * self.target.lanes()
-        return -(-extent // (_WANTED_UNITS * block)) * block
+        return -(-extent // (_MIN_UNITS * block)) * block
 
     @property
     def units(self) -> int:
@@ -92,16 +92,16 @@ class ScatterKernel(PlanKernel):
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
         outer, writer = range(plan.rank - 1), self._writer
-        rows, order = product(plan.extents, outer), writer.order(f, low, high)
+        rows = product(plan.extents, outer)
         with f.loop(0, rows) as row:
             scope = start.inside(unflatten(f, row.i, outer, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
-            coming = writer.coming(start, row.i, rows)
+            later = writer.later_rows(start, row.i, rows)
             if guard < 0:
-                writer.write(scope, coming, low, high, order)
+                writer.write(scope, later, low, high)
             else:
                 with f.when(scope.value(guard)):
-                    writer.write(scope, coming, low, high, order)
+                    writer.write(scope, later, low, high)
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
 from mpmd.compile.backends.native_cpu.emit.places import Lanes, Places
-from mpmd.compile.backends.native_cpu.emit.quotient import Inverse, divide_by, invert
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
 from mpmd.compile.backends.native_cpu.llvm.types import (
@@ -20,7 +19,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     lanes_of,
     suffix,
     vector,
-    vector_constant,
 )
 from mpmd.compile.backends.native_cpu.storage import (
     BYTES,
@@ -28,7 +26,6 @@ from mpmd.compile.backends.native_cpu.storage import (
     load,
     narrow,
     register_constant,
-    round_to,
     store,
     store_pair,
     widen,
@@ -44,8 +41,6 @@ from mpmd.compile.kernels.plan import (
     Store,
     arguments,
 )
-
-_WIDEST_STEP = 4  # elements from lane to lane up to which whole vectors are loaded, and not each lane alone
 
 
 class Scope(Places):
@@ -81,7 +76,6 @@ class Scope(Places):
         self.streamed: frozenset[int] = parent.streamed if parent else streamed
         self._known: dict[int, Value] = {}
         self._splats: dict[tuple[int, int], Value] = {}
-        self._inverses: dict[int, Inverse] = {}
 
     def inside(self, dims: Mapping[int, Position] | None = None, lanes: Lanes | None = None) -> Scope:
         """A scope within this one that knows more dims."""
@@ -105,22 +99,6 @@ class Scope(Places):
                 self.value(number)
             if lanes > 1 and number in self._known and lanes_of(self._known[number].type) == 1:
                 self._splats[number, lanes] = self.f.splat(self._known[number], lanes)
-
-    def hoist_inverses(self, nodes: Iterable[int], lanes: int) -> None:
-        """Invert here the floats by which any of the given nodes divide vectors."""
-        for number in nodes:
-            node = self.plan.nodes[number]
-            if not isinstance(node, Apply) or node.op != "divide" or lanes == 1:
-                continue
-            top, bottom = node.args
-            divisor = self.known(bottom)
-            if self.known(top) is None and divisor is not None and divisor.type == "float":
-                if self._inverse_of(bottom) is None:
-                    self._inverses[bottom] = invert(self.f, divisor, lanes)
-
-    def _inverse_of(self, number: int) -> Inverse | None:
-        found = self._inverses.get(number)
-        return found if found or not self.parent else self.parent._inverse_of(number)
 
     def _is_complete(self, number: int) -> bool:
         """Whether a node can be computed with the dims and reductions known here."""
@@ -167,10 +145,6 @@ class Scope(Places):
         assert isinstance(node, Apply), f"%{number} is a reduction that is not finished here"
         varies = any(lanes_of(self.value(a).type) > 1 for a in node.args)
         args = [self.wide(a) if varies else self.value(a) for a in node.args]
-        if node.op == "divide" and args[0].type == vector("float", f.target.lanes()):
-            inverse = self._inverse_of(node.args[1])
-            if inverse is not None:
-                return round_to(f, divide_by(f, args[0], args[1], inverse), node.dtype)
         return emit_operation(f, node.op, args, [self.plan.nodes[a].dtype for a in node.args], node.dtype)
 
     # -- memory --------------------------------------------------------------------------------------------
@@ -181,8 +155,6 @@ class Scope(Places):
         if not varies:
             return self._load_scalar(node, guard)
         assert self.lanes is not None
-        if self.lanes.half >= 0:
-            return self._load_half(node)
         count, mask = self.lanes.count, self._mask(guard)
         step = self.steps_by(node.index)
         if count == 1:
@@ -196,38 +168,7 @@ class Scope(Places):
             turned = f.shuffle(mask, mask, backwards) if mask else None
             value = load(f, pointer, node.dtype, count, low, turned)
             return f.shuffle(value, value, backwards)
-        if step is not None and 1 < step <= _WIDEST_STEP and mask is None:
-            return self._load_every(node, step)
         return self._gather(node, mask)
-
-    def _load_half(self, node: Load | Store) -> Value:
-        """Every second of adjacent bf16: pairs are loaded as 32 bits, of which these are the halves."""
-        assert self.lanes is not None
-        f, at = self.f, self.f.offset(self.pointers[node.operand], self.first(node.index), "i16")
-        pairs = f.load(at, vector("i32", self.lanes.count), align=BYTES["bf16"])
-        if self.lanes.half == 0:
-            return f.from_bits(f.shl(pairs, 16), "float")
-        return f.from_bits(f.and_(pairs, constant(-1 << 16, pairs.type)), "float")
-
-    def _load_every(self, node: Load, step: int) -> Value:
-        """Every second, third ... element: whole vectors, from which the wanted lanes are picked."""
-        assert self.lanes is not None
-        f, count, first = self.f, self.lanes.count, self.first(node.index)
-        type_, pointer = vector(MEMORY[node.dtype], count), self.pointers[node.operand]
-        picked, have = constant(0, type_), 0
-        for number in range(step):
-            at = f.iadd(first, number * count)
-            if number < step - 1:
-                part = f.load(pointer, type_, at)
-            else:  # not one element beyond the last one that is wanted
-                inside = vector_constant([int(lane <= count - step) for lane in range(count)], "i1")
-                part = f.masked_load(pointer, type_, inside, at)
-            end = -(-(number + 1) * count // step)  # of the result's lanes that lie up to here
-            lanes = list(range(count))
-            for lane in range(have, end):
-                lanes[lane] = count + lane * step - number * count
-            picked, have = f.shuffle(picked, part, lanes), end
-        return widen(f, picked, node.dtype)
 
     def _load_scalar(self, node: Load, guard: Value | None) -> Value:
         f, pointer = self.f, self.pointers[node.operand]
@@ -298,8 +239,6 @@ class Scope(Places):
         if not item.combine:
             return value
         f, dtype = self.f, self.plan.operands[item.operand].dtype
-        if self.lanes is not None and self.lanes.half >= 0:
-            return emit_combine(f, item.combine, self._load_half(item), value, dtype)
         old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
         return emit_combine(f, item.combine, old, value, dtype)
 
@@ -343,10 +282,8 @@ def store_run(scopes: Sequence[Scope], item: Store) -> None:
         first, second = low.rounded_when_stored(item), high.rounded_when_stored(item)
         if first is None or second is None:
             break
-        apart = low.lanes is not None and low.lanes.half == 0
         pointer = low.pointers[item.operand]
-        store_pair(low.f, first[0], second[0], pointer, first[1], apart=apart, streams=streams)
+        store_pair(low.f, first[0], second[0], pointer, first[1], streams=streams)
         left = left[2:]
     for scope in left:
-        assert scope.lanes is None or scope.lanes.half < 0, "half of the elements of a store"
         scope.store(item)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, Store, store_level
 
 
@@ -53,11 +53,11 @@ def _fills_lines(plan: KernelPlan, store: Store, target: CpuTarget) -> bool:
     if store_level(plan, store) != ELEMENT and plan.kind != "loop":
         return False
     last, size = plan.rank - 1, BYTES[plan.operands[store.operand].dtype]
-    if size * target.lanes() < 32:  # two of them fill a line
+    if size * target.lanes() < LINE_BYTES // 2:  # two of them fill a line
         return False
     others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
     steps = store.index.is_linear_in(last) and store.index.factor(last) == 1
-    line = max(target.lanes(), 64 // size)
+    line = max(target.lanes(), LINE_BYTES // size)
     return steps and not any(factor % line for factor in (*others, store.index.constant))
 
 
@@ -76,7 +76,7 @@ def emit_streaming(
         together = constant(0, "i64")
         for number in sorted(streamed):
             together = f.or_(together, f.op(f"ptrtoint ptr {pointers[number]} to i64", "i64"))
-        rest = f.and_(together, constant(63, "i64"))
+        rest = f.and_(together, constant(LINE_BYTES - 1, "i64"))
         with f.when(f.compare("eq", rest, constant(0, "i64")), returns=True):
             body(True)
             f.finish_streams()

@@ -1,7 +1,7 @@
 """Small transposes, and what is computed from them: squares are transposed in registers.
 
 Along the last dim, where results are written, such an array steps by more than one element; along another
-dim, the crossing dim, it steps by one.  A square of both dims is read along the crossing dim, transposed,
+dim, the strided dim, it steps by one.  A square of both dims is read along the strided dim, transposed,
 and from then on read along the last dim like everything else: from registers, or from the stack where a long
 computation follows.  Narrow elements take several squares side by side, so that whole lines are read.
 """
@@ -12,8 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.emit.crossing import crossing_loads
-from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
+from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
@@ -26,50 +25,50 @@ from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
-from mpmd.compile.kernels.plan import Apply, Load
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
 
-_LINE_BYTES = 64
 _MOST_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 
 
 @dataclass(frozen=True)
 class TileKernel(PlanKernel):
-    """A kernel over a plan of kind `loop` with a crossing dim.
+    """A kernel over a plan of kind `loop` with a strided dim.
 
-    A unit is a band of the crossing dim, as wide as a line, of one index of the dims but it and the last.
+    A unit is a band of the strided dim, as wide as a line, of one index of the dims but it and the last.
 
     Attributes:
-        crossing: the crossing dim.
+        strided: the strided dim.
     """
 
-    crossing: int
+    strided: int
 
     @property
     def _outer(self) -> list[int]:
-        return [d for d in range(self.plan.rank - 1) if d != self.crossing]
+        return [d for d in range(self.plan.rank - 1) if d != self.strided]
 
     @property
     def _squares(self) -> int:
-        """Squares side by side, along the crossing dim."""
+        """Squares side by side, along the strided dim."""
         widest = max(BYTES[self.plan.nodes[k].dtype] for k in self._tiles)
-        needed = -(-self.plan.extents[self.crossing] // self.target.lanes())
-        return min(max(1, _LINE_BYTES // (widest * self.target.lanes())), needed)
+        needed = -(-self.plan.extents[self.strided] // self.target.lanes())
+        return min(max(1, LINE_BYTES // (widest * self.target.lanes())), needed)
 
     @property
     def _in_a_row(self) -> int:
         """Squares done together along the last dim, so that whole lines are written."""
         widest = max(BYTES[self.plan.operands[s.operand].dtype] for s in self.plan.stores)
-        wanted = max(1, _LINE_BYTES // (widest * self.target.lanes()))
+        wanted = max(1, LINE_BYTES // (widest * self.target.lanes()))
         return 1 if self.plan.extents[-1] % (wanted * self.target.lanes()) else wanted
 
     @property
     def _band(self) -> int:
-        """Indices of the crossing dim that a unit does."""
+        """Indices of the strided dim that a unit does."""
         return self._squares * self.target.lanes()
 
     @property
     def _bands(self) -> int:
-        return -(-self.plan.extents[self.crossing] // self._band)
+        return -(-self.plan.extents[self.strided] // self._band)
 
     @property
     def _in_registers(self) -> bool:
@@ -86,7 +85,7 @@ class TileKernel(PlanKernel):
     @property
     def _tiles(self) -> list[int]:
         """Numbers of the loads that are transposed."""
-        return crossing_loads(self.plan, self.crossing)
+        return strided_loads(self.plan, self.strided)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -106,7 +105,7 @@ class TileKernel(PlanKernel):
             scope = start.inside(dims)
             scope.hoist(range(len(plan.nodes)), lanes)
             band = f.imul(f.irem(unit.i, self._bands), self._band)
-            end = plan.extents[self.crossing]
+            end = plan.extents[self.strided]
             with f.loop(0, plan.extents[last], lanes * self._in_a_row) as column:
                 columns = [f.iadd(column.i, k * lanes) for k in range(self._in_a_row)]
                 for square in range(self._squares):
@@ -120,7 +119,7 @@ class TileKernel(PlanKernel):
     def _some_squares(self, scope: Scope, first: Position, columns: Sequence[Position]) -> None:
         """Everything for some squares in a row, given their corners along both dims."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
-        end = plan.extents[self.crossing]
+        end = plan.extents[self.strided]
         squares = [{k: self._transposed(scope, k, first, at) for k in self._tiles} for at in columns]
         if not self._in_registers:
             for at, square in zip(columns, squares, strict=True):
@@ -131,7 +130,7 @@ class TileKernel(PlanKernel):
             with contextlib.ExitStack() as inside:
                 if end % lanes:
                     inside.enter_context(f.when(f.compare("slt", f.index(row), constant(end, "i64"))))
-                at_row = scope.inside({self.crossing: row})
+                at_row = scope.inside({self.strided: row})
                 for at, square in zip(columns, squares, strict=True):
                     given = {n: widen(f, rows[k], plan.nodes[n].dtype) for n, rows in square.items()}
                     self._row(at_row, given, at)
@@ -145,19 +144,19 @@ class TileKernel(PlanKernel):
         for number, rows in square.items():
             for k, value in enumerate(rows):
                 f.store(value, stacks[number], k * lanes)
-        with f.loop(0, f.imin(lanes, f.isub(plan.extents[self.crossing], first))) as row:
+        with f.loop(0, f.imin(lanes, f.isub(plan.extents[self.strided], first))) as row:
             given = {
                 k: load(f, stack, plan.nodes[k].dtype, lanes, f.imul(row.i, lanes))
                 for k, stack in stacks.items()
             }
-            self._row(scope.inside({self.crossing: f.iadd(first, row.i)}), given, column)
+            self._row(scope.inside({self.strided: f.iadd(first, row.i)}), given, column)
 
     def _transposed(self, scope: Scope, number: int, first: Position, column: Position) -> list[Value]:
         """One square as rows along the last dim: lanes beyond the end of that dim repeat its last index."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         node = plan.nodes[number]
         assert isinstance(node, Load)
-        last, extent = plan.rank - 1, plan.extents[self.crossing]
+        last, extent = plan.rank - 1, plan.extents[self.strided]
         type_ = vector(MEMORY[node.dtype], lanes)
         mask = None
         if extent % lanes:
@@ -168,7 +167,7 @@ class TileKernel(PlanKernel):
             index = f.iadd(column, lane)
             if plan.extents[last] % lanes:
                 index = f.imin(index, plan.extents[last] - 1)
-            at = scope.inside({last: index, self.crossing: first}).position(node.index)
+            at = scope.inside({last: index, self.strided: first}).position(node.index)
             row = f.load(pointer, type_, at) if mask is None else f.masked_load(pointer, type_, mask, at)
             rows.append(row)
         return transpose(f, rows)
@@ -186,3 +185,35 @@ class TileKernel(PlanKernel):
         for number, value in given.items():
             inner.define(number, value)
         store_all([inner])
+
+
+def strided_dim(plan: KernelPlan) -> int | None:
+    """The dim along which arrays that cross the last dim are contiguous, or None if no array crosses it."""
+    if plan.rank < 2 or meets_itself(plan):
+        return None
+    last = plan.rank - 1
+    for node in plan.nodes:
+        if isinstance(node, Load) and _is_strided(node, last):
+            dims = [d for d in range(last) if node.index.factor(d) == 1 and node.index.is_linear_in(d)]
+            if dims:
+                return dims[-1]
+    return None
+
+
+def strided_loads(plan: KernelPlan, crossing: int) -> list[int]:
+    """Numbers of the loads that step by one along a dim and by more along the last one."""
+    last = plan.rank - 1
+    return [
+        k
+        for k, n in enumerate(plan.nodes)
+        if isinstance(n, Load)
+        and _is_strided(n, last)
+        and n.index.factor(crossing) == 1
+        and n.index.is_linear_in(crossing)
+    ]
+
+
+def _is_strided(node: Load, last: int) -> bool:
+    """Whether a load steps by more than one element along the last dim, always by as many."""
+    plain = node.where < 0 and not node.index.values() and node.index.is_linear_in(last)
+    return plain and abs(node.index.factor(last)) > 1

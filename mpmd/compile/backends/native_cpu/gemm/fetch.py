@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 
-_LINE = 64
 _POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
 
 
@@ -38,11 +38,15 @@ class Fetch:
         """
         f = self.f
         # a run of so many bytes may begin within a line
-        lines = f.idiv(f.iadd(size, 2 * _LINE - 2), _LINE)
-        if isinstance(size, int) and isinstance(distance, int) and size % _LINE == distance % _LINE == 0:
-            lines = size // _LINE
+        lines = f.idiv(f.iadd(size, 2 * LINE_BYTES - 2), LINE_BYTES)
+        if (
+            isinstance(size, int)
+            and isinstance(distance, int)
+            and size % LINE_BYTES == distance % LINE_BYTES == 0
+        ):
+            lines = size // LINE_BYTES
         reach = f.isub(f.iadd(f.imul(f.isub(count, 1), distance), size), 1)
-        jump = f.isub(distance, f.imul(f.isub(lines, 1), _LINE))
+        jump = f.isub(distance, f.imul(f.isub(lines, 1), LINE_BYTES))
         self._set(f.isub(0, reach), lines, jump, f.offset(start, reach))
 
     def nothing(self, near: Value) -> None:
@@ -87,7 +91,7 @@ class Fetching:
         f.prefetch(f.offset(self._end, f.imin(position, 0)), locality=2)
         fewer = f.index(f.isub(left, 1))
         done = f.compare("eq", fewer, constant(0, "i64"))
-        position = f.index(f.iadd(position, f.select(done, self._jump, constant(_LINE, "i64"))))
+        position = f.index(f.iadd(position, f.select(done, self._jump, constant(LINE_BYTES, "i64"))))
         return [position, f.select(done, self._run, fewer)]
 
     def leave(self, state: list[Value]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_batch
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, narrows
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, TileCall
 from mpmd.compile.backends.native_cpu.gemm.operands import Block, Operands
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
@@ -25,9 +25,7 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
-
-_LINE = 64
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 
 
 @dataclass(frozen=True)
@@ -128,31 +126,25 @@ class Workspace:
             (t.panels if t.pack_b else 1) * t.width * t.kc * element,
             t.rows * t.width * sums,
         ]
-        plain = stores_plainly(kernel)
+        direct = stores_directly(kernel)
         rest_width = 0
-        if chunks > 1 and (not plain or gemm.n % t.width):
-            rest_width = t.width if plain else t.panels * t.width
+        if chunks > 1 and (not direct or gemm.n % t.width):
+            rest_width = t.width if direct else t.panels * t.width
         sizes.append(gemm.m * rest_width * sums)
         offsets: list[int] = []
         end = 0
         for size in sizes:
             offsets.append(end)
             # packing writes whole registers: one beyond the end at most
-            end += -(-(size + _LINE if size else 0) // _LINE) * _LINE
+            end += -(-(size + LINE_BYTES if size else 0) // LINE_BYTES) * LINE_BYTES
         a, b, tile, rest = offsets
         return Workspace(a, b, tile, rest, rest_width, end)
 
 
 def stores_directly(kernel: GemmKernel) -> bool:
-    """Whether the micro-kernel itself can store a full tile's results into C."""
-    gemm, step = kernel.gemm, kernel.tiling.step
-    kinds = (gemm.accumulator, "bf16") if narrows(step) else (gemm.accumulator,)
-    return kernel.epilogue is None and gemm.c.dtype in kinds and gemm.c.column_stride == 1
-
-
-def stores_plainly(kernel: GemmKernel) -> bool:
-    """Whether C can hold sums of a full tile between two chunks of K, too."""
-    return stores_directly(kernel) and kernel.gemm.c.dtype == kernel.gemm.accumulator
+    """Whether C holds the sums of a full tile, those between two chunks of K too."""
+    c = kernel.gemm.c
+    return kernel.epilogue is None and c.dtype == kernel.gemm.accumulator and c.column_stride == 1
 
 
 @dataclass(frozen=True)
@@ -170,6 +162,18 @@ class _Place:
     next_line: int = 0
 
 
+@dataclass(frozen=True)
+class _Factors:
+    """Where the parts of A and B of a tile are, and how deep they are; see `ARGUMENTS` of micro-kernels."""
+
+    a: Value
+    a_stride: Index
+    b: Value
+    b_stride: Index
+    fetch: Value
+    depth: Index
+
+
 class _Driver:
     """Emission of one kernel."""
 
@@ -179,7 +183,7 @@ class _Driver:
         self.gemm = kernel.gemm
         self.tiling = kernel.tiling
         self.space = kernel.workspace
-        self.plain, self.direct = stores_plainly(kernel), stores_directly(kernel)
+        self.direct = stores_directly(kernel)
         self.chunks = max(1, -(-self.gemm.k // self.tiling.kc))
         self.sum_bytes = BYTES[self.gemm.accumulator]
         self.shared: dict[str, SharedFunction] = {}
@@ -264,7 +268,18 @@ class _Driver:
                     is_last = f.compare("sge", chunk, constant(gemm.k - t.kc, "i64"))
                 strips = group, group_end
                 block = Block(
-                    a, b, c, batch, chunk, depth, later, is_last, rows, strips, panels[1], following
+                    a=a,
+                    b=b,
+                    c=c,
+                    batch=batch,
+                    k=chunk,
+                    depth=depth,
+                    first=later,
+                    last=is_last,
+                    rows=rows,
+                    panels=strips,
+                    end=panels[1],
+                    following=following,
                 )
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
@@ -309,28 +324,23 @@ class _Driver:
         b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        factors = [a, f.index(a_stride), b, f.index(b_stride), operands.fetch(row, panel)]
-        factors.append(f.index(operands.steps(block.depth)))
+        factors = _Factors(a, a_stride, b, b_stride, operands.fetch(row, panel), operands.steps(block.depth))
 
         c = self._place_of_result(block, row, panel)
-        if self.plain and not edge:
+        if self.direct and not edge:
             self._multiply(micro, factors, c, c, block.first, c)
             return
-        direct = self.direct and not edge
-        tile = c if direct else _Place(self._workspace(self.space.tile), t.width * self.sum_bytes)
+        tile = _Place(self._workspace(self.space.tile), t.width * self.sum_bytes)
         if self.chunks == 1:
-            self._multiply(micro, factors, tile, tile, f.index(0), c, narrow=int(direct))
+            self._multiply(micro, factors, tile, tile, f.index(0), c)
         else:
-            column = 0 if self.plain else f.imul(f.isub(panel, block.panels[0]), t.width)
+            column = 0 if self.direct else f.imul(f.isub(panel, block.panels[0]), t.width)
             at = f.iadd(f.imul(row, self.space.rest_width), column)
             rest = f.offset(self._workspace(self.space.rest), f.imul(at, self.sum_bytes))
             so_far = _Place(rest, self.space.rest_width * self.sum_bytes, self._next_line(self.sum_bytes))
             d = f.select(block.last, tile.start, rest)
             stride = f.select(block.last, f.index(tile.stride), f.index(so_far.stride))
-            narrow = f.cast("zext", block.last, "i64") if direct else 0
-            self._multiply(micro, factors, so_far, _Place(d, stride), block.first, so_far, narrow=narrow)
-        if direct:
-            return
+            self._multiply(micro, factors, so_far, _Place(d, stride), block.first, so_far)
         finish = [f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
         with f.when(block.last):
             pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
@@ -346,21 +356,20 @@ class _Driver:
 
     def _next_line(self, size: int) -> int:
         """Bytes from the first line of a tile's row to its second; zero if it has none."""
-        return _LINE if self.tiling.width * size > _LINE else 0
+        return LINE_BYTES if self.tiling.width * size > LINE_BYTES else 0
 
     def _multiply(
-        self,
-        micro: MicroKernel,
-        factors: list[Value],
-        s: _Place,
-        d: _Place,
-        accumulate: Value,
-        near: _Place,
-        *,
-        narrow: Index = 0,
+        self, micro: MicroKernel, factors: _Factors, s: _Place, d: _Place, accumulate: Value, near: _Place
     ) -> None:
-        """Call a micro-kernel; see its arguments."""
-        index = self.f.index
-        places = [s.start, index(s.stride), d.start, index(d.stride), accumulate, index(narrow)]
-        places += [near.start, index(near.stride), index(near.next_line)]
-        self.f.call(micro.name, *factors, *places)
+        """Call a micro-kernel that adds to `s` if told so, writes to `d`, and fetches `near`."""
+        TileCall(
+            **vars(factors),
+            s=s.start,
+            s_stride=s.stride,
+            d=d.start,
+            d_stride=d.stride,
+            accumulate=accumulate,
+            near=near.start,
+            near_stride=near.stride,
+            near_line=near.next_line,
+        ).emit(self.f, micro)

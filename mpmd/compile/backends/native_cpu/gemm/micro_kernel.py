@@ -18,7 +18,7 @@ from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
-from mpmd.compile.backends.native_cpu.storage import store, store_pair
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
@@ -27,11 +27,6 @@ _STEPS_AHEAD = 24  # of a step whose rows of A are fetched into L1: longer than 
 _STEPS_PER_LINE = 2  # at most, of what comes next
 _STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
-
-
-def narrows(step: str) -> bool:
-    """Whether a micro-kernel can store bf16 as well: where bf16 is multiplied, results mostly are."""
-    return step == "bf16x2"
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,34 @@ ARGUMENTS = (
     ("d", "ptr"),
     ("d_stride", "i64"),  # bytes between rows
     ("accumulate", "i64"),  # 1 if S is added, else 0
-    ("narrow", "i64"),  # whether D is of bf16 (`narrows`)
     ("near", "ptr"),  # the tile that is read or written afterwards, to be fetched into L1
     ("near_stride", "i64"),  # bytes between its rows
     ("near_line", "i64"),  # bytes between the lines of a row; zero if it has one
 )
+
+
+@dataclass(frozen=True)
+class TileCall:
+    """The arguments of a micro-kernel, by the names of `ARGUMENTS`."""
+
+    a: Value
+    a_stride: Index
+    b: Value
+    b_stride: Index
+    fetch: Value
+    depth: Index
+    s: Value
+    s_stride: Index
+    d: Value
+    d_stride: Index
+    near: Value
+    near_stride: Index
+    near_line: Index
+    accumulate: Index = 0
+
+    def emit(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
+        """Call a micro-kernel."""
+        f.call(kernel.name, *(f.index(getattr(self, name)) for name, _ in ARGUMENTS))
 
 
 class _Tile:
@@ -117,7 +135,7 @@ class _Tile:
         after = f.index(f.iadd(before, f.imul(rows, spread)))
         with f.loop(before, after, spread, carried=[f.arguments["near"], *state]) as loop:
             row = loop.carried[0]
-            for line in range(-(-k.vectors * self.vector_bytes // 64)):
+            for line in range(-(-k.vectors * self.vector_bytes // LINE_BYTES)):
                 f.prefetch(f.offset(row, f.imul(line, f.arguments["near_line"])), write=True)
             loop.carry([f.offset(row, f.arguments["near_stride"]), *self._steps(loop.carried[1:], spread)])
         state = self._run(after, depth, 1, loop.carried[1:])
@@ -188,24 +206,8 @@ class _Tile:
             before = [f.load(self._place("s", at), self.vector) for at in range(len(accumulators))]
             once.carry([f.add(sums, s) for sums, s in zip(once.carried, before, strict=True)])
         accumulators = once.carried
-        if narrows(self.kernel.step):
-            narrow = f.compare("ne", f.arguments["narrow"], constant(0, "i64"))
-            with f.when(narrow, returns=True):
-                self._store_narrow(accumulators)
         for at, sums in enumerate(accumulators):
             f.store(sums, self._place("d", at))
-
-    def _store_narrow(self, accumulators: list[Value]) -> None:
-        """Store the tile as bf16, two registers of a row at once."""
-        f, vectors = self.f, self.kernel.vectors
-        pairs = vectors // 2 * 2
-        for row in range(self.kernel.rows):
-            d = f.offset(f.arguments["d"], f.imul(row, f.arguments["d_stride"]))
-            sums = accumulators[row * vectors : (row + 1) * vectors]
-            for v in range(0, pairs, 2):
-                store_pair(f, sums[v], sums[v + 1], d, v * self.lanes)
-            for v in range(pairs, vectors):
-                store(f, sums[v], d, "bf16", v * self.lanes)
 
     def _place(self, side: str, at: int) -> Value:
         """Where S or D has the sums of an accumulator."""

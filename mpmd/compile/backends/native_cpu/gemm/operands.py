@@ -14,6 +14,7 @@ from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 
 _FETCHES = 4  # tiles of which one fetches what comes next of A, and the others of B: there is more time for A
 
@@ -121,7 +122,7 @@ class Operands:
         """Strips in whose tiles the rows that come next can be fetched: earlier they would be lost again."""
         t = self.tiling
         steps = t.kc // 2 if t.step == "bf16x2" else t.kc
-        lines = t.mc * steps * self.step_bytes // 64 * 5 // 4  # some lie in part outside of the rows
+        lines = t.mc * steps * self.step_bytes // LINE_BYTES * 5 // 4  # some lie in part outside of the rows
         by_tile = steps if self.gemm.a.column_stride == 1 and not t.pack_a else steps // 2 + 36
         return 1 + -(-lines * _FETCHES // (by_tile * (t.mc // t.rows)))
 

@@ -25,10 +25,9 @@ from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 
 _AHEAD = 8  # steps of K by which columns are fetched in advance
-_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class ThinKernel:
         copy = form.few.items * self.copy_length * element if form.copied else 0
         tile = (form.few.items if form.swapped else form.block) * self.width * sums
         turned = form.few.items * form.block * sums if form.kind == "columns" else 0
-        whole = [-(-size // _LINE) * _LINE for size in (copy, tile, turned)]
+        whole = [-(-size // LINE_BYTES) * LINE_BYTES for size in (copy, tile, turned)]
         return whole[0], whole[1], whole[2]
 
     @property
@@ -305,7 +304,7 @@ class _Thin:
         element, distance = MEMORY[form.long.dtype], form.long.step * BYTES[form.long.dtype]
         with f.loop(0, self.gemm.k, carried=[zero] * (items * form.group)) as k:
             at = f.offset(long, f.iadd(f.imul(k.i, form.long.step), first), element)
-            for line in range(0, form.block * BYTES[form.long.dtype], _LINE):
+            for line in range(0, form.block * BYTES[form.long.dtype], LINE_BYTES):
                 f.prefetch(f.offset(at, _AHEAD * distance + line))
             vectors = [load(f, at, form.long.dtype, self.lanes, v * self.lanes) for v in range(form.group)]
             following = []

@@ -28,20 +28,20 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 
 # Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
 # then larger than L1 costs nothing that was measurable, as its lines come in order.
-_LONGEST_CHUNK = 4096
+_MAX_CHUNK_BYTES = 4096
 # The same where A is packed: a row block and the next one, as it lies, share L2.
-_LONGEST_PACKED_CHUNK = 2048
+_MAX_PACKED_CHUNK_BYTES = 2048
 # Beyond so many rows of A a packed copy of B, whose pages are few, is read faster than it costs to make.
-_MOST_ROWS_IN_PLACE = 1536
+_MAX_ROWS_IN_PLACE = 1536
 # With so few rows a copy of B is not read often enough to pay, even where its strips find no room in L2.
-_FEW_ROWS = 512
+_MIN_ROWS_PACKED = 512
 # Units of work for a fair share among many threads, and tiles that a unit has at least.
-_WANTED_UNITS, _FEWEST_TILES = 64, 8
-_LINE, _PAGE = 64, 4096
+_MIN_UNITS, _MIN_TILES = 64, 8
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     """The loop nest for a product on a target, by rule."""
     step, rows, width, element = _steps(gemm, target)
     columns = -(-gemm.n // width) * width
-    kc = _even_chunk(gemm.k, _LONGEST_CHUNK // element)
+    kc = _even_chunk(gemm.k, _MAX_CHUNK_BYTES // element)
     pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
     if pack_a:
-        kc = _even_chunk(gemm.k, _LONGEST_PACKED_CHUNK // element)
+        kc = _even_chunk(gemm.k, _MAX_PACKED_CHUNK_BYTES // element)
     return _cut(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
 
 
@@ -134,7 +134,7 @@ def _even_blocks(m: int, most: int, rows: int) -> int:
 
 def _part_rows(m: int, rows: int, strips: int) -> int:
     """How strips are divided, so that many threads have equal shares; zero if there are enough strips."""
-    parts = min(-(-_WANTED_UNITS // strips), m // (_FEWEST_TILES * rows))
+    parts = min(-(-_MIN_UNITS // strips), m // (_MIN_TILES * rows))
     return -(-m // parts // rows) * rows if parts > 1 else 0
 
 
@@ -171,7 +171,7 @@ def _packs_a(gemm: Gemm, step: str, rows: int, columns: int, chunk_bytes: int, t
 
 def _collide(stride: int, rows: int, target: CpuTarget) -> bool:
     """Whether lines at a distance are too many for their sets of L1, which covers a page with each way."""
-    sets = Counter(row * stride // _LINE % (_PAGE // _LINE) for row in range(rows))
+    sets = Counter(row * stride // LINE_BYTES % (_PAGE // LINE_BYTES) for row in range(rows))
     return max(sets.values()) > max(1, target.l1_bytes // _PAGE - 2)
 
 
@@ -179,9 +179,9 @@ def _packs_b(gemm: Gemm, step: str, kc: int, row_bytes: int, target: CpuTarget) 
     """Strips of a row-major B can be used where they are, the next one being fetched meanwhile, if they find
     room in L2: rows a page apart have no more than their own lines of every page of it.
     """
-    if not _may_read_b(gemm.b, step) or gemm.m > _MOST_ROWS_IN_PLACE:
+    if not _may_read_b(gemm.b, step) or gemm.m > _MAX_ROWS_IN_PLACE:
         return True
     stride = gemm.b.row_stride * BYTES[gemm.b.dtype]
     places = _PAGE // math.gcd(stride, _PAGE)  # at which rows begin within a page
     room = target.l2_bytes // _PAGE * min(_PAGE, places * row_bytes)
-    return gemm.m > _FEW_ROWS and kc * row_bytes > room
+    return gemm.m > _MIN_ROWS_PACKED and kc * row_bytes > room

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     suffix,
     vector,
 )
-from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES
+from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES, LINE_BYTES
 
 _SMALLEST_REGISTER_BITS, _WIDEST_ELEMENT_BITS = 128, 64
 _PURE = frozenset(
@@ -170,7 +170,7 @@ class FunctionBuilder(IndexArithmetic):
         at = self.offset(pointer, index, element)
         align = align or natural_align(element)
         if streams:
-            align = min(64, natural_align(element) * lanes_of(value.type))
+            align = min(LINE_BYTES, natural_align(element) * lanes_of(value.type))
         hint = f", !nontemporal {self.module.streaming_hint()}" if streams else ""
         self.emit(f"store {value.typed}, ptr {at}, align {align}{hint}")
 
@@ -211,7 +211,7 @@ class FunctionBuilder(IndexArithmetic):
         at = self.offset(pointer, index, element)
         self.emit(f"call void @{name}({value.typed}, ptr {at}, i32 {natural_align(element)}, {mask.typed})")
 
-    def stack(self, type_: str, count: int = 1, *, align: int = 64) -> Value:
+    def stack(self, type_: str, count: int = 1, *, align: int = LINE_BYTES) -> Value:
         """Memory of the function's frame, taken once however often the code that uses it runs."""
         self._count += 1
         name = f"%v{self._count}"
@@ -234,10 +234,6 @@ class FunctionBuilder(IndexArithmetic):
         """Ask for a cache line."""
         self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
-
-    def keep_order(self) -> None:
-        """A border for LLVM's scheduler: what touches memory before it stays there.  No code."""
-        self.emit('call void asm sideeffect "", "~{memory}"()')
 
     # -- calls --------------------------------------------------------------------------------------------
     def intrinsic(self, name: str, result: str, *arguments: Value) -> Value:

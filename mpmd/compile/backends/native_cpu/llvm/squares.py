@@ -30,7 +30,7 @@ def transpose(f: Arithmetic, rows: Sequence[Value]) -> list[Value]:
     groups = []
     for start in range(0, size, joined * piece):
         wide = [_joined(f, rows[start + k : start + joined * piece : piece]) for k in range(piece)]
-        groups.append(within_pieces(f, wide, piece))
+        groups.append(_within_pieces(f, wide, piece))
     for lane in range(piece):
         columns = _gather_pieces(f, [group[lane] for group in groups], piece)
         done |= {number * piece + lane: column for number, column in enumerate(columns)}
@@ -45,7 +45,7 @@ def _joined(f: Arithmetic, parts: Sequence[Value]) -> Value:
     return parts[0]
 
 
-def within_pieces(f: Arithmetic, rows: Sequence[Value], piece: int) -> list[Value]:
+def _within_pieces(f: Arithmetic, rows: Sequence[Value], piece: int) -> list[Value]:
     """`piece` rows: result `c` holds in each of its pieces lane `c` of that piece of every row."""
     values, size = list(rows), len(rows)
     step, lanes = 1, piece

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import custom_call, ffi, ffi_frame, handler
+from mpmd.compile.backends.ffi import custom_call
+from mpmd.compile.backends.ffi import frame as ffi_frame
+from mpmd.compile.backends.native_cpu import ffi, handler
 from mpmd.compile.backends.native_cpu.program import Address, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
@@ -179,8 +181,8 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert layout("XLA_FFI_Stream_Get_Args")["stream"] == ffi_frame.ANSWER
     assert layout("XLA_FFI_RunId_Get_Args")["run_id"] == ffi_frame.ANSWER
     assert layout("XLA_FFI_DeviceOrdinal_Get_Args")["device_ordinal"] == ffi_frame.ANSWER
-    monkeypatch.setattr(ffi, "API_MINOR", 99)
-    ffi.check_version.cache_clear()
+    monkeypatch.setattr(ffi_frame, "API_MINOR", 99)
+    ffi_frame.check_version.cache_clear()
     with pytest.raises(CompileError, match=r"native code needs 0\.99 or a later minor version"):
-        ffi.check_version()
-    ffi.check_version.cache_clear()
+        ffi_frame.check_version()
+    ffi_frame.check_version.cache_clear()

@@ -48,6 +48,12 @@ def test_integers_at_the_edges(opcode, a, b, expected):
     np.testing.assert_array_equal(result, np.array(expected, np.int8))
 
 
+def test_powers_of_wide_integers_keep_all_bits():
+    lines = ["a = u64[2]{0} parameter(0)", "b = u64[2]{0} parameter(1)", "ROOT r = u64[2]{0} power(a, b)"]
+    result = run(*lines, arguments=[np.array([7, 3], np.uint64), np.array([22, 41], np.uint64)])
+    np.testing.assert_array_equal(result, np.array([7**22, 3**41 % 2**64], np.uint64))
+
+
 def test_unsigned_division_by_zero_gives_all_ones():
     lines = ["a = u8[2]{0} parameter(0)", "z = u8[2]{0} constant({0, 0})", "ROOT r = u8[2]{0} divide(a, z)"]
     np.testing.assert_array_equal(run(*lines, arguments=[np.array([5, 0], np.uint8)]), [255, 255])

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.accumulate import dot_factors
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.llvm.squares import transpose
 from mpmd.compile.backends.native_cpu.llvm.types import Value
@@ -95,37 +94,13 @@ def test_sums_of_bf16_products_keep_nan_and_infinity():
         assert s[1] == q[1] == d[1] == q[2] == q[3] == np.inf and s[2] == d[2] == -np.inf
 
 
-def test_which_sums_are_of_bf16_products():
-    target = named_target("avx512_bf16")
-    plan = sums(2, 64)
-    dots = [
-        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"
-    ]
-    assert [len(d) for d in dots] == [1, 2, 2]
-    assert not any(
-        dot_factors(named_target("avx512"), plan, k)
-        for k, n in enumerate(plan.nodes)
-        if type(n).__name__ == "ReduceNode"
-    )
-    b = PlanBuilder("other", (2, 64), row_dims=1)
-    x, one = b.convert(b.load_dense(b.operand("x", "bf16", 128)), "f32"), b.load(
-        b.operand("s", "bf16", 2), dim(0)
-    )  # fmt: skip
-    scaled = b.reduce_row("add", b.apply("multiply", x, b.convert(one, "f32")))
-    b.store_dense(b.operand("y", "f32", 2), b.apply("add", scaled, b.reduce_row("maximum", x)), (0,))
-    plan = b.finish()
-    assert not any(
-        dot_factors(target, plan, k) for k, n in enumerate(plan.nodes) if type(n).__name__ == "ReduceNode"
-    ), "one factor is the same in all lanes, and a maximum is no sum"
-
-
 # -- blocks of rows -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast_cases
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
-def test_passes_over_blocks_of_rows(rows, dtype):
+def test_three_passes_over_rows(rows, dtype):
     """Three passes, of which the second keeps what is expensive, and a result of each row."""
     width = 83
     b = PlanBuilder("blocks", (rows, width), row_dims=1)
@@ -164,7 +139,7 @@ def test_sums_over_rows_of_any_number(dtype, rows, width):
 # -- squares ------------------------------------------------------------------------------------------------
 
 
-class NameBuilder:
+class Names:
     """Stands for a builder: values are lists of names, and a shuffle picks from two of them."""
 
     def __init__(self):
@@ -183,7 +158,7 @@ class NameBuilder:
 @pytest.mark.parametrize("element", ["i8", "i16", "float", "double"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_a_square_is_transposed(element, size):
-    f = NameBuilder()
+    f = Names()
     rows = [f.value(element, [(r, c) for c in range(size)]) for r in range(size)]
     columns = [f.lanes[v.text] for v in transpose(f, rows)]
     assert columns == [[(r, c) for r in range(size)] for c in range(size)]

@@ -32,7 +32,7 @@ def program(dims, along, compare=LESS):
     "dims,along", [((1,), 0), ((7,), 0), ((8,), 0), ((9,), 0), ((300,), 0), ((5, 33, 3), 1), ((130, 2), 0)]
 )
 def test_merging_sorts_as_the_evaluator_does(dims, along, compare, monkeypatch):
-    monkeypatch.setattr(kernels, "_SHORTEST_MERGED", 0)
+    monkeypatch.setattr(kernels, "_MIN_MERGED", 0)
     module = program(dims, along, compare)
     keys = RNG.integers(-4, 5, dims).astype(np.float32)  # many ties: places tell whether their order is kept
     places = np.arange(keys.size, dtype=np.int32).reshape(dims)

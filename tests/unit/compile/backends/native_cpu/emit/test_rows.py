@@ -1,4 +1,4 @@
-"""Kernels over rows: blocks of rows, bf16 by twos, quotients by one number, NaNs; against the evaluator."""
+"""Kernels over rows, in caches and beyond, of bf16, quotients by one number, NaNs; against the evaluator."""
 
 from dataclasses import replace
 
@@ -82,36 +82,21 @@ def softmax(rows, width, dtype):
     return b.finish()
 
 
-# -- blocks of rows -----------------------------------------------------------------------------------------
+# -- norms --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("rows,width", [(1, 40), (9, 33), (16, 64), (18, 1), (21, 100), (17, 770)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_rows_that_share_a_gain_go_side_by_side(dtype, rows, width, in_place):
+def test_rows_that_share_a_gain(dtype, rows, width, in_place):
     plan = layer_norm(rows, width, dtype, in_place=in_place)
     check(plan, dtype, targets=TARGETS + (WITHOUT_BF16 if dtype == "bf16" else []), shift=rows % 4)
 
 
-def test_how_many_rows_are_a_block():
-    target = replace(host_target(), l1_bytes=32 << 10, l3_bytes=32 << 20)
-
-    def rows_of(plan):
-        return plan_kernels(plan, target).kernels[0].form.at_once
-
-    assert rows_of(layer_norm(64, 768, "bf16")) == 4
-    assert rows_of(layer_norm(64, 768, "f32")) == 2, "more do not stay in L1"
-    assert rows_of(layer_norm(64, 8192, "f32")) == 1
-    assert rows_of(layer_norm(7, 768, "bf16")) == 1, "some rows would be done several times"
-    assert rows_of(layer_norm(1 << 13, 768, "f32")) == 1, "memory likes one stream"
-    assert rows_of(layer_norm(1 << 14, 768, "bf16")) == 2, "and takes two in the time of much arithmetic"
-    assert rows_of(softmax(64, 64, "f32")) == 1, "rows have nothing in common"
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("rows,width", [(256, 100), (64, 33), (66, 48)])
-def test_sums_over_rows_beside_blocks_of_rows(dtype, rows, width):
+def test_sums_over_rows_beside_rows(dtype, rows, width):
     b = PlanBuilder("gains", (rows, width), row_dims=1)
     x, g = (b.convert(b.load_dense(b.operand(n, dtype, rows * width)), "f32") for n in "xg")
     gain = b.convert(b.load_dense(b.operand("w", dtype, width), (1,)), "f32")
@@ -123,15 +108,6 @@ def test_sums_over_rows_beside_blocks_of_rows(dtype, rows, width):
     b.store_dense(b.operand("dw", "f32", width), b.reduce_column("add", b.apply("multiply", g, along)), (1,))
     b.store_dense(b.operand("most", "f32", width), b.reduce_column("maximum", weighted), (1,))
     check(b.finish(), dtype)
-
-
-def test_the_next_block_is_asked_for_where_the_second_cache_is_too_small():
-    plan = layer_norm(64, 768, "bf16")
-    for bytes_, wanted in ((1 << 10, True), (1 << 30, False)):
-        target = replace(host_target(), l2_bytes=bytes_)
-        module = Module(target)
-        plan_kernels(plan, target).kernels[0].emit(module)
-        assert ("@llvm.prefetch" in module.text()) is wanted
 
 
 def far(target):
@@ -150,26 +126,6 @@ def norm_gradient(rows, width, dtype):
     return b.finish()
 
 
-def requests(plan, target):
-    """Into which caches a kernel requests lines ahead, as LLVM numbers them."""
-    module = Module(target)
-    plan_kernels(plan, target).kernels[0].emit(module)
-    lines = [line for line in module.text().splitlines() if "call void @llvm.prefetch" in line]
-    return {int(line.rpartition("i32 1)")[0].rstrip(", ").rpartition(" ")[2]) for line in lines}
-
-
-def test_rows_past_the_caches_are_asked_for_by_every_pass():
-    near = replace(named_target("avx512"), l1_bytes=32 << 10, l2_bytes=256, l3_bytes=32 << 20)
-    first, second = 3, 2  # caches, as LLVM numbers them
-    assert requests(layer_norm(64, 768, "f32"), far(near)) == {second}
-    assert requests(layer_norm(64, 768, "f32", in_place=True), far(near)) == {second}
-    assert requests(layer_norm(64, 768, "f32"), near) == {first}
-    assert requests(layer_norm(64, 1280, "f32", in_place=True), far(near)) == {second}
-    assert requests(layer_norm(64, 768, "bf16", in_place=True), far(near)) == {first}, "while it computes"
-    assert requests(norm_gradient(64, 896, "f32"), far(near)) == {second}
-    assert not requests(norm_gradient(64, 1024, "f32"), far(near)), "too far in two places"
-
-
 def mean_squares(rows, width, dtype):
     b = PlanBuilder("mean_squares", (rows, width), row_dims=1)
     x = b.convert(b.load_dense(b.operand("x", dtype, rows * width)), "f32")
@@ -180,109 +136,13 @@ def mean_squares(rows, width, dtype):
     return b.finish()
 
 
-def test_which_rows_are_written_while_the_next_ones_are_read():
-    caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
-    target = replace(named_target("avx512_bf16"), **caches)
-
-    def beside(make, rows, width, dtype, **given):
-        kernel = plan_kernels(make(rows, width, dtype, **given), target).kernels[0]
-        assert not kernel.plain_form.overlapped, "results that stay in caches"
-        return kernel.form.overlapped
-
-    assert beside(layer_norm, 1 << 14, 768, "f32") == 2, "the last of three passes"
-    assert beside(layer_norm, 1 << 14, 768, "bf16") == 2 and beside(mean_squares, 1 << 14, 768, "bf16") == 1
-    assert not beside(mean_squares, 1 << 14, 768, "f32"), "no pass only reads and asks"
-    assert not beside(layer_norm, 1 << 14, 768, "f32", in_place=True), "what is read stays in caches"
-    assert not beside(layer_norm, 1 << 10, 768, "f32"), "a cache has all"
-    assert not beside(layer_norm, 1 << 14, 1000, "f32"), "rows do not begin at lines"
-    assert not beside(layer_norm, 1 << 12, 3072, "f32"), "long rows"
-    assert not beside(mean_squares, 1 << 10, 1 << 14, "bf16") and beside(layer_norm, 1 << 10, 1 << 14, "bf16")
-    assert not beside(norm_gradient, 1 << 14, 768, "bf16"), "two arrays are read"
-    assert not beside(layer_norm, 4, 1 << 21, "bf16"), "one of few rows would be read in vain"
-
-
-def test_requests_keep_away_from_the_places_in_pages_that_are_written():
-    plan = layer_norm(1 << 14, 768, "bf16")
-    target = replace(named_target("avx512_bf16"), l1_bytes=32 << 10, l2_bytes=1 << 20, l3_bytes=32 << 20)
-    form = plan_kernels(plan, target).kernels[0].form
-    assert form.at_once == 2
-    places = {
-        rows: [replace(form.coming, rows=rows).farthest_apart(width) for width in (1536, 2048, 4096)]
-        for rows in (1, 2)
-    }
-    assert places == {1: [2048, 2048, 2048], 2: [768, 1024, 2048]}
-    whole_pages = plan_kernels(layer_norm(1 << 14, 2048, "bf16"), target).kernels[0]
-    assert whole_pages.form.at_once == 1 and whole_pages.plain_form.at_once == 2
-
-
 @pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("rows,width", [(9, 768), (33, 512), (31, 160), (24, 2048), (17, 64)])
 @pytest.mark.parametrize("make", [layer_norm, mean_squares, norm_gradient])
-def test_rows_that_are_written_while_the_next_ones_are_read(make, rows, width, dtype):
+def test_norms_past_the_caches(make, rows, width, dtype):
     targets = [far(t) for t in TARGETS + (WITHOUT_BF16 if dtype == "bf16" else [])]
     check(make(rows, width, dtype), dtype, targets=targets)
-
-
-@pytest.mark.fast_cases
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("rows,width", [(12, 320), (5, 517), (9, 33), (8, 40)])
-@pytest.mark.parametrize("make", [layer_norm, mean_squares, norm_gradient])
-def test_results_are_the_same_wherever_in_their_pages_arrays_lie(make, rows, width, dtype):
-    """Results a little further on in their pages than what is read are written backwards."""
-    plan = make(rows, width, dtype)
-    given = inputs(plan)
-    wanted = [a.copy() for a in given]
-    evaluate(plan, wanted)
-    for target in TARGETS:
-        sequence, found = plan_kernels(plan, target), []
-        pairs = sequence.kernels[0].form.neighbours
-        assert bool(pairs) is (dtype == "bf16" or make is layer_norm), "two passes over wide rows go forwards"
-        for apart in (0, 64, 192, 320, 4032):
-            arrays = []
-            for number, array in enumerate(given):
-                memory = aligned_empty((array.nbytes + (12 << 10),), np.uint8)
-                start = -memory.ctypes.data % 4096 + (apart if number in plan.results else 0)
-                arrays.append(memory[start : start + array.nbytes].view(array.dtype))
-                arrays[-1][:] = array
-            DirectSequence(sequence, target)(*arrays)
-            found.append([arrays[k].copy() for k in plan.results])
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
-                np.testing.assert_array_equal(a, b)
-        for k, got in zip(plan.results, found[0], strict=True):
-            expected = wanted[k].astype(np.float64)
-            scale = np.abs(expected).max(initial=1)
-            tolerance = TOLERANCE[dtype]
-            np.testing.assert_allclose(
-                got.astype(np.float64), expected, rtol=tolerance, atol=tolerance * scale * 0.1
-            )
-
-
-def claims(plan, target):
-    """In the order of the code whether a request is for writing."""
-    module = Module(target)
-    plan_kernels(plan, target).kernels[0].emit(module)
-    lines = [line for line in module.text().splitlines() if "call void @llvm.prefetch" in line]
-    return [", i32 1, i32 3, i32 1)" in line for line in lines]
-
-
-def test_results_are_claimed_before_the_pass_that_writes_them():
-    caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
-    target = replace(named_target("avx512_bf16"), **caches)
-    form = plan_kernels(layer_norm(512, 512, "f32"), target).kernels[0].form
-    assert form.at_once == 2 and form.coming.claims == 1 and form.coming.during(2)
-    found = claims(layer_norm(512, 512, "f32"), target)
-    assert found[0] and not found[-1] and found == sorted(found, reverse=True), "first what is written"
-    four = plan_kernels(layer_norm(512, 768, "bf16"), target).kernels[0].form
-    assert four.at_once == 4 and four.coming.claims == 1, "arithmetic takes longer"
-    assert True not in claims(layer_norm(512, 512, "f32", in_place=True), target), "they were read"
-    assert True not in claims(layer_norm(2048, 64, "f32"), target), "short rows"
-    assert True not in claims(norm_gradient(512, 512, "f32"), target), "one pass before it, which reads"
-    assert not claims(layer_norm(64, 512, "f32"), target), "the second cache has all"
-    assert True not in claims(layer_norm(1 << 14, 512, "f32"), target), "no cache has any"
-    check(layer_norm(257, 520, "f32"), "f32", targets=[replace(t, **caches) for t in TARGETS], shift=1)
-    check(layer_norm(519, 512, "bf16"), "bf16", targets=[replace(t, **caches) for t in TARGETS])
 
 
 @pytest.mark.fast_cases
@@ -321,7 +181,6 @@ def test_three_passes_over_rows_of_two_dims(stores, caches):
     place = dim(1) * width + dim(2) if stores == "in order" else dim(2) * outer + dim(1)
     b.store(b.operand("y", "f32", rows * whole), dim(0) * whole + place, b.apply("multiply", x, gain))
     targets = [replace(t, l1_bytes=64 << 10, **caches) for t in TARGETS]
-    assert requests(b.finish(), targets[0]), "the next rows are asked for"
     check(b.finish(), "f32", targets=targets)
 
 
@@ -335,7 +194,7 @@ def test_sums_over_rows_past_the_caches():
     check(b.finish(), "f32", targets=[far(t) for t in TARGETS])
 
 
-# -- the first pass over the next row beside dear functions ------------------------------------------------
+# -- expensive functions of rows ---------------------------------------------------------------------------
 
 
 def log_sums(rows, width, dtype, sums=False):
@@ -350,32 +209,20 @@ def log_sums(rows, width, dtype, sums=False):
     return b.finish()
 
 
-def test_which_rows_overlap():
-    target = named_target("avx512")
-
-    def overlap(plan):
-        return plan_kernels(plan, target).kernels[0].form.overlapped
-
-    assert overlap(softmax(64, 64, "f32")) and overlap(log_sums(64, 64, "bf16"))
-    assert not overlap(softmax(4, 64, "f32")), "one of few rows would be read in vain"
-    assert not overlap(layer_norm(64, 64, "f32")), "nothing is dear"
-    assert requests(log_sums(64, 1 << 16, "f32"), target) == {2}, "the rows that are read beside"
-
-
 @pytest.mark.fast_cases
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("rows,width", [(8, 40), (9, 1), (23, 100), (31, 517), (64, 32)])
 @pytest.mark.parametrize("make", [softmax, log_sums])
-def test_rows_that_overlap(make, rows, width, dtype):
+def test_rows_of_exponentials(make, rows, width, dtype):
     check(make(rows, width, dtype), dtype, shift=rows % 3)
 
 
 @pytest.mark.parametrize("rows,width", [(256, 33), (64, 100)])
-def test_rows_that_overlap_and_are_summed(rows, width):
+def test_rows_of_exponentials_that_are_summed(rows, width):
     check(log_sums(rows, width, "f32", sums=True), "f32")
 
 
-def test_a_row_that_overlaps_knows_only_its_own_numbers():
+def test_nan_and_infinity_stay_in_their_row():
     rows, width = 16, 37
     plan = softmax(rows, width, "f32")
     x = np.random.default_rng(1).standard_normal((rows, width)).astype(np.float32)
@@ -390,11 +237,11 @@ def test_a_row_that_overlaps_knows_only_its_own_numbers():
         np.testing.assert_allclose(got[whole], e / e.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
-# -- bf16 by twos -------------------------------------------------------------------------------------------
+# -- rows of bf16 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [1, 15, 31, 32, 33, 64, 100, 128, 517])
-def test_softmax_of_bf16_keeps_its_pairs(width):
+def test_softmax_of_bf16(width):
     check(softmax(5, width, "bf16"), "bf16", shift=width % 3)
 
 

@@ -1,4 +1,4 @@
-"""Sums of all elements from memory: the kernel that keeps them in registers, against the evaluator."""
+"""Sums of all elements, against the evaluator."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ import pytest
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
-from mpmd.compile.backends.native_cpu.emit.totals import TotalKernel
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -28,7 +27,7 @@ def run(plan, arrays, target, *, threads=1, shift=0):
         memory[:] = array
         got.append(memory)
     sequence = plan_kernels(plan, target)
-    assert isinstance(sequence.kernels[0], TotalKernel)
+    assert isinstance(sequence.kernels[0], RowKernel)
     DirectSequence(sequence, target, threads=threads)(*got)
     return got
 
@@ -110,25 +109,3 @@ def test_not_a_number_and_infinity():
     assert run(plan, arrays, HOST)[1][0] == np.inf
     arrays[0][899] = np.nan
     assert np.isnan(run(plan, arrays, HOST)[1][0])
-
-
-def test_which_plans_it_suits():
-    def kernel(plan, target=HOST):
-        return type(plan_kernels(plan, target).kernels[0])
-
-    assert kernel(square_sum((64, 512), "f32")[0]) is TotalKernel
-    assert kernel(square_sum((64, 512), "f32")[0], host_target()) is RowKernel, "a cache holds it"
-    assert kernel(square_sum((64, 3), "f32")[0]) is RowKernel, "rows are narrower than a vector"
-
-    def other(row, column, *, dtype="f32", rows_too=False):
-        b = PlanBuilder("other", (64, 512), row_dims=1)
-        sums = b.reduce_row(row, b.load_dense(b.operand("x", dtype, 64 * 512)))
-        b.store(b.operand("y", dtype, 1), constant(0), b.reduce_column(column, sums))
-        if rows_too:
-            b.store_dense(b.operand("z", dtype, 64), sums, (0,))
-        return kernel(b.finish())
-
-    assert other("add", "add") is TotalKernel
-    assert other("add", "maximum") is RowKernel and other("maximum", "maximum") is RowKernel
-    assert other("add", "add", dtype="bf16") is RowKernel, "every row's sum is rounded"
-    assert other("add", "add", rows_too=True) is RowKernel, "the rows' sums are wanted"

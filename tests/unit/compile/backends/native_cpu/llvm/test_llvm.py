@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from mpmd.compile.backends.native_cpu import target
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import (
     compile_module,
@@ -117,3 +118,32 @@ def test_constants_are_exact():
     assert str(constant(True, vector("i1", 4))) == "splat (i1 true)"
     assert suffix("<16 x bfloat>") == "v16bf16"
     assert vector_constant([1, 2], "i32").typed == "<2 x i32> <i32 1, i32 2>"
+
+
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"}
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "row"),
+    [
+        ("x86_64-unknown-linux-gnu", AVX512 | {"avx512bf16"}, "avx512_bf16"),
+        ("x86_64-unknown-linux-gnu", AVX512, "avx512"),
+        ("x86_64-unknown-linux-gnu", {"avx2", "fma", "avx512f"}, "avx2"),
+        ("aarch64-unknown-linux-gnu", {"sve"}, "neon"),
+    ],
+)
+def test_a_machine_is_the_widest_row_that_it_has(triple, features, row, monkeypatch):
+    monkeypatch.setattr(target.binding, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(target.binding, "get_host_cpu_name", lambda: "this")
+    monkeypatch.setattr(target.binding, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    found, generic = host_target.__wrapped__(), named_target(row)
+    assert (found.triple, found.cpu) == (triple, "this")
+    for field in ("vector_bytes", "vector_registers", "mask_registers", "bf16_dot"):
+        assert getattr(found, field) == getattr(generic, field)
+
+
+def test_a_machine_without_vectors_is_refused(monkeypatch):
+    monkeypatch.setattr(target.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(target.binding, "get_host_cpu_features", lambda: {"sse4.2": True, "avx2": False})
+    with pytest.raises(ConfigError, match="the native backend needs AVX2 with FMA, AVX-512 or NEON"):
+        host_target.__wrapped__()

@@ -1,4 +1,4 @@
-"""A native program as a function of JAX: the order of its arguments and results, and its devices."""
+"""A loaded program as a function of JAX: the order of its arguments and results, and its devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.compiled import compiled_function
-from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
+from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.fragment import FragmentModule
 
 
@@ -67,14 +67,14 @@ def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def jax_function(
-    fragment: FragmentModule, mesh: Mesh, program: RegisteredProgram, aliases: dict[int, int], large: bool
+    fragment: FragmentModule, mesh: Mesh, program: LoadedProgram, aliases: dict[int, int], large: bool
 ) -> jax.stages.Compiled:
     """The custom call as a compiled function of JAX, arguments and results in `ArgumentOrder`.
 
     Args:
         fragment: what the program computes.
         mesh: where.
-        program: the machine code.
+        program: what computes it.
         aliases: argument → the result that takes its memory.
         large: whether XLA should hand the call to another thread.
 

@@ -10,11 +10,17 @@ Source: xla/ffi/api/c_api.h, which jaxlib ships; offsets below are of API versio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import jax
 
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.errors import CompileError
 
 API_MAJOR, API_MINOR = 0, 3
 
@@ -40,6 +46,24 @@ _FAILED_PRECONDITION = 9
 _STATE_BYTES = 48  # of the struct that sets a state
 _ERROR_BYTES = 28  # of the struct that asks for an error, up to its last field
 _NULL = Value("null", "ptr")
+
+
+@lru_cache(maxsize=1)
+def check_version() -> None:
+    """Refuse a jaxlib whose interface has another layout.
+
+    Raises:
+        CompileError: the major version of XLA's FFI differs, or its minor version is too old.
+    """
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    found = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
+    version = {part: int(number) for part, number in found}
+    if version.get("MAJOR") != API_MAJOR or version.get("MINOR", 0) < API_MINOR:
+        raise CompileError(
+            f"this jaxlib has XLA FFI version {version.get('MAJOR')}.{version.get('MINOR')}; "
+            f"native code needs {API_MAJOR}.{API_MINOR} or a later minor version.\n"
+            "Use the `xla` backend, or a jaxlib that fits."
+        )
 
 
 class FfiFrame:

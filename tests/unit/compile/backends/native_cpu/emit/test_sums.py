@@ -1,4 +1,4 @@
-"""Sums over rows that are read in their order: every form of the line kernel against the evaluator."""
+"""Sums over rows, row by row and by strips of columns, against the evaluator."""
 
 import ctypes
 import mmap
@@ -10,12 +10,8 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
-from mpmd.compile.backends.native_cpu.emit.far_rows import first_row, lines_to_come, rows_at_once
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.lines import LineKernel
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -37,7 +33,7 @@ if AVX2.runs_here():
     TARGETS["avx2"] = without_caches(AVX2, 0)
 
 
-def check(plan, arrays, *, shift=0, kind=LineKernel):
+def check(plan, arrays, *, shift=0, kind=RowKernel):
     """Run a plan on every target, with one thread and with three: both give the evaluator's numbers.
 
     Integers, and floats that are small ones, are exact in any order.  Returns the last results.  Without a
@@ -104,7 +100,7 @@ def test_any_number_of_rows(rows, dtype):
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("shift", [0, 3])
 def test_any_number_of_columns(width, dtype, shift):
-    """Pairs of vectors, one vector, a part of one; panels; rows that start anywhere."""
+    """Several vectors, one vector, a part of one; rows that start anywhere."""
     plan, size = columns((37, width), dtype)
     check(plan, [whole_numbers(37 * width, dtype), np.zeros(size, NUMPY_DTYPE[dtype])], shift=shift)
 
@@ -187,25 +183,21 @@ def test_rows_in_pieces_and_steps():
 
 
 def test_rows_that_are_numbered_and_guarded():
-    """Positions and guards change along a row: nothing is taken apart."""
     b = PlanBuilder("guarded", (33, 300), row_dims=1)
     inside = b.apply("compare-lt", b.index(dim(0) + dim(1)), b.constant(300, "s64"))
     x = b.convert(b.load(b.operand("x", "bf16", 9900), dim(0) * 300 + dim(1), where=inside), "f32")
     value = b.apply("add", x, b.convert(b.index(dim(1) + dim(0) * -1), "f32"))
     b.store_dense(b.operand("y", "f32", 300), b.reduce_column("add", value), (1,))
-    plan = b.finish()
-    assert not plan_kernels(plan, TARGETS["host"]).kernels[0].leaves
-    check(plan, [whole_numbers(9900, "bf16"), np.zeros(300, np.float32)])
+    check(b.finish(), [whole_numbers(9900, "bf16"), np.zeros(300, np.float32)])
 
 
-def test_bf16_beside_f32_taken_apart():
+def test_bf16_beside_f32():
     b = PlanBuilder("mixed", (50, 299), row_dims=1)
     x, y = (b.convert(b.load_dense(b.operand(n, "bf16", 50 * 299)), "f32") for n in "xy")
     gain, row = b.load(b.operand("g", "f32", 299), dim(1)), b.load(b.operand("r", "bf16", 50), dim(0))
     value = b.apply("multiply", b.apply("add", b.apply("multiply", x, y), gain), b.convert(row, "f32"))
     b.store_dense(b.operand("s", "f32", 299), b.reduce_column("add", value), (1,))
     plan = b.finish()
-    assert len(plan_kernels(plan, TARGETS["host"]).kernels[0].leaves) == 3
     check(plan, [whole_numbers(o.size, o.dtype, k) for k, o in enumerate(plan.operands)])
 
 
@@ -253,11 +245,11 @@ def test_which_kernel_adds_up():
         return plan_kernels(columns(shape, "f32")[0], target).kernels[0]
 
     rows = 2 * host.l2_bytes // (4 * 3072)
-    assert isinstance(first((rows, 3072)), LineKernel)
+    assert isinstance(first((rows, 3072)), RowKernel), "a strip would read a new page with every row"
     assert isinstance(first((64, 256)), ColumnKernel), "all of it stays in a cache"
     assert isinstance(first((100_000, host.lanes())), ColumnKernel), "a strip is a row"
     narrow = norm_gradients(64, 8, "f32", "row")
-    assert isinstance(plan_kernels(narrow, host).kernels[0], LineKernel), "what happens once per row"
+    assert isinstance(plan_kernels(narrow, host).kernels[0], RowKernel), "what happens once per row"
     b = PlanBuilder("numbers", (1000, 4), row_dims=1)
     b.store(
         b.operand("y", "f32", 1),
@@ -265,79 +257,3 @@ def test_which_kernel_adds_up():
         b.reduce_column("add", b.load(b.operand("x", "f32", 1000), dim(0))),
     )
     assert isinstance(plan_kernels(b.finish(), host).kernels[0], RowKernel), "no element is added up"
-
-
-def test_units_for_many_threads():
-    def kernel(shape):
-        return plan_kernels(columns(shape, "f32")[0], TARGETS["host"]).kernels[0]
-
-    assert [(k.partials.groups, k.panels) for k in map(kernel, [(4096, 3072), (64, 8192), (3, 50_000)])] == [
-        (16, 1), (2, 4), (1, 16)
-    ]  # fmt: skip
-    panels = kernel((3, 50_000))
-    assert panels.panel * (panels.panels - 1) < 50_000 <= panels.panel * panels.panels
-    assert panels.panel % (4 * panels.target.lanes()) == 0
-
-
-def test_how_many_rows_at_once():
-    target = named_target("avx512")
-
-    def rows(plan, line_bytes=4096):
-        roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
-        return rows_at_once(plan, target, roots, line_bytes)
-
-    assert rows(columns((64, 512), "f32")[0]) == 4
-    assert rows(columns((64, 512), "bf16")[0]) == 2
-    assert rows(columns((64, 9000), "bf16")[0], 36_000) == 8, "sums that leave the first cache"
-    assert rows(columns((64, 6144), "f32")[0], 24_576) == 4
-    assert rows(columns((64, 9000), "f32")[0], 36_000) == 8
-    assert rows(norm_gradients(64, 512, "f32")) == 2
-    assert rows(norm_gradients(64, 9000, "f32"), 36_000) == 4
-    assert rows(norm_gradients(64, 512, "f32", "element")) == 2
-    b = PlanBuilder("long", (64, 512), row_dims=1)
-    value = b.load_dense(b.operand("x", "f32", 64 * 512))
-    for step in range(40):
-        value = b.apply("multiply", value, b.constant(1.0 + step, "f32"))
-    b.store_dense(b.operand("y", "f32", 512), b.reduce_column("add", value), (1,))
-    assert rows(b.finish()) == 1, "arithmetic hides the loads of sums"
-
-
-def test_what_is_asked_for_ahead():
-    def ahead(plan, l3_bytes):
-        roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
-        return [
-            plan.operands[n.operand].name
-            for n in lines_to_come(plan, replace(host_target(), l3_bytes=l3_bytes), roots)
-        ]
-
-    assert ahead(norm_gradients(64, 512, "f32"), 0) == ["x", "g"]
-    assert ahead(norm_gradients(64, 512, "f32"), 1 << 30) == []
-    plan = columns((64, 512), "bf16")[0]
-    assert ahead(plan, 0) == []
-    roots = [n.arg for n in plan.nodes if type(n).__name__ == "ReduceNode"]
-    assert len(lines_to_come(plan, replace(host_target(), l3_bytes=0), roots, narrowest=1)) == 1
-    b = PlanBuilder("gaps", (64, 512), row_dims=1)
-    x = b.load(b.operand("x", "f32", 64 * 600), dim(0) * 600 + dim(1))
-    b.store_dense(b.operand("y", "f32", 512), b.reduce_column("add", x), (1,))
-    assert ahead(b.finish(), 0) == []
-
-
-def test_groups_end_at_whole_rounds_of_rows():
-    """Groups as large as each other but for a round, and no row twice or left out."""
-    f = FunctionBuilder(Module(host_target()), "first", [])
-    for rows, groups, at_once in [(683 * 16, 16, 4), (1365, 16, 4), (37, 1, 8), (70, 2, 4), (5, 3, 8)]:
-        starts = [first_row(f, rows, groups, at_once, g) for g in range(groups + 1)]
-        assert starts[0] == 0 and starts[-1] == rows
-        sizes = np.diff(starts)
-        assert (sizes >= 0).all() and max(sizes) - min(sizes[:-1], default=0) <= max(at_once, rows // groups)
-        assert all(start % at_once == 0 for start in starts[:-1] if start < rows)
-
-
-def test_which_sums_take_two_rows_at_once():
-    def summed(plan, name="avx512_bf16"):
-        return len(plan_kernels(plan, without_caches(named_target(name))).kernels[0].summed)
-
-    assert summed(columns((64, 512), "bf16")[0]) == 1
-    assert summed(columns((64, 512), "bf16")[0], "avx512") == 0, "the instruction is missing"
-    assert summed(columns((64, 512), "bf16", "maximum")[0]) == summed(columns((64, 512), "f32")[0]) == 0
-    assert summed(norm_gradients(64, 512, "bf16")) == 0, "one of the sums is of products"

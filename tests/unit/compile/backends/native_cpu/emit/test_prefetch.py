@@ -1,15 +1,13 @@
-"""Rows at computed places: asked for ahead, read in any order, past the caches; against the evaluator."""
+"""Rows at computed places: prefetched, non-temporal; against the evaluator."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.ahead import rows_ahead, run_ahead
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.nest import shuffled
+from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
 from mpmd.compile.backends.native_cpu.llvm.module import Module
@@ -193,42 +191,32 @@ def test_every_sum_is_rounded(targets, dtype, combine, width, threads):
     agrees(scattered(40, width, dtype, combine), targets, threads=threads, rounding=True)
 
 
-def test_what_is_asked_for_ahead():
+def test_what_is_prefetched():
     near, far = named_target("avx512"), small_caches(named_target("avx512"))
-    assert rows_ahead(gathered(50, 768, "f32"), near).distances == (1,)
-    assert rows_ahead(gathered(50, 64, "f32"), near).distances == (8,), "2 KB ahead"
-    assert rows_ahead(gathered(50, 768, "f32"), far).distances == (4, 2, 1)
-    assert rows_ahead(gathered(50, 128, "f32"), far).distances == (24, 12)
-    assert rows_ahead(gathered(50, 1 << 14, "bf16"), far).distances == (4, 2, 1)
-    assert [r.operand for r in rows_ahead(normalise(embedded(50, 64, "f32")), near).runs] == [1]
-    ahead = rows_ahead(normalise(embedded(50, 64, "f32")), far)
-    assert [r.operand for r in ahead.runs] == [1, 2], "the hardware does not foresee the second one either"
-    assert ahead.whole_lines(16) == 1 and rows_ahead(gathered(9, 64, "bf16", "f32"), far).whole_lines(16) == 2
-    (run,) = rows_ahead(picked(50, 768, "f32", pitch=1000), far).runs
-    assert str(run.index) == "d0*1000 + d1", "the row that the elements are in"
-    assert rows_ahead(gathered(50, 2048, "f32"), far).shuffled
-    assert not rows_ahead(picked(50, 768, "f32"), far).shuffled
-    assert not rows_ahead(gathered(50, 2049, "f32"), far).shuffled, "the hardware finds its way in long rows"
-    assert not rows_ahead(gathered(50, 768, "f32"), near).shuffled
-    assert rows_ahead(scattered(50, 768, "f32"), far).shuffled
+    assert RowPrefetch.of(gathered(50, 768, "f32"), near).distances == (1,)
+    assert RowPrefetch.of(gathered(50, 64, "f32"), near).distances == (8,), "2 KB ahead"
+    assert RowPrefetch.of(gathered(50, 768, "f32"), far).distances == (4, 2)
+    assert RowPrefetch.of(gathered(50, 128, "f32"), far).distances == (24, 12)
+    found = RowPrefetch.of(normalise(embedded(50, 64, "f32")), near)
+    assert [a.operand for a in found.accesses] == [1]
+    assert RowPrefetch.of(scattered(50, 768, "f32"), far)
 
 
-def test_what_is_not_asked_for():
+def test_what_is_not_prefetched():
     far = small_caches(named_target("avx512"))
-    assert rows_ahead(gathered(1, 768, "f32"), far) is None, "no row comes"
-    assert rows_ahead(gathered(50, 8, "f32"), far) is None, "less than a line"
+    assert RowPrefetch.of(gathered(1, 768, "f32"), far) is None, "there is no later row"
+    assert RowPrefetch.of(gathered(50, 8, "f32"), far) is None, "less than a line"
     b = PlanBuilder("copy", (50, 768))
     b.store_dense(b.operand("y", "f32", 50 * 768), b.load_dense(b.operand("x", "f32", 50 * 768)))
-    assert rows_ahead(b.finish(), far) is None, "no place is computed"
-    assert rows_ahead(picked(50, 768, "f32"), named_target("avx512")) is None, "a cache has them"
-    assert rows_ahead(picked(50, 768, "f32", pitch=3000), far) is None, "most of a row is not read"
+    assert RowPrefetch.of(b.finish(), far) is None, "no place is computed"
+    assert RowPrefetch.of(picked(50, 768, "f32"), far) is None, "elements, not rows"
     b = PlanBuilder("far", (50, 768))
     at = b.load(b.operand("places", "s32", 50), dim(0))
     for _ in range(20):
         at = b.apply("multiply", at, at)
     x = b.load(b.operand("x", "f32", 50 * 768), value(at) * 768 + dim(1))
     b.store_dense(b.operand("y", "f32", 50 * 768), x)
-    assert rows_ahead(b.finish(), far) is None, "a place that takes long to compute"
+    assert RowPrefetch.of(b.finish(), far) is None, "a place that takes long to compute"
 
 
 def module_of(plan, target):
@@ -269,62 +257,4 @@ def test_a_part_of_a_large_table_counts_as_that_part():
     b.store_dense(b.operand("y", "f32", 16 * 64), x)
     plan = b.finish()
     assert streamed_operands(plan, target) == frozenset(), "what was looked up stays in a cache"
-    assert rows_ahead(plan, target).far, "but it comes from memory"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 24, 48, 128])
-def test_an_order_without_a_pattern(count):
-    order = shuffled(count)
-    assert sorted(order) == list(range(count)) and order == shuffled(count)
-    if count >= 24:
-        steps = [b - a for a, b in itertools.pairwise(order)]
-        assert max(map(steps.count, steps)) <= 3 + count // 16, "no step comes often"
-
-
-def test_results_of_gathers_are_claimed():
-    target = dataclasses.replace(named_target("avx512"), l2_bytes=100_000)
-    plan = gathered(50, 768, "f32")
-    assert [r.operand for r in rows_ahead(plan, target).results] == [2]
-    claim = "i32 1, i32 3, i32 1)"
-    assert claim in module_of(plan, target).text()
-    assert claim not in module_of(plan, named_target("avx512")).text()
-    assert not rows_ahead(plan, named_target("avx512")).results, "the second cache has all"
-    assert not rows_ahead(plan, small_caches(target)).results, "it goes past the caches"
-    assert not rows_ahead(scattered(50, 768, "f32"), target).results, "rows at computed places"
-    (run,) = rows_ahead(along_columns(50, 768, "f32"), target).results
-    assert str(run.index) == "d0*38400 + d1*768 + d2"
-    for rows, width in ((50, 768), (40, 1001)):
-        agrees(gathered(rows, width, "f32"), [dataclasses.replace(t, l2_bytes=100_000) for t in TARGETS])
-        agrees(embedded(rows, width, "bf16"), [dataclasses.replace(t, l2_bytes=50_000) for t in TARGETS])
-
-
-def converted(size, source, dtype, *others, op=None):
-    """x of one type as another one, and the sum with other arrays."""
-    b = PlanBuilder("convert", (size,))
-    x = b.convert(b.load_dense(b.operand("x", source, size)), "f32")
-    x = b.apply(op, x) if op else x
-    for name in others:
-        x = b.apply("add", x, b.load_dense(b.operand(name, "f32", size)))
-    b.store_dense(b.operand("y", dtype, size), b.convert(x, dtype))
-    return b.finish()
-
-
-@pytest.mark.parametrize("source,dtype", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f32", "bf16")])
-def test_a_single_run_is_asked_for(source, dtype):
-    far = small_caches(named_target("avx512_bf16"))
-    text = assembly_of(converted(1 << 15, source, dtype), far)
-    assert text.count("prefetcht0") >= 2 and "vmovnt" in text
-    assert "prefetch" not in assembly_of(converted(1 << 15, source, dtype), named_target("avx512_bf16"))
-    for size in (1 << 15, (1 << 15) + 17, 8200):
-        agrees(converted(size, source, dtype), SIZES[1], shift=0)
-        agrees(converted(size, source, dtype), SIZES[1], threads=3, shift=16)
-
-
-def test_what_of_runs_is_not_asked_for():
-    far = small_caches(named_target("avx512"))
-    streamed = streamed_operands(converted(1 << 15, "f32", "f32"), far)
-    assert run_ahead(converted(1 << 15, "f32", "f32"), far, streamed).size == 4
-    assert run_ahead(converted(1 << 15, "f32", "f32"), far, ()) is None, "results stay in the caches"
-    assert run_ahead(converted(1 << 15, "f32", "f32", "z"), far, {2}) is None, "two runs"
-    assert run_ahead(converted(1 << 15, "f32", "f32", op="tanh"), far, streamed) is None, "memory can wait"
-    assert run_ahead(converted(4000, "f32", "f32"), far, streamed) is None, "short"
+    assert len(RowPrefetch.of(plan, target).distances) == 2, "but it comes from memory"

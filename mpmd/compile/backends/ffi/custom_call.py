@@ -22,12 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.ffi_frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
+from mpmd.compile.backends.ffi.frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
 from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
 from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, jit_compiler
 from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.llvm.types import Value
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.errors import CompileError
 
@@ -114,8 +113,8 @@ def _table() -> _Table:
 
 def _state_type() -> tuple[np.ndarray, np.ndarray]:
     """Memory of an `XLA_FFI_TypeId` and of an `XLA_FFI_TypeInfo` (size, extension, deleter)."""
-    number, info = aligned_empty((1,), np.int64), aligned_empty((3,), np.int64)
-    number[0], info[:] = 0, (info.nbytes, 0, 0)
+    number, info = np.zeros(1, np.int64), np.zeros(3, np.int64)
+    info[0] = info.nbytes
     return number, info
 
 
