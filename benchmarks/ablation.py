@@ -51,7 +51,7 @@ class Off:
 
     Attributes:
         place: module below the native backend and attribute, `emit.kernels:strided_dim`.
-        value: its replacement.
+        value: what is in its place.
     """
 
     place: str
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of the fragments")
     parser.add_argument("--sizes", default="gpt2,small")
     parser.add_argument(
-        "--list", action="store_true", help="only list which fragments a mechanism is part of"
+        "--list", action="store_true", help="only report which fragments a mechanism is part of"
     )
     parser.add_argument("--dtypes", default="f32,bf16")
     options = parser.parse_args()

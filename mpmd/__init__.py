@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The classes of a step's stages, which bring the compiler: imported where one is asked for."""
+    """The classes of a step's stages, which import the compiler: imported on first access."""
     if name not in ("Compiled", "Lowered", "Traced"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mpmd.api import stages

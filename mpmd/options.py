@@ -77,8 +77,8 @@ class PipelineOptions:
         kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace those of
             the native backend; `dump_to` writes these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
-            `reference`: the program of `native` run by NumPy, to find errors of generated code.
-        compile_cache_dir: folder that keeps native code between runs; empty: a folder in that of JAX's own
+            `reference`: the program of `native`, run by NumPy, to find errors of generated code.
+        compile_cache_dir: folder that keeps native code between runs; empty: a folder in JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: size limit of that folder.
         device_memory_bytes: memory of a device, for the native backend: a fragment that would need more than

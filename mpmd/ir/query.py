@@ -52,7 +52,7 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
 
-    def visit(some: Iterable[Op]) -> None:  # half the time of MLIR's walk, which calls back for each op
+    def visit(some: Iterable[Op]) -> None:  # half the time of MLIR's traversal, which calls back for each op
         for op in some:
             if isinstance(op, kind):
                 found.append(op)

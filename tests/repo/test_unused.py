@@ -36,7 +36,7 @@ FOR_TESTS = {
     "H200": "the device of the GPU target",
 }
 """Names of the library that only tests use, and what they are for."""
-GIVEN = {"Timeline", "MeshMemory", *vars(mpmd)}
+GIVEN = {"Timeline", "MeshMemory", "Compiled", "Lowered", "Traced", *vars(mpmd)}
 """Classes whose values users are given: they call the methods."""
 REGISTERS = re.compile(r"(?!functools|contextlib|dataclasses)")
 """Decorators that may give what they decorate to a table."""

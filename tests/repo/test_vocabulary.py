@@ -53,7 +53,7 @@ VAGUE_CLASSES = {"Unit", "Place", "Form", "Kind", "Way", "Piece", "Site", "Thing
 SHARED_NAMES = {"Block", "Fetch", "Run", "_Row"}
 
 ALLOWED: dict[str, int] = {
-    "mpmd/compile/backends": 292,
+    "mpmd/compile/backends": 115,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 

@@ -152,8 +152,8 @@ class CollectiveThunk:
 
     Attributes:
         name: of the instruction that it computes.
-        plan: what the devices do.
-        arrays: where this device's operands and results are.
+        plan: the work of the devices.
+        arrays: slices of this device's operands and results.
     """
 
     name: str

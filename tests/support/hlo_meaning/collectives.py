@@ -110,7 +110,7 @@ def _reduce_scatter(
 
 
 def _all_to_all(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
-    """Member i sends part j to member j, which puts it at place i."""
+    """Member i sends part j to member j, which stores it at position i."""
     out: list[Value] = [None] * len(rows)
     for group in _members(instruction, devices, engine):
         for position, k in enumerate(group):

@@ -25,7 +25,7 @@ from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
 OWN = -1
-"""The device itself as a member."""
+"""The member that stands for the device itself."""
 
 _WIDE = {"bf16": "f32", "f16": "f32"}
 _MAX_MEMBERS = 16
@@ -34,7 +34,7 @@ _MAX_MEMBERS = 16
 
 @dataclass(frozen=True)
 class Pointer:
-    """The array of an operand of a collective's kernel.
+    """Where a kernel of a collective finds an array.
 
     Attributes:
         array: number among the operands, then the results, of the collective.
@@ -49,12 +49,12 @@ class Pointer:
 
 @dataclass(frozen=True)
 class CollectiveKernel:
-    """A kernel that devices run between the barriers of a collective.
+    """A kernel that devices run while all of them are there.
 
     Attributes:
-        plan: its computation.
+        plan: what it computes.
         pointers: one per operand of the plan.
-        shared: whether each member does only its share of the work.
+        shared: whether each member does only its share of the work's units.
         devices: which devices run it; all if None.
     """
 
@@ -138,7 +138,7 @@ def _results(instruction: HloInstruction) -> list[Shape]:
 
 
 def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its share of the elements and writes the sums into the results of all members."""
+    """Every member sums its share of the elements and writes the sums into everybody's result."""
     pieces = []
     for number, operand in enumerate(instruction.operands):
         size, dtype = operand.shape.size, operand.shape.dtype
@@ -154,7 +154,7 @@ def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its part of the operands of all members."""
+    """Every member sums its part of everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(result, instruction.dimensions[0])
@@ -171,7 +171,7 @@ def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[
 
 
 def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies the operands of all members."""
+    """Every member copies everybody's operand."""
     pieces = []
     for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
         outer, inner = _around(operand.shape, instruction.dimensions[0])
@@ -187,7 +187,7 @@ def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[Coll
 
 
 def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies its part of the operands of all members."""
+    """Every member copies its part of everybody's operand."""
     if not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
     (operand,) = instruction.operands
@@ -238,7 +238,7 @@ def _around(shape: Shape, along: int) -> tuple[int, int]:
 
 
 def _part(stride: int, offset: int = 0) -> Index:
-    """Element of part `dim 1` in row `dim 0` of rows `stride` elements apart."""
+    """Element of part `dim 1` in row `dim 0` of rows that lie `stride` elements apart."""
     return linear([dim(0), dim(1)], [stride, 1], offset)
 
 

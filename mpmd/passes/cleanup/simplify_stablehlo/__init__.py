@@ -94,7 +94,7 @@ class SimplifyStablehlo(FunctionPass):
 
 
 def _simplify(where: ir.Func | ir.Fragment, table: Table) -> None:
-    """Removes what is unused and rewrites, until nothing applies; leaves out fragments in a function."""
+    """Removes unused ops and rewrites, until nothing applies; leaves out fragments in a function."""
     while _round(_without_dead_ops(where), table):
         pass
 
@@ -136,9 +136,9 @@ def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
 
 
 def _without_dead_ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
-    """Erases pure ops that nothing uses, last first, however deep; what is left, outer before inner.
+    """Erases pure ops that nothing uses, last first, at any depth; returns the others, outer before inner.
 
-    Terminators are left out, and what is in fragments.
+    Terminators and the contents of fragments are left out.
     """
     left: list[ir.Op] = []
     for op in reversed(ir.ops(where)):
