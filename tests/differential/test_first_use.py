@@ -251,6 +251,7 @@ def test_the_switches_of_jax_that_look_for_nans_and_infinities(backend, switch, 
     assert isinstance(caught.value, FragmentError) and isinstance(caught.value, FloatingPointError)
 
 
+@pytest.mark.slow
 def test_the_switch_of_jax_that_turns_jit_off():
     seen = []
 

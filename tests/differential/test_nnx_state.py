@@ -64,7 +64,7 @@ def model_parts():
     return nnx.split(nnx.List([StatefulBlock(nnx.Rngs(i)) for i in range(3)]), nnx.Param, ...)
 
 
-@pytest.mark.fast_cases("by_closure", "by_argument")
+@pytest.mark.fast_cases("by_closure")
 @pytest.mark.parametrize("apply", (by_module, by_method, by_closure, by_argument))
 def test_what_a_stage_changes_is_changed(apply):
     structure, params, rest = model_parts()

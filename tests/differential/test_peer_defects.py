@@ -246,6 +246,7 @@ def test_defect_6_what_cannot_be_is_an_exception(case):
         pipelined(step, 2, options=config).lower(params, x[:rows], y[:rows])
 
 
+@pytest.mark.slow
 def test_defect_13_sums_in_their_natural_form_cost_no_more():
     """Gradients are added outside of the microbatch; each sum moves to where its terms arise."""
     stages, microbatches = 4, 8

@@ -75,6 +75,7 @@ def test_it_is_in_the_table_in_the_pipeline_and_has_flags_and_docs(scratch: Path
     run(scratch, "-c", USE)
 
 
+@pytest.mark.slow
 def test_it_passes_the_tests_that_every_pass_has_to_pass(scratch: Path) -> None:
     """Its text test, that this shows all there is, and in `test_architecture` its docstring and its name."""
     out = run(

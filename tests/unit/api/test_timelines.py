@@ -108,6 +108,7 @@ def test_pictures_of_both(step):
     assert any(e["ph"] == "C" and sum(e["args"].values()) for e in events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_meshes_work_at_the_same_time(devices):
     """Also those of several devices, whose fragments one client would run one after the other."""

@@ -205,6 +205,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_entries_at_once(folder):
     command = [sys.executable, "-c", WRITING, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -242,6 +242,7 @@ an op that uses what was in an erased op: True
 """
 
 
+@pytest.mark.slow
 def test_objects_for_what_is_gone_do_no_harm() -> None:
     done = subprocess.run(
         [sys.executable, "-c", DANGEROUS], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120

@@ -69,6 +69,7 @@ def _run(program: str, *arguments: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_blocks_that_were_freed_are_used_again_without_page_faults() -> None:
     kept, faults = _run(FAULTS, "keep")[0].split()
     if kept == "False":

@@ -22,6 +22,7 @@ def test_a_closed_pipe_is_no_error(runner):
     assert (child.returncode, said) == (141, b"")
 
 
+@pytest.mark.slow
 def test_what_a_script_returns_is_its_status():
     code = "import mpmd.tools.command_line as m; m.run_script(lambda: 3)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 3

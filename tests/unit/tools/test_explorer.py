@@ -336,6 +336,7 @@ def test_a_step_that_cannot_be_lowered_leaves_a_page(tmp_path):
     assert "failed" in [s["outcome"] for s in data["steps"]] and data["findings"][0].startswith("error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's script with node")
 def test_the_script_shows_every_step_in_every_way(explored):
     path, lowered = explored
