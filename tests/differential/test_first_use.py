@@ -58,7 +58,7 @@ def data(tree):
     )
 
 
-@pytest.mark.fast_cases("native-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "each"), [("native", 1), ("native", 2), ("xla", 2)])
 def test_an_optimizer_that_adds_noise(backend, each):
     """Its random numbers count in 64 bits, and the counts go from fragment to fragment."""
@@ -291,6 +291,7 @@ class Net(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_linen_modules_that_change_state_in_a_stage():
     variables = Net().init(jax.random.key(0), X)
 

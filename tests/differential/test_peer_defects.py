@@ -375,6 +375,7 @@ def test_defect_19_the_second_call_compiles_nothing():
     assert traced == [(8, 4), (4, 4)]
 
 
+@pytest.mark.slow
 def test_defect_21_stages_follow_the_topology_not_the_names_of_meshes():
     names = ["m10", "m2", "m1"]
     topology = mpmd.make_topology(dict.fromkeys(names, 1))

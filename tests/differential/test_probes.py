@@ -29,6 +29,7 @@ def program(jitted, *args):
     return jitted.compiled(*args).program
 
 
+@pytest.mark.slow
 def test_global_norm_clipping_as_a_sum_over_all_gradients():
     def step(params, *batch):
         loss, grads = mpmd.accumulate_gradients(LOSS, 2)(params, *batch)
@@ -48,6 +49,7 @@ def loss_with_metric(params, x, y):
     return named(lambda p, x, y: square(dense(p, x), y), 2)(params["s2"], x, y), largest
 
 
+@pytest.mark.slow
 def test_a_metric_of_a_middle_stage_reduced_with_max():
     def step(params, x, y):
         def body(carry, x, y):
@@ -149,6 +151,7 @@ def test_a_value_that_goes_from_the_last_stage_to_the_first_of_the_next_microbat
     check(step, PARAMS, *BATCH)
 
 
+@pytest.mark.slow
 def test_a_constant_auxiliary_output():
     def loss(params, x, y):
         return LOSS(params, x, y), {"rows": jnp.int32(x.shape[0]), "version": 7.0}
@@ -189,6 +192,7 @@ def test_named_computations_inside_a_scan_body():
     assert messages(program(jitted, STACKS, *BATCH)) == 2 * ROUNDS - 1
 
 
+@pytest.mark.slow
 def test_gradients_of_a_scan_over_named_computations_in_a_loop_over_microbatches():
     def step(params, *batch):
         return mpmd.accumulate_gradients(through_scan, 2)(params, *batch)
@@ -206,6 +210,7 @@ def test_a_scan_in_reverse():
     check(step, STACKS, *BATCH, stages=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("microbatches", "stages"),
     [(6, 2), *(pytest.param(m, 4, marks=pytest.mark.slow) for m in (3, 10))],
@@ -248,6 +253,7 @@ def test_forward_mode():
     check(step, PARAMS, *BATCH)
 
 
+@pytest.mark.slow
 def test_a_custom_gradient_around_a_named_computation():
     @jax.custom_vjp
     def scaled(p, x):
@@ -272,6 +278,7 @@ def test_a_custom_gradient_around_a_named_computation():
     check(step, PARAMS, *BATCH)
 
 
+@pytest.mark.slow
 def test_several_stages_on_one_mesh():
     """Four stages on two meshes, one after the other on each: the pipeline goes around twice."""
     params = {f"s{s}": dense_params(s) for s in range(4)}
@@ -303,6 +310,7 @@ def test_two_rounds_on_four_meshes_with_any_number_of_microbatches(microbatches)
     assert messages(program(jitted, params, *batch)) == 2 * 7 * microbatches
 
 
+@pytest.mark.slow
 def test_skips_from_two_stages_to_the_last():
     """Each stage of four passes on what it and others need; every gradient goes straight to its stage."""
     params = {f"s{s}": dense_params(s) for s in range(4)}
@@ -337,6 +345,7 @@ def test_one_weight_on_four_stages(schedule):
     assert messages_by_route(program(jitted, params, *batch)) == needed
 
 
+@pytest.mark.slow
 def test_meshes_that_are_not_in_the_order_of_the_stages():
     def step(params, *batch):
         return mpmd.accumulate_gradients(LOSS, 4)(params, *batch)
@@ -362,6 +371,7 @@ def test_a_scan_that_comes_to_every_mesh_twice_says_how_it_was_ordered():
     assert pipelined(step, 2, "interleaved_1f1b").lower(STACKS, *BATCH).warnings == []
 
 
+@pytest.mark.slow
 def test_a_batch_dim_that_is_not_the_first():
     def loss(params, x, y):
         return LOSS(params, x.T, y.T)

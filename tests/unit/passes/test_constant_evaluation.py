@@ -70,6 +70,7 @@ def test_what_depends_on_arguments_or_on_rounding_is_unknown(name):
     assert evaluated(UNKNOWN[name], jnp.int32(1)) is None
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_updates_needs_no_recursion():
     def chain():
         found = jnp.zeros(3, jnp.int32)
