@@ -11,6 +11,7 @@ import hashlib
 import logging
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,17 @@ class Checkpoints:
         return state.replace(**restored), run["losses"]
 
     def _remove_unfinished(self, step: int) -> None:
-        """Removes what a failed save wrote: orbax gives a checkpoint its name once it is whole."""
-        for path in self.directory.glob(f"{step}.*"):
-            shutil.rmtree(path, ignore_errors=True)
+        """Removes the files of a failed save: orbax gives a checkpoint its name once it is whole.
+
+        Threads of the save may still write other arrays, so it removes until nothing comes back, for 10 s.
+        """
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            for path in self.directory.glob(f"{step}.*"):
+                shutil.rmtree(path, ignore_errors=True)
+            time.sleep(0.1)
+            if not any(self.directory.glob(f"{step}.*")):
+                return
 
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
