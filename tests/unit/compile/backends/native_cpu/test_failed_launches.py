@@ -46,7 +46,7 @@ def test_devices_that_come_at_different_times():
 
 
 def sum_on_two(monkeypatch, patience):
-    """A sum over two devices, and its program: whoever waits gives up after so many naps."""
+    """A sum over two devices, and its program: a device that waits gives up after so many back-offs."""
     monkeypatch.setitem(register.__kwdefaults__, "patience", patience)
     made = OnMesh(lambda a: lax.psum(a, "x") + patience, [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
     return made, NativeCpuBackend().register(made.native.made, made.fragment.mesh, mesh_of({"x": 2}))
