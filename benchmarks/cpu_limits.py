@@ -11,14 +11,14 @@ import numpy as np
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import Device, cpu_device
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value, constant, vector
 
 _CHAINS = 12  # independent sums: more than latency times units of any core
 _READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best

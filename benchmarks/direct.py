@@ -12,11 +12,11 @@ import numpy as np
 
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.engine import compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
 
 
 def program_array(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:

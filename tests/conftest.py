@@ -6,8 +6,8 @@ import signal
 import jax
 import pytest
 
-from mpmd.compile.backends.native_cpu.llvm import engine
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.llvm import engine
 from tests.support.fast_cases import mark_slow_cases
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -23,7 +23,7 @@ from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import COMMAND_BUFFER, GpuBuffer, Handler, Launch, Scalar
 from benchmarks.gpu.kernels import BLOCK, scale_add
 from benchmarks.gpu.table import RecordingTable, real_table
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.llvm.target import host_target
 
 LAUNCHES, COUNT, ALPHA = 60, 1 << 14, 0.5
 GRAPHS = {"xla_gpu_graph_min_graph_size": 1}

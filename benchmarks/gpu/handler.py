@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
 from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value, constant
 
 COMMAND_BUFFER = 1  # trait: the call may be captured in a CUDA graph
 STREAM_GET_BYTES = 32

@@ -24,7 +24,7 @@ from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import GpuBuffer, Handler, Launch, Scalar
 from benchmarks.gpu.kernels import BLOCK, CompiledKernel, scale_add
 from benchmarks.gpu.table import RecordingTable, real_table
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.llvm.target import host_target
 
 ALPHA = 2.5
 SMALL, CHECKED, LARGE = 1 << 10, 1 << 20, 1 << 27

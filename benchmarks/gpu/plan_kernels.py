@@ -28,14 +28,14 @@ from benchmarks.gpu.table import real_table
 from mpmd.compile.backends.native_cpu.emit.loop import meets_itself, store_all
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.scope import Lanes, Scope
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.target import CpuTarget, host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import DTYPE_BYTES, NUMPY_DTYPE, OPERATIONS
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget, host_target
 from mpmd.errors import CompileError
 
 BLOCK, VECTOR_BYTES = 256, 16

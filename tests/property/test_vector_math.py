@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import compile_module, emit_assembly
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import vector
 from mpmd.compile.backends.native_cpu.math.functions import BINARY, UNARY
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import compile_module, emit_assembly
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.types import vector
 
 REFERENCE = {
     "cbrt": np.cbrt,

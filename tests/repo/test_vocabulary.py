@@ -52,7 +52,8 @@ VAGUE_CLASSES = {"Unit", "Place", "Form", "Kind", "Way", "Piece", "Site", "Thing
 SHARED_NAMES = {"Block", "Fetch", "Run", "_Row"}
 
 ALLOWED: dict[str, int] = {
-    "mpmd/compile/backends": 115,
+    "mpmd/compile/backends": 103,
+    "mpmd/compile/llvm": 12,
 }
 """Room → how many violations are still in it.  Lower the numbers; do not raise them."""
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.llvm import engine
 from mpmd.compile.buffers import packing
 from mpmd.compile.compilation import Compilation
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
+from mpmd.compile.llvm import engine
 from mpmd.compile.schedule import exchange
 from tests.support import native_fragments
 

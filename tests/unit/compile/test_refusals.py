@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 from mpmd.compile.backends.native_cpu import ffi
 from mpmd.compile.backends.native_cpu.compiled_program import compile_program
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.compiler import compile_fragments, get_backend
 from mpmd.compile.fallbacks import fallback_warning
+from mpmd.compile.llvm.target import host_target
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 

@@ -23,11 +23,11 @@ import jax
 import numpy as np
 
 from mpmd.compile.backends.ffi.frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, jit_compiler
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import LoadedCode, compile_module, jit_compiler
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.types import Value
 from mpmd.errors import CompileError
 
 TARGET_NAME = "mpmd_native"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import jax
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import CompileError
 
 API_MAJOR, API_MINOR = 0, 3

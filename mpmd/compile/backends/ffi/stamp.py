@@ -15,11 +15,11 @@ import jax
 from mpmd.compile.backends.ffi.custom_call import capsule
 from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
 from mpmd.compile.backends.ffi.timing import emit_entry, emit_now
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.target import host_target
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.types import Value, constant
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""

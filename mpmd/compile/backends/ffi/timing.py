@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value, constant
 from mpmd.support.execution_log import (
     CAPACITY_AT,
     CLOCK_MONOTONIC,

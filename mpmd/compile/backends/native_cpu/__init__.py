@@ -4,8 +4,6 @@
 |---|---|
 | `backend.py`, `dispatch.py` | the backend; which thread runs a program |
 | `compilation.py` | the CPU as a target of the driver |
-| `target.py` | the CPU as data |
-| `llvm/` | IR as text, object files, loading |
 | `math/` | exp, log, tanh ... for vectors of any width |
 | `storage.py`, `narrow.py` | dtypes in memory and in registers; those of less than a byte |
 | `emit/` | kernel plans → kernels |

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
-from mpmd.compile.backends.native_cpu.llvm.engine import assembly_of
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
-from mpmd.compile.backends.native_cpu.target import MEMORY, CpuTarget, host_target
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -19,6 +17,8 @@ from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.trace import PAIRS
+from mpmd.compile.llvm.engine import assembly_of
+from mpmd.compile.llvm.target import MEMORY, CpuTarget, host_target
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk

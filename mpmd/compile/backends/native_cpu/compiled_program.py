@@ -14,15 +14,15 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, load_object, object_of
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.backends.native_cpu.overrides import Override, apply_overrides
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.llvm.engine import LoadedCode, load_object, object_of
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
 
 _SIZES = struct.Struct("<3Q")
 

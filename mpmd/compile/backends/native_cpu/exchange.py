@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
     DEVICE_AT,
     MESH_AT,
@@ -20,6 +18,8 @@ from mpmd.compile.backends.native_cpu.meeting import (
     Meet,
     MeshLayout,
 )
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value, constant
 
 
 @dataclass(frozen=True)

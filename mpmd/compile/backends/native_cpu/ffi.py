@@ -35,9 +35,9 @@ from mpmd.compile.backends.native_cpu.meeting import (
 )
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.llvm.module import Module
 
 
 class CpuKernel(Protocol):

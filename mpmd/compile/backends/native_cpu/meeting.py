@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.backends.native_cpu.waiting import OPENED_AT, back_off
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant
 
 DEVICES, PATIENCE = 0, 8
 """The memory of a mesh begins with how many devices it has, and how many naps to wait."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import (
     LATE,
     MESH_AT,
@@ -22,6 +21,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     reason_of,
 )
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
+from mpmd.compile.llvm.types import Value, constant
 
 SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32, "log": 40}
 """A slot: its own busy flag, then pointers; that of the log is null while no call is timed.

@@ -10,10 +10,10 @@ only in `f8e8m0fnu`, whose smallest number is one.
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, with_element
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.kernels.narrow import NARROW_FLOATS, NarrowFloat
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value, constant, with_element
 
 _MANTISSA, _BIAS = 23, 127  # of f32
 _INFINITY, _NAN, _SIGN = 0x7F800000, 0x7FC00000, 1 << 31

@@ -22,13 +22,13 @@ from mpmd.compile.backends.native_cpu.exchange import (
     WriteDevice,
 )
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, FUNCTIONS, MET_AT, MeshLayout
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.backends.native_cpu.waiting import Barrier
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import CompileError
 
 _MIN_SHARED_UNITS = 8

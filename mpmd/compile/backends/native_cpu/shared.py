@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode, compile_module, emit_object, load_object
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.cache import DiskCache, key_of
+from mpmd.compile.llvm.engine import LoadedCode, compile_module, emit_object, load_object
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
 
 
 class SharedFunction(Protocol):

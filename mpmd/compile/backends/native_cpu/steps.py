@@ -24,7 +24,6 @@ from mpmd.compile.backends.native_cpu.program import (
     sequence_steps,
 )
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import MEMORY, CpuTarget
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -32,6 +31,7 @@ from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
+from mpmd.compile.llvm.target import MEMORY, CpuTarget
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,

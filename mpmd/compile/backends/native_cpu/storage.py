@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.types import (
+from mpmd.compile.kernels.narrow import NARROW, bits_of
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.types import (
     Value,
     constant,
     element_of,
@@ -21,7 +22,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     vector,
     with_element,
 )
-from mpmd.compile.kernels.narrow import NARROW, bits_of
 from mpmd.errors import CompileError
 
 MEMORY = {

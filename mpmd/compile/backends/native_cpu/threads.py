@@ -17,13 +17,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import LoadedCode
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, host_target
 from mpmd.compile.backends.native_cpu.waiting import PATIENCE, wait_until
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import LoadedCode
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES, host_target
+from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
 

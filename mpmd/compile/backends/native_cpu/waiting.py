@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant
 
 # Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.

@@ -5,13 +5,13 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan import IndexValue
 from mpmd.compile.kernels.positions import with_coarse_comparisons
+from mpmd.compile.llvm.target import host_target
 
 COMPARISONS = ("compare-lt", "compare-le", "compare-gt", "compare-ge")
 OUTER, INNER = 6, 8

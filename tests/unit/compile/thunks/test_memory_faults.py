@@ -11,7 +11,6 @@ from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
 from mpmd.compile.buffers.output_reuse import reuse_outputs
 from mpmd.compile.buffers.packing import DeviceMemory, LiveBlock, Room, bits
@@ -20,6 +19,7 @@ from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.report import assignment_report
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.llvm.target import host_target
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.poison import is_poison

@@ -21,14 +21,14 @@ from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, Tile
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.matmul import View
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.types import Value, constant, vector
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
-from mpmd.compile.backends.native_cpu.target import CpuTarget
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value, lanes_of
 from mpmd.errors import CompileError
 
 

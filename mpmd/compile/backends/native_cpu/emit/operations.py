@@ -5,15 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import (
-    Value,
-    bits_of,
-    constant,
-    is_float,
-    suffix,
-    with_element,
-)
 from mpmd.compile.backends.native_cpu.math import functions
 from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
@@ -21,6 +12,15 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import (
+    Value,
+    bits_of,
+    constant,
+    is_float,
+    suffix,
+    with_element,
+)
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]
 

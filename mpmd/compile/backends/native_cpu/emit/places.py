@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.types import (
+from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER
+from mpmd.compile.kernels.index import Atom, Index
+from mpmd.compile.kernels.plan import IndexValue, KernelPlan
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.builder import Index as Position
+from mpmd.compile.llvm.types import (
     Value,
     constant,
     element_of,
@@ -16,9 +19,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     vector,
     vector_constant,
 )
-from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER
-from mpmd.compile.kernels.index import Atom, Index
-from mpmd.compile.kernels.plan import IndexValue, KernelPlan
 
 
 @dataclass(frozen=True)

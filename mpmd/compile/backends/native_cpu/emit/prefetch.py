@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, arguments
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.builder import Index as Position
+from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.types import Value
 
 _NEAR_BYTES, _FAR_BYTES = 2 << 10, 12 << 10  # between a prefetch and its use
 _MIN_FAR_ROWS, _MAX_FAR_ROWS = 4, 64

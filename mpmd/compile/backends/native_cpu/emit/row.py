@@ -22,13 +22,13 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
 from mpmd.compile.kernels.plan import ELEMENT, ROW, store_arguments, store_level
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.builder import Index as Position
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.types import Value, lanes_of
 
 _SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 

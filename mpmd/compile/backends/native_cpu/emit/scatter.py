@@ -17,11 +17,11 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.plan import KernelPlan, Load
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.types import Value
 
 _MIN_UNITS = 16
 

@@ -11,15 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
 from mpmd.compile.backends.native_cpu.emit.places import Lanes, Places
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.types import (
-    Value,
-    constant,
-    lanes_of,
-    suffix,
-    vector,
-)
 from mpmd.compile.backends.native_cpu.storage import (
     BYTES,
     MEMORY,
@@ -40,6 +31,15 @@ from mpmd.compile.kernels.plan import (
     ReduceNode,
     Store,
     arguments,
+)
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.builder import Index as Position
+from mpmd.compile.llvm.types import (
+    Value,
+    constant,
+    lanes_of,
+    suffix,
+    vector,
 )
 
 

@@ -19,15 +19,15 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.builder import Index as Position
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.squares import transpose
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
 from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.builder import Index as Position
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.squares import transpose
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant, vector
 
 _MAX_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 

@@ -9,9 +9,9 @@ which is near by then.
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant
 
 _POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, lanes_of, vector, vector_constant, with_element
 from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value, lanes_of, vector, vector_constant, with_element
 
 
 class StoreSums:

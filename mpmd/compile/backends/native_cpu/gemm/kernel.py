@@ -20,12 +20,12 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
 from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, choose_tiling
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.types import Value, constant
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant, vector
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}

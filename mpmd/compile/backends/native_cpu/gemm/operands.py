@@ -10,11 +10,11 @@ from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.target import LINE_BYTES
+from mpmd.compile.llvm.types import Value, constant
 
 _FETCHES = 4  # tiles of which one fetches what comes next of A, and the others of B: there is more time for A
 

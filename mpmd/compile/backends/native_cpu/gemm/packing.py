@@ -13,12 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.squares import transpose
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, vector
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.squares import transpose
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value, constant, vector
 
 ARGUMENTS = (
     ("source", "ptr"),

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.types import Value
 from mpmd.errors import CompileError
 
 DTYPES = ("f32", "bf16", "f16", "f64")

@@ -20,12 +20,12 @@ from mpmd.compile.backends.native_cpu.gemm.batches import batch_offset, each_bat
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin_form import ThinForm
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, lanes_of, vector
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
-from mpmd.compile.backends.native_cpu.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.types import Value, constant, lanes_of, vector
 
 _AHEAD = 8  # steps of K by which columns are fetched in advance
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.target import CpuTarget
 
 _MAX_THIN = 8  # rows or columns
 _MIN_DEPTH = 32  # sums for which adding up lanes is worthwhile

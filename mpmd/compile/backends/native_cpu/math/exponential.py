@@ -9,13 +9,6 @@ terms, and one lookup and one multiply-add put the sixteenths' power of two in.
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import (
-    Value,
-    constant,
-    element_of,
-    vector_constant,
-)
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
@@ -28,6 +21,13 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     scale_at_once,
     scale_by_power_of_two,
     scales_at_once,
+)
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import (
+    Value,
+    constant,
+    element_of,
+    vector_constant,
 )
 
 _LOG2_E = 1.4426950408889634

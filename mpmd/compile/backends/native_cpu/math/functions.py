@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.math.exponential import exp, expm1, logistic
 from mpmd.compile.backends.native_cpu.math.lanes import call_each_lane
 from mpmd.compile.backends.native_cpu.math.logarithm import log, log1p
 from mpmd.compile.backends.native_cpu.math.power import cbrt, pow, rsqrt, sqrt
 from mpmd.compile.backends.native_cpu.math.rational import erf, tanh
 from mpmd.compile.backends.native_cpu.math.trigonometric import cos, sin
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value
 
 
 def tan(b: FunctionBuilder, x: Value) -> Value:

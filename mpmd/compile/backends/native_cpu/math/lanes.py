@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import (
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import (
     Value,
     bits_of,
     constant,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, element_of
 from mpmd.compile.backends.native_cpu.math.lanes import (
     call_each_lane,
     clamp_keeping_nan,
@@ -18,6 +16,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     power_of_two,
     split_exponent,
 )
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value, element_of
 
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860676533018798e-06
 _MIN_NORMAL = 2.0**-126

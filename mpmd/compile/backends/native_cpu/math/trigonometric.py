@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant, element_of, lanes_of
 from mpmd.compile.backends.native_cpu.math.lanes import call_each_lane, like, nearest_integer, polynomial
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.types import Value, constant, element_of, lanes_of
 
 _HALF_PI = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451000249e-15)
 _MAX_REDUCED = 71000.0

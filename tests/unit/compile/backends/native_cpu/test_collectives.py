@@ -16,10 +16,10 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planning import NoPlan, plan_instruction
+from mpmd.compile.llvm.target import host_target
 from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 from tests.support.program_instance import ProgramInstance

@@ -5,16 +5,16 @@ import pytest
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.recipes import shared_function
-from mpmd.compile.backends.native_cpu.target import named_target
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim, value
 from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
+from mpmd.compile.llvm.engine import emit_assembly
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import named_target
 
 NEON = named_target("neon")
 

@@ -12,9 +12,6 @@ from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, c
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import row_major
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.memory import program_memory
 from mpmd.compile.backends.native_cpu.program import (
     Address,
@@ -27,10 +24,13 @@ from mpmd.compile.backends.native_cpu.program import (
     sequence_steps,
 )
 from mpmd.compile.backends.native_cpu.recipes import shared_function
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
 from tests.support.program_instance import ProgramInstance

@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.target import host_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import H200, cpu_device
 from mpmd.compile.kernels.cost.models import projected, speed_of_light
@@ -14,6 +13,7 @@ from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.llvm.target import host_target
 
 CPU = cpu_device(
     "test",

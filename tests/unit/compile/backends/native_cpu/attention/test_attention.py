@@ -13,12 +13,12 @@ from benchmarks.direct import DirectKernel
 from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.dump import Dump
 from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.lowering import lower
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.attention import Search

@@ -8,16 +8,16 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.squares import transpose
-from mpmd.compile.backends.native_cpu.llvm.types import Value
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.llvm.engine import emit_assembly
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.squares import transpose
+from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.types import Value
 
 BF16 = ml_dtypes.bfloat16
 TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]

@@ -9,15 +9,15 @@ from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
-from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim, value
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.llvm.engine import emit_assembly
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
 
 TABLE = 11  # rows
 

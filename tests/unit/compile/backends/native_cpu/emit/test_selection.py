@@ -8,11 +8,11 @@ from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planning.kernels import plan_instruction
 from mpmd.compile.kernels.sorting import sorting_of
+from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module

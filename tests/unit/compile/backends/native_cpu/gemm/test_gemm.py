@@ -11,11 +11,11 @@ from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix, row_major
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.backends.native_cpu.llvm.engine import emit_assembly
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import constant
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
+from mpmd.compile.llvm.engine import emit_assembly
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.types import constant
 from mpmd.errors import CompileError
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

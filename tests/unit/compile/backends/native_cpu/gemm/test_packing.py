@@ -8,11 +8,11 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch, Fetching
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import compile_module
-from mpmd.compile.backends.native_cpu.llvm.module import Module
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import compile_module
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.target import CpuTarget
 
 _ATTRIBUTES = (
     'attributes #0 = {{ nounwind "target-cpu"="{cpu}" "target-features"="{features}" '

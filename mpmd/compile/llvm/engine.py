@@ -15,8 +15,8 @@ from typing import Any
 
 import llvmlite.binding as binding
 
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.target import CpuTarget
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import CpuTarget
 from mpmd.errors import CompileError
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3

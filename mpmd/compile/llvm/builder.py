@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from mpmd.compile.backends.native_cpu.llvm.indices import Index, IndexArithmetic
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import (
+from mpmd.compile.llvm.indices import Index, IndexArithmetic
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import ELEMENT_BYTES, LINE_BYTES
+from mpmd.compile.llvm.types import (
     Value,
     bits_of,
     constant,
@@ -21,7 +22,6 @@ from mpmd.compile.backends.native_cpu.llvm.types import (
     suffix,
     vector,
 )
-from mpmd.compile.backends.native_cpu.target import ELEMENT_BYTES, LINE_BYTES
 
 _MIN_REGISTER_BITS, _MAX_ELEMENT_BITS = 128, 64
 _PURE = frozenset(

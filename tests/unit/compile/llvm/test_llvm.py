@@ -5,17 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu import target
-from mpmd.compile.backends.native_cpu.llvm.builder import FunctionBuilder
-from mpmd.compile.backends.native_cpu.llvm.engine import (
+from mpmd.compile.llvm import target
+from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.engine import (
     compile_module,
     emit_assembly,
     emit_object,
     load_object,
 )
-from mpmd.compile.backends.native_cpu.llvm.module import Module
-from mpmd.compile.backends.native_cpu.llvm.types import constant, suffix, vector, vector_constant
-from mpmd.compile.backends.native_cpu.target import host_target, named_target
+from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.types import constant, suffix, vector, vector_constant
 from mpmd.errors import CompileError, ConfigError
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from mpmd.compile.backends.native_cpu.llvm.types import (
+from mpmd.compile.llvm.types import (
     Value,
     constant,
     element_of,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_cpu.llvm.arithmetic import Arithmetic
-from mpmd.compile.backends.native_cpu.llvm.types import Value, constant
+from mpmd.compile.llvm.arithmetic import Arithmetic
+from mpmd.compile.llvm.types import Value, constant
 
 Index = Value | int
 """An `i64`, or a Python integer as a constant one."""
