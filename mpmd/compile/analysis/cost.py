@@ -9,35 +9,9 @@ from mpmd.compile.hlo.attributes import WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import Category
+from mpmd.compile.hlo.opcodes import TRANSCENDENTAL, Category
 
-TRANSCENDENTAL = frozenset(
-    [
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "cosine",
-        "cosh",
-        "erf",
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "power",
-        "rsqrt",
-        "sine",
-        "sinh",
-        "sqrt",
-        "tan",
-        "tanh",
-    ]
-)
-
+_COSTLY = frozenset((*TRANSCENDENTAL, "atan2", "power"))
 _FREE = frozenset(
     [
         "parameter",
@@ -148,7 +122,7 @@ class CostModel:
             instruction.info.category in (Category.UNARY, Category.BINARY, Category.TERNARY)
             and opcode != "map"
         ):
-            if opcode in TRANSCENDENTAL:
+            if opcode in _COSTLY:
                 return 0, size
             return (0 if opcode in ("copy", "bitcast-convert") else size), 0
         if opcode == "dot":
