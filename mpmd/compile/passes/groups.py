@@ -67,9 +67,7 @@ def simplification() -> list[Pass]:
                 simplify.AlgebraicSimplifier(),  # opens all others
                 simplify.ReshapeMover(),  # elementwise work meets elementwise work
                 simplify.ConstantFolding(),  # feeds the simplifier
-                simplify.SortSimplifier(),
-                simplify.ConditionalSimplifier(),  # after folding: selectors may have become constant
-                simplify.WhileSimplifier(),  # likewise for trip counts and initial states
+                simplify.WhileSimplifier(),  # after folding: trip counts and initial states may have become constant
                 simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
                 simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
@@ -93,16 +91,12 @@ def products() -> list[Pass]:
 def communication() -> list[Pass]:
     """Less communication, in fewer and larger pieces."""
     return [
-        collectives.CollectiveSimplifier(),
-        collectives.AllGatherSimplifier(),
         collectives.AllReduceMover(),  # before all that look for neighbours of sums
         collectives.AllReduceReassociate(),
-        collectives.AllReduceFolder(),  # after reassociation: sums of sums
-        collectives.ReduceScatterCreator(),  # after folding: the groups are final
+        collectives.ReduceScatterCreator(),  # before combiners, whose results have several users
         collectives.AllReduceCombiner(),  # combiners last: the others know collectives of one array
         collectives.AllGatherCombiner(),
         collectives.ReduceScatterCombiner(),
-        collectives.CollectivePermuteCombiner(),
         simplify.Dce(),
     ]
 
