@@ -67,7 +67,7 @@ def simplification() -> list[Pass]:
                 simplify.AlgebraicSimplifier(),  # opens all others
                 simplify.ReshapeMover(),  # elementwise work meets elementwise work
                 simplify.ConstantFolding(),  # feeds the simplifier
-                simplify.WhileSimplifier(),  # after folding: trip counts and initial states may have become constant
+                simplify.WhileSimplifier(),  # after folding: trip counts may be known
                 simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
                 simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
