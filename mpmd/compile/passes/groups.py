@@ -52,8 +52,6 @@ def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
         expand.ConvolutionExpander(),  # after it: the rest needs patches
         expand.GatherSimplifier(),  # one form; batching dims go
         expand.ScatterSimplifier(),
-        expand.GatherExpander(),  # of that form only
-        expand.ScatterExpander(),
         simplify.ZeroSizedRemoval(),  # expanded operations may have had none
     ]
 
@@ -65,26 +63,13 @@ def simplification() -> list[Pass]:
             "simplification",
             (
                 simplify.AlgebraicSimplifier(),  # opens all others
-                simplify.ReshapeMover(),  # elementwise work meets elementwise work
                 simplify.ConstantFolding(),  # feeds the simplifier
                 simplify.WhileSimplifier(),  # after folding: trip counts may be known
-                simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
                 simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
                 simplify.Dce(),  # last: what the others left behind
             ),
-        ),
-        simplify.ComputationDeduplicator(),  # reducers were copied by inlining
-    ]
-
-
-def products() -> list[Pass]:
-    """Matrix products and conversions, once no rule would undo it."""
-    return [
-        simplify.TransposeFolding(),  # after the reshape mover: transposes are next to the products
-        expand.DotDimensionMerger(),  # after folding: the others need no transpose
-        simplify.ConvertMover(),
-        Fixpoint("after-products", (simplify.AlgebraicSimplifier(), simplify.Cse(), simplify.Dce())),
+        )
     ]
 
 
@@ -133,7 +118,6 @@ GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-inlining": inlining,
     "hlo-expansion": expansion,
     "hlo-simplification": simplification,
-    "hlo-products": products,
     "hlo-communication": communication,
     "hlo-layouts": layouts,
     "hlo-before-scheduling": before_scheduling,
