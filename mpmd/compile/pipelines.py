@@ -64,7 +64,7 @@ def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pa
         *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
-        DotDecomposer(scattered=True),  # kernels sum over one run of elements
+        DotDecomposer(),  # kernels sum over one run of elements
         FlattenCallGraph(),  # buffers are assigned to each loop and branch by itself
     ]
 

@@ -86,15 +86,6 @@ def communication() -> list[Pass]:
     ]
 
 
-def before_scheduling() -> list[Pass]:
-    """The last passes before the scheduler."""
-    return [
-        simplify.OptimizationBarrierRemoval(),  # after the last CSE
-        simplify.TupleSimplifier(),  # barriers took tuples
-        simplify.Dce(),
-    ]
-
-
 def layouts() -> list[Pass]:
     """Layouts, and their description by row-major arrays."""
     return [
@@ -120,6 +111,5 @@ GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-simplification": simplification,
     "hlo-communication": communication,
     "hlo-layouts": layouts,
-    "hlo-before-scheduling": before_scheduling,
 }
 """By the name under which `mpmd-hlo-opt` runs them."""

@@ -8,7 +8,6 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
 from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
 from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
