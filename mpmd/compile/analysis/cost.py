@@ -75,14 +75,9 @@ class Cost:
 
 
 class CostModel:
-    """Costs of instructions, cached per computation.
+    """Costs of instructions, cached per computation; loops of unknown trip counts run once."""
 
-    Attributes:
-        unknown_trips: iterations of a loop whose trip count is unknown.
-    """
-
-    def __init__(self, unknown_trips: int = 1) -> None:
-        self.unknown_trips = unknown_trips
+    def __init__(self) -> None:
         self._computations: dict[HloComputation, Cost] = {}
 
     def module(self, module: HloModule) -> Cost:
@@ -109,7 +104,7 @@ class CostModel:
         if opcode == "while":
             trips = instruction.known_trip_count
             once = self.computation(instruction.while_condition) + self.computation(instruction.while_body)
-            return once.times(self.unknown_trips if trips is None else trips)
+            return once.times(1 if trips is None else trips)
         if opcode == "conditional":
             return max((self.computation(c) for c in instruction.called), key=lambda c: (c.bytes, c.flops))
         flops, transcendentals = self._operations(instruction)
