@@ -64,9 +64,8 @@ def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pa
         *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
-        *groups.products(),  # products in the form of the kernels
-        DotDecomposer(scattered=True),  # kernels sum over one run of elements
-        FlattenCallGraph(),  # equal loops and branches were joined; buffers are assigned to each by itself
+        DotDecomposer(),  # kernels sum over one run of elements
+        FlattenCallGraph(),  # buffers are assigned to each loop and branch by itself
     ]
 
 

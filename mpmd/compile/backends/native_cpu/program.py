@@ -323,20 +323,14 @@ def sequence_steps(
     sequence: KernelSequence,
     operands: Sequence[Address],
     temporaries: Sequence[Address],
-    *,
-    waits: bool = True,
 ) -> list[Run]:
-    """The steps of a plan's kernels.
+    """The steps of a plan's kernels, each of which waits for those before it.
 
     Args:
         sequence: kernels and their temporaries.
         operands: where each operand of the plan is.
         temporaries: where each temporary of the sequence is.
-        waits: whether the first kernel waits for earlier steps.
     """
     places = {f"p{k}": address for k, address in enumerate(operands)}
     places.update({t.name: a for t, a in zip(sequence.temporaries, temporaries, strict=True)})
-    return [
-        Run(kernel, {p: places[p] for p in kernel.pointers}, waits or number > 0)
-        for number, kernel in enumerate(sequence.kernels)
-    ]
+    return [Run(kernel, {p: places[p] for p in kernel.pointers}) for kernel in sequence.kernels]

@@ -40,10 +40,9 @@ def _is_inlineable(call: HloInstruction) -> bool:
     return 'inlineable="false"' not in call.frontend_attributes
 
 
-def inline(caller: HloInstruction, number: int = 0, arguments: list[HloInstruction] | None = None) -> None:
+def inline(caller: HloInstruction, number: int = 0) -> None:
     """Replace an instruction by the body of computation `number` that it calls, on its operands."""
     callee = caller.called[number]
-    given = arguments if arguments is not None else caller.operands
-    known = {p: given[p.parameter_number] for p in callee.parameters}
+    known = {p: caller.operands[p.parameter_number] for p in callee.parameters}
     copies = callee.copy_into(caller.parent, known)
     caller.parent.replace(caller, copies[callee.root])

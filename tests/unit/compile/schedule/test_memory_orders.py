@@ -106,7 +106,6 @@ def test_the_best_order_is_no_worse_than_any():
 
 LEADERS = {
     "list": ["v0 8 x x", "v1 256 x x", "v2 8 x x", "v3 1000 x v2", "v4 8 x v1", "r 1 v0 v3 v4"],
-    "depth-first": ["v0 16 x x", "v1 256 v0 x", "v2 8 x x", "v3 256 v1 x", "v4 16 v3 v3", "r 1 v2 v4"],
     "post-order": ["v0 8 x x", "v1 64 v0 x", "v2 256 v0 v0", "v3 256 v2 x", "v4 64 v0 v1", "r 1 v3 v4"],
 }
 """Programs for which one scheduler alone has the lowest peak: name, elements and operands of calls."""
