@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +17,25 @@ from typing import Any, ClassVar
 from mpmd.errors import ConfigError, close_to
 
 
+@typing.dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Pass(abc.ABC):
-    """One step of a pipeline.  Its fields are its options; its name is its file, flag and command line.
+    """One step of a pipeline, a frozen record: its fields are its options.
 
+    Its name is its file, flag and command line: `ForgetStages` is `mpmd-forget-stages` in `forget_stages.py`.
     The docstring of a pass is: one line; before -> after; Requires; Ensures; Cost; Source.
     """
 
     name: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    """Of names that passes take from their classes: that of the IR they rewrite."""
     reports_changes: ClassVar[bool] = True
     """Whether the result of `run` is exact; else True may also mean no change."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True)(cls)
+        if "name" not in vars(cls):
+            cls.name = cls.prefix + re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
 
     @abc.abstractmethod
     def run(self, module: Any) -> bool:

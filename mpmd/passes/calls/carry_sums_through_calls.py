@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -21,7 +20,6 @@ class _Sum:
     start: ir.Value | None
 
 
-@dataclasses.dataclass(frozen=True)
 class CarrySumsThroughCalls(ModulePass):
     """Adds up in each microbatch sums that are otherwise computed after all of them.
 
@@ -38,8 +36,6 @@ class CarrySumsThroughCalls(ModulePass):
         if the terms are not added in the order of the calls.  Cost: linear in calls and their results.
     Source: ours.
     """
-
-    name: ClassVar[str] = "mpmd-carry-sums-through-calls"
 
     def rewrite(self, module: ir.Module) -> None:
         """Finds all sums of an entry point, then changes callees and calls once for all of them."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 
 
-@dataclasses.dataclass(frozen=True)
 class EraseUnusedCalleeBlockArguments(ModulePass):
     """Drops arguments that a callee does not use, or only returns.
 
@@ -26,8 +22,6 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
     Requires: nothing.  Ensures: each argument of a callee is used by more than its return.  Cost: linear.
     Source: openxla/shardy MPMD, `erase_unused_callee_block_arguments`.
     """
-
-    name: ClassVar[str] = "mpmd-erase-unused-callee-block-arguments"
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee with all its calls."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.call_order import called_by, reached_from
 from mpmd.passes.calls.inlining import inline_call
 
 
-@dataclasses.dataclass(frozen=True)
 class Inline(ModulePass):
     """Inlines ordinary calls, at any depth.  The functions stay; symbol-dce removes them.
 
@@ -25,8 +21,6 @@ class Inline(ModulePass):
     Requires: nothing.  Ensures: no other `func.call` is left.  Cost: linear in the inlined ops.
     Source: MLIR, `inline`.
     """
-
-    name: ClassVar[str] = "mpmd-inline"
 
     def rewrite(self, module: ir.Module) -> None:
         """Callees before callers, so that copied bodies have no calls left."""

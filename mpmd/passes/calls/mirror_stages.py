@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -14,7 +12,6 @@ from mpmd.passes.calls.signatures import zeros
 SUFFIX = "_mirror"
 
 
-@dataclasses.dataclass(frozen=True)
 class MirrorStages(ModulePass):
     """Gives the second half of the microbatches stages of their own, which the assignment may put elsewhere.
 
@@ -34,7 +31,6 @@ class MirrorStages(ModulePass):
         names: names that get a copy, with commas.
     """
 
-    name: ClassVar[str] = "mpmd-mirror-stages"
     names: str = ""
 
     def rewrite(self, module: ir.Module) -> None:

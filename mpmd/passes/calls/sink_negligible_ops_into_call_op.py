@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 
 
-@dataclasses.dataclass(frozen=True)
 class SinkNegligibleOpsIntoCallOp(ModulePass):
     """Computes in a callee operands of all its calls that cost nothing to compute.
 
@@ -28,8 +24,6 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
     Requires: cse has run.  Ensures: no dead code in functions whose calls have changed.  Cost: linear.
     Source: openxla/shardy MPMD, `sink_negligible_ops_into_call_op`.
     """
-
-    name: ClassVar[str] = "mpmd-sink-negligible-ops-into-call-op"
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee with all its calls, then cleans up the callers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -20,7 +20,6 @@ class _Accumulator:
     others: list[list[ir.Value]]
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitAccumulatorsByMesh(ModulePass):
     """Splits a sum over microbatches whose terms are on several meshes into one accumulator per mesh.
 
@@ -37,8 +36,6 @@ class SplitAccumulatorsByMesh(ModulePass):
     Ensures: no sum that is carried from call to call has terms on two meshes.  Cost: linear in calls.
     Source: ours; JaxPP commutes loops to the same end.
     """
-
-    name: ClassVar[str] = "mpmd-split-accumulators-by-mesh"
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee and all its calls."""

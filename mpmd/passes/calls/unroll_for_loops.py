@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
@@ -12,7 +9,6 @@ from mpmd.support import diagnostics
 _COUNTER = "unroll_counter"
 
 
-@dataclasses.dataclass(frozen=True)
 class UnrollForLoops(FunctionPass):
     """Unrolls loops completely.
 
@@ -28,8 +24,6 @@ class UnrollForLoops(FunctionPass):
     Ensures: no loop is left.  Cost: linear in the unrolled ops.
     Source: openxla/shardy MPMD, `unroll_for_loops`.
     """
-
-    name: ClassVar[str] = "mpmd-unroll-for-loops"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """One loop after the other."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -22,7 +20,6 @@ log = logging.getLogger("mpmd.passes")
 KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_drop_transferred")
 
 
-@dataclasses.dataclass(frozen=True)
 class LowerToFragmentCalls(ModulePass):
     """Makes one function per distinct fragment, and fragments calls of them.
 
@@ -49,7 +46,6 @@ class LowerToFragmentCalls(ModulePass):
         verbose_logging: say how fragments were grouped and named.
     """
 
-    name: ClassVar[str] = "mpmd-lower-to-fragment-calls"
     verbose_logging: bool = False
 
     def rewrite(self, module: ir.Module) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -12,7 +10,6 @@ from mpmd.passes.export.memory import is_donor, local_bytes, says_host, type_say
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkFragmentReservedMemory(FunctionPass):
     """Marks each fragment with the memory of its devices that other values occupy while it runs.
 
@@ -29,7 +26,6 @@ class MarkFragmentReservedMemory(FunctionPass):
     Source: openxla/shardy MPMD, `mark_fragment_reserved_memory`.
     """
 
-    name: ClassVar[str] = "mpmd-mark-fragment-reserved-memory"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

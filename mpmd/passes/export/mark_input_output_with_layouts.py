@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -14,7 +12,6 @@ from mpmd.support import diagnostics
 DEFAULT, AUTO = "default", "auto"
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkInputOutputWithLayouts(FunctionPass):
     """Propagates the user's layouts of arguments and results to the fragments.
 
@@ -35,7 +32,6 @@ class MarkInputOutputWithLayouts(FunctionPass):
     Source: openxla/shardy MPMD, `mark_input_output_with_layouts`.
     """
 
-    name: ClassVar[str] = "mpmd-mark-input-output-with-layouts"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

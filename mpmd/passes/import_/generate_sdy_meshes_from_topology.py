@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -18,7 +16,6 @@ _SHARDING = re.compile(
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-@dataclasses.dataclass(frozen=True)
 class GenerateSdyMeshesFromTopology(ModulePass):
     """Creates one `sdy.mesh` per mesh of the topology, and makes every sharding refer to its mesh.
 
@@ -31,8 +28,6 @@ class GenerateSdyMeshesFromTopology(ModulePass):
     Requires: a topology.  Ensures: no other meshes with axes.  Cost: linear.
     Source: openxla/shardy MPMD, `generate_sdy_meshes_from_topology`.
     """
-
-    name: ClassVar[str] = "mpmd-generate-sdy-meshes-from-topology"
 
     def rewrite(self, module: ir.Module) -> None:
         """Changes the meshes of shardings, then replaces the meshes."""

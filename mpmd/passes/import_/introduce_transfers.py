@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 
 
-@dataclasses.dataclass(frozen=True)
 class IntroduceTransfers(ModulePass):
     """Replaces paths of a value from one mesh to others by transfers.
 
@@ -27,8 +23,6 @@ class IntroduceTransfers(ModulePass):
     Requires: names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear.
     Source: openxla/shardy MPMD, `introduce_transfers`.
     """
-
-    name: ClassVar[str] = "mpmd-introduce-transfers"
 
     def rewrite(self, module: ir.Module) -> None:
         """First infers the meshes of callees' arguments, then rewrites all functions."""

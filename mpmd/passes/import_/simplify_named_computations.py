@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 
 
-@dataclasses.dataclass(frozen=True)
 class SimplifyNamedComputations(FunctionPass):
     """Removes from named computations forwarded, unneeded and duplicate values.
 
@@ -23,8 +19,6 @@ class SimplifyNamedComputations(FunctionPass):
     result, no unused operand.  Cost: linear, times the length of the longest chain of computations that only
     pass values on.  Source: openxla/shardy MPMD, `simplify_named_computations`.
     """
-
-    name: ClassVar[str] = "mpmd-simplify-named-computations"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Simplifies the computations, last first, until none changes any more.

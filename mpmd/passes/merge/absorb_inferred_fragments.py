@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.constants import constant_text, holds_complex
@@ -19,7 +16,6 @@ _OWN = {"mesh_name", "origin", "stage_id"}
 _PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
 
 
-@dataclasses.dataclass(frozen=True)
 class AbsorbInferredFragments(FunctionPass):
     """Absorbs unnamed neighbours into named fragments, so that a callee keeps the shape the user gave it.
 
@@ -42,7 +38,6 @@ class AbsorbInferredFragments(FunctionPass):
     Source: openxla/shardy MPMD, `absorb_inferred_fragments`.
     """
 
-    name: ClassVar[str] = "mpmd-absorb-inferred-fragments"
     runs_on = "mpmd"
     absorb_on_entry_point_function: bool = False
 

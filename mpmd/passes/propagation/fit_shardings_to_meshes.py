@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -16,7 +15,6 @@ from mpmd.support import diagnostics
 from mpmd.support.source import frames_of
 
 
-@dataclasses.dataclass(frozen=True)
 class FitShardingsToMeshes(ModulePass):
     """Adapts shardings to the axes of each mesh, where meshes are not alike.
 
@@ -35,8 +33,6 @@ class FitShardingsToMeshes(ModulePass):
         computation over axes that have another size there.
     Cost: linear in the module.  Source: ours.
     """
-
-    name: ClassVar[str] = "mpmd-fit-shardings-to-meshes"
 
     def rewrite(self, module: ir.Module) -> None:
         """Every function on meshes; then the new meshes replace the old."""

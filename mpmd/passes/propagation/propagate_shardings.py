@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -52,7 +51,6 @@ _SHARDINGS = ("in_shardings", "out_shardings")
 _REPRESENTATIVES = 2
 
 
-@dataclasses.dataclass(frozen=True)
 class PropagateShardings(ModulePass):
     """Propagates shardings by Shardy, once for all microbatches.
 
@@ -84,7 +82,6 @@ class PropagateShardings(ModulePass):
             `tidy` then computes ops of constants.
     """
 
-    name: ClassVar[str] = "mpmd-propagate-shardings"
     reports_changes: ClassVar[bool] = False
     once_per_kind: bool = True
     tidy: bool = False

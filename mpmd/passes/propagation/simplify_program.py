@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import narrow_calls
@@ -12,7 +9,6 @@ from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dropping import drop
 
 
-@dataclasses.dataclass(frozen=True)
 class SimplifyProgram(FunctionPass):
     """Removes from fragments forwarded, unneeded and duplicate values.
 
@@ -29,7 +25,6 @@ class SimplifyProgram(FunctionPass):
     Source: openxla/shardy MPMD, `simplify_program`; that attributes follow is ours.
     """
 
-    name: ClassVar[str] = "mpmd-simplify-program"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

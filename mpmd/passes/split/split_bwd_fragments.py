@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitBwdFragments(FunctionPass):
     """Splits backward fragments, so that results for other meshes are computed first.
 
@@ -33,7 +29,6 @@ class SplitBwdFragments(FunctionPass):
         between_stages: only work of microbatches counts as waiting, also on the same mesh.
     """
 
-    name: ClassVar[str] = "mpmd-split-bwd-fragments"
     runs_on = "any"
 
     between_stages: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -34,7 +33,6 @@ class TransferGroup:
         return ir.RankedTensorType.get([len(self.transfers), *self.tensor.shape], self.tensor.element_type)
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeTransfers(FunctionPass):
     """Sends small values that travel from one fragment to another as one value.
 
@@ -58,7 +56,6 @@ class MergeTransfers(FunctionPass):
     Source: openxla/shardy MPMD, `merge_transfers`.
     """
 
-    name: ClassVar[str] = "mpmd-merge-transfers"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -17,7 +15,6 @@ START = "mpmd.start"
 """Number of a barrier that separates a start value."""
 
 
-@dataclasses.dataclass(frozen=True)
 class UniquifyCarriedValues(FunctionPass):
     """Gives the first microbatch separate start values for everything that microbatches carry.
 
@@ -38,7 +35,6 @@ class UniquifyCarriedValues(FunctionPass):
     another use.  Cost: linear.  Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-uniquify-carried-values"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

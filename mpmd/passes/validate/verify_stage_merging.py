@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
@@ -15,7 +12,6 @@ _SPLIT = {(True, False): "kKeepTransferred", (False, True): "kDropTransferred"}
 _Key = tuple[str, int, int | None, str, bool]
 
 
-@dataclasses.dataclass(frozen=True)
 class VerifyStageMerging(FunctionPass):
     """Rejects programs in which a stage is more than one fragment per microbatch and phase.
 
@@ -28,8 +24,6 @@ class VerifyStageMerging(FunctionPass):
     Requires: scheduling units are merged.  Ensures: one fragment for each of these.  Cost: linear.
     Source: openxla/shardy MPMD, `verify_stage_merging`.
     """
-
-    name: ClassVar[str] = "mpmd-verify-stage-merging"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Compares each fragment with earlier ones for conflicts."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.collectives.positions import own_part
@@ -12,7 +10,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import only_user
 
 
-@dataclasses.dataclass(frozen=True)
 class AllGatherSimplifier(ComputationPass):
     """Gathers less: no values of which each device slices its own part, no copies, no widened values.
 
@@ -24,8 +21,6 @@ class AllGatherSimplifier(ComputationPass):
     Cost: linear; positions are computed for each device.
     Source: XLA's all-gather simplifiers and all-gather-broadcast reordering.
     """
-
-    name = "hlo-all-gather-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

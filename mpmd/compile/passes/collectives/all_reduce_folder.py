@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import ReplicaGroups
 from mpmd.compile.hlo.collective_groups import collective_groups
 from mpmd.compile.hlo.computation import HloComputation
@@ -13,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user, reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class AllReduceFolder(ComputationPass):
     """Reduces over two sets of devices at once.
 
@@ -24,8 +21,6 @@ class AllReduceFolder(ComputationPass):
     Cost: linear.
     Source: XLA's all-reduce folder.
     """
-
-    name = "hlo-all-reduce-folder"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

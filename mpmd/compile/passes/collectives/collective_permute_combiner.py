@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.passes.collectives.combining import Combiner
 
 
-@dataclasses.dataclass(frozen=True)
 class CollectivePermuteCombiner(Combiner):
     """Sends several arrays along the same pairs at once.
 
@@ -20,5 +17,4 @@ class CollectivePermuteCombiner(Combiner):
     Source: XLA's combiner of that name.
     """
 
-    name = "hlo-collective-permute-combiner"
     opcode = "collective-permute"

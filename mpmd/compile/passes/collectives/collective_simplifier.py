@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -14,7 +12,6 @@ from mpmd.compile.passes.values import is_number, reducer, splat
 _ALONE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast")
 
 
-@dataclasses.dataclass(frozen=True)
 class CollectiveSimplifier(ComputationPass):
     """Removes communication that changes nothing.
 
@@ -26,8 +23,6 @@ class CollectiveSimplifier(ComputationPass):
     Cost: linear.
     Source: XLA's all-reduce simplifier and trivial cases of the others.
     """
-
-    name = "hlo-collective-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import TrackingBuilder
 
 
-@dataclasses.dataclass(frozen=True)
 class Combiner(ComputationPass):
     """Joins collectives of one opcode; see the passes that derive from it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -14,7 +13,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class DotDecomposer(ComputationPass):
     """Brings matrix products to one form by transposes and reshapes.
 
@@ -30,7 +28,6 @@ class DotDecomposer(ComputationPass):
             that read any strides can compute all others directly.
     """
 
-    name = "hlo-dot-decomposer"
     scattered: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

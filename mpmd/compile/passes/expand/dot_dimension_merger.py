@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -16,7 +15,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 Runs = list[list[int]]
 
 
-@dataclasses.dataclass(frozen=True)
 class DotDimensionMerger(ComputationPass):
     """Merges neighbouring dims of a matrix product that have the same role, by reshapes alone.
 
@@ -28,8 +26,6 @@ class DotDimensionMerger(ComputationPass):
     Cost: linear.
     Source: a reshape of row-major neighbours moves nothing, so that a product needs fewer loops for free.
     """
-
-    name = "hlo-dot-dimension-merger"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

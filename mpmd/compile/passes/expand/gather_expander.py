@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.gather_simplifier import is_normal
@@ -12,7 +10,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class GatherExpander(ComputationPass):
     """Replaces gathers of few slices by dynamic slices.
 
@@ -27,7 +24,6 @@ class GatherExpander(ComputationPass):
         most: index vectors up to which a gather is expanded; longer ones are one row copy per index.
     """
 
-    name = "hlo-gather-expander"
     most: int = 1
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import element
@@ -13,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 from mpmd.compile.passes.values import reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class ScatterExpander(ComputationPass):
     """Replaces scatters of few updates by dynamic slices.
 
@@ -29,7 +26,6 @@ class ScatterExpander(ComputationPass):
         most: index vectors up to which a scatter is expanded.
     """
 
-    name = "hlo-scatter-expander"
     most: int = 1
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class ScatterSimplifier(ComputationPass):
     """Canonicalises scatters.
 
@@ -31,8 +29,6 @@ class ScatterSimplifier(ComputationPass):
     Source: XLA's batched-scatter normaliser and scatter simplifier in one.  Updates keep the order of
         their index vectors.
     """
-
-    name = "hlo-scatter-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

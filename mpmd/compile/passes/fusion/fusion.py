@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import HOST, Device
@@ -17,7 +15,6 @@ from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.errors import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
 class Fusion(HloPass):
     """Joins what one kernel can compute: each group of instructions becomes a fusion.
 
@@ -43,7 +40,6 @@ class Fusion(HloPass):
         device: what it prices them for.
     """
 
-    name = "hlo-fusion"
     most: int = 96
     multi_output: bool = True
     costs: str = PROJECTED

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class ComputationDeduplicator(HloPass):
     """Merges equal computations.
 
@@ -21,8 +18,6 @@ class ComputationDeduplicator(HloPass):
     Cost: linear.
     Source: the digests of `hlo.fingerprint`: opcodes, shapes, attributes, order of operands; callees first.
     """
-
-    name = "hlo-computation-deduplicator"
 
     def rewrite(self, module: HloModule) -> bool:
         """Redirects calls, callees before callers."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
@@ -14,7 +12,6 @@ from mpmd.compile.passes.values import only_user
 _MOVES = ("reshape", "transpose", "slice", "reverse", "dynamic-slice", "concatenate", "pad")
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvertMover(ComputationPass):
     """Moves data while it is narrow: widening conversions down, narrowing conversions up.
 
@@ -28,8 +25,6 @@ class ConvertMover(ComputationPass):
     Cost: linear in instructions and moves.
     Source: XLA's convert mover.
     """
-
-    name = "hlo-convert-mover"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

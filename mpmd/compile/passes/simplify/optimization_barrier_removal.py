@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.passes.hlo_pass import ComputationPass
 
 
-@dataclasses.dataclass(frozen=True)
 class OptimizationBarrierRemoval(ComputationPass):
     """Removes optimisation barriers after the last merge of instructions.
 
@@ -19,8 +16,6 @@ class OptimizationBarrierRemoval(ComputationPass):
     Cost: linear.
     Source: XLA's optimisation barrier expander.
     """
-
-    name = "hlo-optimization-barrier-removal"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

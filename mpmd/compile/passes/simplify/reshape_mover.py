@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
@@ -13,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 from mpmd.compile.passes.values import only_user, splat
 
 
-@dataclasses.dataclass(frozen=True)
 class ReshapeMover(ComputationPass):
     """Moves reshapes and transposes below elementwise work, so that neighbours can be fused.
 
@@ -27,8 +24,6 @@ class ReshapeMover(ComputationPass):
     Cost: linear in instructions and moves.
     Source: XLA's reshape mover.
     """
-
-    name = "hlo-reshape-mover"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

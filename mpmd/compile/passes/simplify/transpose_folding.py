@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import DotDims, Ints
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class TransposeFolding(ComputationPass):
     """Folds transposes of operands into a matrix product's dimension numbers.
 
@@ -26,7 +23,6 @@ class TransposeFolding(ComputationPass):
         leading_batches: fold only where batch dims stay first, as matrix libraries need them.
     """
 
-    name = "hlo-transpose-folding"
     leading_batches: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -58,7 +56,6 @@ _WITH_CONSTANTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class SimplifyStablehlo(FunctionPass):
     """Folds known indices, slices and shapes.
 
@@ -79,7 +76,6 @@ class SimplifyStablehlo(FunctionPass):
         fold_constants: compute ops of constants alone, of up to 65536 elements where these differ.
     """
 
-    name: ClassVar[str] = "mpmd-simplify-stablehlo"
     runs_on = "any"
     fold_constants: bool = False
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
@@ -16,7 +13,6 @@ from mpmd.passes.mesh_order import mesh_order
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshAssignMeshFuncLeaves(ModulePass):
     """Gives a mesh to unused values: there are no uses to infer one from.
 
@@ -37,7 +33,6 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-assign-mesh-func-leaves"
     infer_transfers: bool = False
     error_limit: int = 5
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
@@ -15,7 +12,6 @@ from mpmd.passes.import_.infer_mesh.sets import MeshSet
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
     """Assigns an argument and the result that is its next value to one mesh, before either is decided alone.
 
@@ -33,7 +29,6 @@ class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
         constraints: pairs `"i:o"` of an argument and the result that is its next value.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-assign-using-input-output-constraints"
     runs_on = "entry"
     constraints: tuple[Constraint, ...] = ()
 

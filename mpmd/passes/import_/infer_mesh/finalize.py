@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
@@ -17,7 +14,6 @@ _MADE_BY = "infer_mesh_convert_reduce_ops"
 _LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshFinalize(ModulePass):
     """Turns remaining assigns and unassigns into transfers, and checks that every value has a mesh.
 
@@ -36,7 +32,6 @@ class InferMeshFinalize(ModulePass):
         infer_transfers: insert transfers for all values, instead of failing.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-finalize"
     infer_transfers: bool = False
 
     def rewrite(self, module: ir.Module) -> None:

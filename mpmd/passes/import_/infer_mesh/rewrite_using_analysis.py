@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
@@ -17,7 +14,6 @@ from mpmd.support import diagnostics
 COPIES = "mpmd.copies"
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshRewriteUsingAnalysis(ModulePass):
     """Puts every op into a fragment, and every value that calls pass on onto meshes.
 
@@ -36,7 +32,6 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
         max_clones: maximum number of fragments to which an op without a name may be copied.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"
     max_clones: int = 1
 
     def rewrite(self, module: ir.Module) -> None:

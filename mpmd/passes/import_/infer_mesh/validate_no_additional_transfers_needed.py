@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
@@ -13,7 +10,6 @@ from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
 from mpmd.passes.import_.infer_mesh.sets import MeshSet
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     """Reports ops that are needed on a mesh where they cannot be.
 
@@ -30,7 +26,6 @@ class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-validate-no-additional-transfers-needed"
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
@@ -13,7 +10,6 @@ from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshValidateSrcSetNotEmpty(ModulePass):
     """Reports ops whose operands cannot be on one mesh, and reductions that may not cross meshes.
 
@@ -29,7 +25,6 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-validate-src-set-not-empty"
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
