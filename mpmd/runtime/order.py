@@ -3,9 +3,8 @@
 Streams have no branches and each receive names its message, so whether a program stops does not depend
 on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
 
-Edges: program order; each send to its receive; with a capacity c, also the k-th receive made on a
-channel to its send k + c.  In-order devices, in-order issue and bounds on run-ahead only add edges along
-program order, so they never make a cycle.
+Edges: program order; each send to its receive.  In-order devices, in-order issue and bounds on run-ahead
+only add edges along program order, so they never make a cycle.
 """
 
 from __future__ import annotations
@@ -61,17 +60,9 @@ def messages(program: Program) -> list[list[Message]]:
     ]
 
 
-def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[Node]]:
+def waits_for(pairs: list[list[Message]]) -> dict[Node, list[Node]]:
     """The edges between streams: for an instruction, those of other streams that must come first."""
-    before: dict[Node, list[Node]] = {}
-    for number, pair in enumerate(pairs):
-        capacity = program.channels[number].properties.capacity
-        made = sorted(message.recv for message in pair)  # any receive frees a slot
-        for k, message in enumerate(pair):
-            before.setdefault(message.recv, []).append(message.send)
-            if capacity is not None and k + capacity < len(pair):
-                before.setdefault(pair[k + capacity].send, []).append(made[k])
-    return before
+    return {message.recv: [message.send] for pair in pairs for message in pair}
 
 
 def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list[Node], dict[int, int]]:
