@@ -12,7 +12,8 @@ from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, 
 from mpmd.errors import ScheduleError
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.import_.assignment import NamePlacement
-from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
