@@ -8,6 +8,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import importlib
+import inspect
+import pkgutil
 import re
 import types
 import typing
@@ -50,9 +53,16 @@ class Pass(abc.ABC):
         return f"{self.name}{{{options}}}" if options else self.name
 
 
-def passes_in(names: Mapping[str, object]) -> tuple[type[Pass], ...]:
-    """The passes among the names of a package, which imports them: its table has one line per pass."""
-    return tuple(kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, Pass))
+def passes_in(package: str) -> tuple[type[Pass], ...]:
+    """The passes of a family: those that the modules of a package define, then those of packages in it."""
+    found: list[type[Pass]] = []
+    inner: list[type[Pass]] = []
+    for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        for kind in vars(importlib.import_module(name)).values():
+            if isinstance(kind, type) and issubclass(kind, Pass) and kind.__module__ == name:
+                found += [] if inspect.isabstract(kind) else [kind]
+        inner += passes_in(name) if is_package else ()
+    return (*found, *inner)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

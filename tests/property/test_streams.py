@@ -53,6 +53,7 @@ def random_graph(rng: random.Random) -> EntryGraph:
 
 graphs = st.integers(0, 2**32).map(lambda seed: random_graph(random.Random(seed)))
 
+
 def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random) -> list[str]:
     pause = (lambda: rng.random() * 3e-4) if issue == "thread-per-mesh" else (lambda: 0.0)
     executables = fake_executables(program, pause)

@@ -22,4 +22,4 @@ from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
 from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)
