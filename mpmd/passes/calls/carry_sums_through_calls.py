@@ -6,7 +6,8 @@ import dataclasses
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes, zeros
+from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
+from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.block_order import in_block_order
 
 
@@ -39,7 +40,7 @@ class CarrySumsThroughCalls(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Finds all sums of an entry point, then changes callees and calls once for all of them."""
-        symbols, calls = ir.symbol_table(module), calls_by_callee(module)
+        symbols, calls = ir.symbol_table(module), calls_by_callee(ir.funcs(module))
         for f in symbols.values():
             if f.is_entry and not f.is_external:
                 sums = [s for s in _sums(f) if _is_possible(s, symbols, calls)]

@@ -26,7 +26,7 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee with all its calls."""
         symbols = ir.symbol_table(module)
-        for name, calls in calls_by_callee(module).items():
+        for name, calls in calls_by_callee(ir.funcs(module)).items():
             callee = symbols[name]
             if callee.is_mpmd and not callee.is_entry:
                 _erase_unused(callee, calls)

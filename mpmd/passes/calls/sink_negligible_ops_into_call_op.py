@@ -6,6 +6,7 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.import_.insert_nameless_clone_of_negligible_ops import is_negligible
 
 
 class SinkNegligibleOpsIntoCallOp(ModulePass):
@@ -31,7 +32,7 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
         calling = {f.symbol: {call.callee_name for call in ir.walk(f, ir.Call)} for f in ir.funcs(module)}
         changed = {
             name
-            for name, calls in calls_by_callee(module).items()
+            for name, calls in calls_by_callee(ir.funcs(module)).items()
             if symbols[name].is_mpmd and _sink(symbols[name], calls)
         }
         for name, callees in calling.items():
@@ -45,7 +46,7 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     for i in range(len(f.args)):
         values = {call.operands[i] for call in calls}
         source = ir.producer(values.pop()) if len(values) == 1 else None
-        if source is not None and is_negligible(source):
+        if source is not None and _can_sink(source):
             sunk[i] = source
     if not sunk:
         return False
@@ -58,8 +59,6 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     return True
 
 
-def is_negligible(op: ir.Op) -> bool:
+def _can_sink(op: ir.Op) -> bool:
     """Whether copying it into each call costs and changes nothing."""
-    if len(op.operands) or len(op.results) != 1 or len(op.operation.regions):
-        return False
-    return ir.is_pure(op) or op.operation.name == "stablehlo.create_token"
+    return is_negligible(op) or op.operation.name == "stablehlo.create_token"

@@ -7,7 +7,8 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.signatures import fill_attributes, zeros
+from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
+from mpmd.passes.constants import zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,8 @@ class SplitAccumulatorsByMesh(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee and all its calls."""
-        calls: dict[str, list[ir.Call]] = {}
-        for f in ir.funcs(module):
-            if f.is_entry:
-                for call in ir.ops(f, ir.Call):
-                    calls.setdefault(call.callee_name, []).append(call)
         symbols = ir.symbol_table(module)
-        for name, sites in calls.items():
+        for name, sites in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
             found = _accumulators(symbols[name], sites)
             if found:
                 _split_callee(symbols[name], found)
@@ -56,7 +52,7 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
     found = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
-        leaves = _leaves(value)
+        leaves = terms_of(value)
         own = [v for v in leaves if v in position and len(ir.users(v)) == 1]
         if len(leaves) < 3 or len(own) != 1 or not _is_carried(position[own[0]], k, sites):
             continue
@@ -70,12 +66,12 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
     return found
 
 
-def _leaves(value: ir.Value) -> list[ir.Value]:
+def terms_of(value: ir.Value) -> list[ir.Value]:
     """The terms of a sum, left to right; inner sums must have no other use."""
     op = ir.producer(value)
     if op is None or op.operation.name != "stablehlo.add" or len(ir.users(value)) > 1:
         return [value]
-    return [leaf for operand in op.operands for leaf in _leaves(operand)]
+    return [term for operand in op.operands for term in terms_of(operand)]
 
 
 def _is_carried(arg: int, result: int, sites: list[ir.Call]) -> bool:

@@ -56,7 +56,9 @@ def is_mesh_tensor(kind: ir.Type) -> bool:
     return isinstance(kind, ir.MeshTensor)
 
 
-def assign_argument(f: ir.Func, index: int, kind: ir.Type, reason: str, where: ir.InsertionPoint) -> None:
+def assign_argument(
+    f: ir.Func, index: int, kind: ir.Type, reason: str | None, where: ir.InsertionPoint
+) -> None:
     """Gives an argument a mesh; its users use an unassign of it, created at `where`."""
     arg = f.args[index]
     used = [(use.owner, use.operand_number) for use in arg.uses]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 
 
@@ -28,11 +29,7 @@ class IntroduceTransfers(ModulePass):
         """First infers the meshes of callees' arguments, then rewrites all functions."""
         symbols = ir.symbol_table(module)
         functions = [f for f in symbols.values() if f.is_mpmd and not f.is_external]
-        calls: dict[str, list[ir.Call]] = {}
-        for f in functions:
-            for call in ir.ops(f, (ir.Call, ir.For)):
-                for inner in ir.walk(call, ir.Call):
-                    calls.setdefault(inner.callee_name, []).append(inner)
+        calls = calls_by_callee(functions)
         for f in functions:
             if not f.is_public:
                 _push_unassigns_in(f, calls.get(f.symbol, []), symbols)

@@ -19,7 +19,7 @@ Table = Mapping[str, tuple[Rewrite, ...]]
 
 
 def _table() -> dict[str, tuple[Rewrite, ...]]:
-    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold_arithmetic,))
+    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold,))
     more: dict[str, tuple[Rewrite, ...]] = {
         "add": (identities.add_zero, identities.constant_last),
         "subtract": (identities.subtract_nothing, identities.nothing_left),
@@ -30,7 +30,6 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
         "and": (identities.with_neutral, identities.nothing_left, identities.constant_last),
         "or": (identities.with_neutral, identities.constant_last),
         "xor": (identities.constant_last,),
-        "compare": (scalars.fold_compare,),
         "select": (scalars.fold_select,),
         "convert": (identities.same_type,),
         "reshape": (identities.same_type, identities.reshape_of_reshape, slices.reshape_of_splat),

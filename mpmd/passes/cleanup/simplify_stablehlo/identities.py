@@ -13,8 +13,8 @@ from mpmd.passes.cleanup.simplify_stablehlo.facts import (
     make,
     numbers,
     reshaped,
-    zero,
 )
+from mpmd.passes.constants import zeros
 
 
 def same_type(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -110,7 +110,7 @@ def nothing_left(op: ir.Op, facts: Facts) -> ir.Value | None:
         return None
     left, right = op.operands
     if op.operation.name == "stablehlo.subtract":
-        return zero(kind, op) if left == right else None
+        return zeros(kind, op) if left == right else None
     return next((v for v in (left, right) if facts.splat(v) in ("0", "false")), None)
 
 

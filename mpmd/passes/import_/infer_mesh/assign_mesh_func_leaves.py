@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
@@ -41,7 +42,7 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
         errors = Limited(self.error_limit)
         symbols = ir.symbol_table(module)
         functions = flow.mpmd_functions(module)
-        calls = flow.calls_of(functions)
+        calls = calls_by_callee(functions)
         for f in functions:
             leaves = _Leaves(f, symbols, errors, self.infer_transfers)
             if f.is_public:

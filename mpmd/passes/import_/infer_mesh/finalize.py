@@ -119,11 +119,7 @@ def _assign_args(f: ir.Func) -> bool:
         if users:
             mesh = min(user.result.type.mesh for user in users)
             kind = ir.MeshTensor.get(mesh, arg.type, memory_kind=next(iter(kinds)))
-            used = [(use.owner, use.operand_number) for use in arg.uses]
-            ir.set_type(arg, kind)
-            plain = assigning.unassign(arg, where)
-            for owner, number in reversed(used):
-                ir.set_operand(owner, number, plain)
+            assigning.assign_argument(f, i, kind, None, where)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
@@ -56,7 +57,7 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
 def _calls_strangers(functions: list[ir.Func], symbols: dict[str, ir.Func]) -> bool:
     """Reports calls of functions without a topology; whether there are any."""
     strangers = {
-        name: calls for name, calls in flow.calls_of(functions).items() if symbols[name] not in functions
+        name: calls for name, calls in calls_by_callee(functions).items() if symbols[name] not in functions
     }
     for name, calls in strangers.items():
         diagnostics.error(
