@@ -191,7 +191,7 @@ def _after(
         if asked or (command.print_after_change and changed):
             to.write(f"// -----// IR Dump After {pass_} //----- //\n{_printed(module, command)}\n")
         if recorder is not None:
-            recorder.after(pass_, module, changed, timing.seconds[-1][1])
+            recorder.pass_ended(pass_, module, changed, timing.seconds[-1][1])
         _show_before(command, number, module, to)
 
     return after

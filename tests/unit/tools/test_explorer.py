@@ -158,7 +158,7 @@ def test_names_that_last_leave_the_program_as_it_is(seed):
     )  # fmt: skip
 
     def after(pass_, module, changed):
-        recorder.after(pass_, module, changed, 0.0)
+        recorder.pass_ended(pass_, module, changed, 0.0)
         texts.append(recorder.text())
         assert ir.to_text(ir.parse(texts[-1])) == ir.to_text(ir.parse(ir.to_text(module)))
 
