@@ -132,14 +132,10 @@ def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
     the others and none waits for work because the thread is busy with another's.
     """
     begin: dict[Node, int] = {}
+    end: dict[Node, int] = {}
     free = [0] * len(program.streams)
     for s, at in order.nodes:
-        earlier = [_end(program, n, begin) for n in order.before.get((s, at), ())]
-        begin[s, at] = free[s] = max([free[s], *earlier])
-        free[s] += isinstance(program.streams[s].instructions[at], Run)
+        begin[s, at] = max([free[s], *(end[node] for node in order.before.get((s, at), ()))])
+        end[s, at] = free[s] = begin[s, at] + isinstance(program.streams[s].instructions[at], Run)
     rank = {node: k for k, node in enumerate(order.nodes)}
     return sorted(order.nodes, key=lambda node: (begin[node], rank[node]))
-
-
-def _end(program: Program, node: Node, begin: dict[Node, int]) -> int:
-    return begin[node] + isinstance(program.streams[node[0]].instructions[node[1]], Run)

@@ -31,15 +31,12 @@ class Inline(ModulePass):
             for ready in _callees_first(name, called):
                 if ready in done:
                     continue
-                done[ready] = ready not in reached_from([ready], called) and _has_one_block(symbols[ready])
+                blocks = symbols[ready].regions[0].blocks
+                done[ready] = ready not in reached_from([ready], called) and len(blocks) == 1
                 for call in ir.walk(symbols[ready], ir.FuncCall):
                     callee = call.callee.value
                     if done.get(callee, False):
                         inline_call(call, symbols[callee])
-
-
-def _has_one_block(f: ir.Func) -> bool:
-    return len(f.regions[0].blocks) == 1
 
 
 def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:

@@ -106,7 +106,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
         for fragment in group
         if "reserved_hbm_bytes" in fragment.attributes
     ]
-    own = _own_sdy_mesh(first)
+    own = first.mesh if first.mesh in sdy_meshes(ir.module_of(first)) else None
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs), own)
     result_attributes = _with_shardings(first, "res_attrs", list(first.results), own)
     if own is not None:
@@ -114,8 +114,7 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
-        i64 = ir.IntegerType.get_signless(64)
-        ir.put(made, "reserved_hbm_bytes", ir.IntegerAttr.get(i64, max(reserved)))
+        ir.put(made, "reserved_hbm_bytes", ir.i64(max(reserved)))
     ir.put_attribute_dicts(made, "arg_attrs", argument_attributes)
     ir.put_attribute_dicts(made, "res_attrs", result_attributes)
     for fragment in group:
@@ -139,11 +138,6 @@ def _with_shardings(
         if sharding is not None:
             of_value["sdy.sharding"] = sharding if own is None else on_sdy_mesh(sharding, own)
     return dicts
-
-
-def _own_sdy_mesh(fragment: ir.Fragment) -> str | None:
-    """The sdy mesh called like the fragment's mesh, if the module has one."""
-    return fragment.mesh if fragment.mesh in sdy_meshes(ir.module_of(fragment)) else None
 
 
 def _repoint_shardings(fragment: ir.Fragment, own: str) -> None:

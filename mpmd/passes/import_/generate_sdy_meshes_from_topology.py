@@ -35,8 +35,9 @@ class GenerateSdyMeshesFromTopology(ModulePass):
         if not distributed:
             return
         topology = distributed[0].topology
-        old = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in _meshes(module)}
-        kept = {name: op for name, op in old.items() if not _has_axes(op)}
+        meshes = [op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)]
+        old = {op.sym_name.value: op for op in meshes}
+        kept = {name: op for name, op in old.items() if not len(ir.sdy.MeshAttr(op.mesh).axes)}
         clashing = [name for name in topology if name in old and name not in kept]
         if clashing:
             diagnostics.error(
@@ -55,14 +56,6 @@ class GenerateSdyMeshesFromTopology(ModulePass):
         _exchange(module, topology, old, kept, pointer.needs_empty)
         if pointer.needs_empty and _EMPTY not in kept:
             distributed[0].topology = ir.TopologyAttr({**topology, _EMPTY: _empty_mesh()})
-
-
-def _meshes(module: ir.Module) -> list[ir.Op]:
-    return [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-
-
-def _has_axes(mesh: ir.Op) -> bool:
-    return '"' in str(mesh.attributes["mesh"])
 
 
 def _empty_mesh() -> ir.Attribute:

@@ -27,9 +27,10 @@ class SimplifyNamedComputations(FunctionPass):
         A dead op still uses its operands, be it around a computation or in one.
         """
         erase_dead_ops(f.body)
-        for barrier in ir.walk(f):
-            if barrier.operation.name == "stablehlo.optimization_barrier" and _is_in_computation(barrier):
-                _drop_forwarded_operands(barrier)
+        for computation in ir.walk(f, ir.NamedComputation):
+            for op in ir.ops(computation.body):
+                if op.operation.name == "stablehlo.optimization_barrier":
+                    _drop_forwarded_operands(op)
         again = True
         while again:
             again = False
@@ -39,10 +40,6 @@ class SimplifyNamedComputations(FunctionPass):
                 if is_dead(op):
                     ir.erase(op)
                     again = True
-
-
-def _is_in_computation(op: ir.Op) -> bool:
-    return isinstance(op.operation.parent.opview, ir.NamedComputation)
 
 
 def _drop_forwarded_operands(barrier: ir.Op) -> None:

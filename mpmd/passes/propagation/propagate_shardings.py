@@ -224,7 +224,7 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
         if not may_go or key not in kept:
             kept[key] = op
             number_of[op] = number
-            ir.put(op, _NUMBER, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number))
+            ir.put(op, _NUMBER, ir.i64(number))
             numbers.append(number)
             continue
         numbers.append(number_of[kept[key]])

@@ -132,7 +132,7 @@ def _concatenated(values: list[ir.Value], group: TransferGroup, producer: ir.Fra
     one = ir.RankedTensorType.get([1, *group.tensor.shape], group.tensor.element_type)
     end, location = ir.at_end(producer.body), producer.location
     parts = [ir.create("stablehlo.reshape", [v], [one], end, location=location).result for v in values]
-    zero = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64, ir.context()), 0)}
+    zero = {"dimension": ir.i64(0)}
     return ir.create("stablehlo.concatenate", parts, [group.joined], end, zero, location).result
 
 

@@ -86,11 +86,10 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
     copies = []
     for user, operand in uses:
         value = returned[ir.result_index(user.inputs[operand])]
-        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), next(numbers))
         copies.append(
             ir.create(
                 "stablehlo.optimization_barrier", [value], [value.type], ir.at_end(maker.body),
-                {START: number}, value.location,
+                {START: ir.i64(next(numbers))}, value.location,
             ).results[0]
         )  # fmt: skip
     maker.returned = returned + copies

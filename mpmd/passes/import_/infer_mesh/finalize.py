@@ -76,7 +76,7 @@ class InferMeshFinalize(ModulePass):
             if ir.comes_before(around, transfer):
                 ir.move_before(transfer, around)
             ir.replace_uses(op.result, transfer.result)
-        elif not _is_in_function(op):
+        elif not isinstance(op.operation.parent.opview, ir.Func):  # transfers cannot be in loops
             return False
         elif value.type.mesh == kind.mesh:
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
@@ -85,11 +85,6 @@ class InferMeshFinalize(ModulePass):
         else:
             return False
         return True
-
-
-def _is_in_function(op: ir.Op) -> bool:
-    """Transfers cannot be in loops."""
-    return isinstance(op.operation.parent.opview, ir.Func)
 
 
 def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
@@ -131,11 +126,8 @@ def _memory_message(f: ir.Func, index: int, kinds: list[str | None]) -> str:
         )
     named = ", ".join(sorted(k for k in kinds if k is not None))
     advice = "Name it once, outside, with the memory kind that all users want."
-    return f"{text}\n  {_name_of(f, index)}: {named}\n  {advice}"
-
-
-def _name_of(f: ir.Func, index: int) -> str:
-    return ir.name_of(f.args[index].location) or f"argument {index}"
+    name = ir.name_of(f.args[index].location) or f"argument {index}"
+    return f"{text}\n  {name}: {named}\n  {advice}"
 
 
 def _rewrite_broadcast(op: ir.Broadcast) -> bool:

@@ -131,10 +131,7 @@ def _parsed(attribute: ir.Attribute) -> MeshSet:
 @functools.lru_cache(maxsize=1 << 14)
 def _attribute(s: MeshSet) -> ir.Attribute:
     entries = [*s.meshes, *([(_ANY_OTHER, s.any_other)] if s.any_other else [])]
-    parts = (
-        f'"{_escaped(mesh)}"' + (f"[{', '.join(_quoted(w) for w in why)}]" if why else "")
-        for mesh, why in entries
-    )
+    parts = (_quoted(mesh) + (f"[{', '.join(map(_quoted, why))}]" if why else "") for mesh, why in entries)
     return ir.Attribute.parse(f"#mpmd.meshes_with_origins<{', '.join(parts)}>", ir.context())
 
 

@@ -66,16 +66,14 @@ class _TransferCheck:
         self._failed.add(op)
         if any(self._has_failed(use.owner, use.operand_number) for r in op.results for use in r.uses):
             return
+        needing = self._explain.uses(op.operands[:1] if isinstance(op, ir.Assign) else op.results)
         blocks = [
             ("The op:", [explain.op_line(op)]),
             (f"It can be on {braces(possible.names)}, from", self._explain.origins(op.operands)),
-            (f"It is needed on {braces(needed.names)}, by", self._needed_by(op)),
+            (f"It is needed on {braces(needed.names)}, by", needing),
         ]
         first = f"Mesh assignment is not possible for op as it {_reason(possible, needed)}."
         self._errors.report(explain.page(first, blocks, op.location, explain.TRANSFER), op.location)
-
-    def _needed_by(self, op: ir.Op) -> list[str]:
-        return self._explain.uses(op.operands[:1] if isinstance(op, ir.Assign) else op.results)
 
     def _has_failed(self, user: ir.Op, index: int) -> bool:
         if isinstance(user, ir.Call):
