@@ -48,7 +48,7 @@ class Pass(abc.ABC):
         options = " ".join(
             f"{f.name.replace('_', '-')}={option_text(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != _default(f)
+            if getattr(self, f.name) != f.default
         )
         return f"{self.name}{{{options}}}" if options else self.name
 
@@ -63,12 +63,6 @@ def passes_in(package: str) -> tuple[type[Pass], ...]:
                 found += [] if inspect.isabstract(kind) else [kind]
         inner += passes_in(name) if is_package else ()
     return (*found, *inner)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def option_text(value: Any) -> str:

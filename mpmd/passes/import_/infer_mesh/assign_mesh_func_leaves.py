@@ -93,7 +93,7 @@ class _Leaves:
     def _mesh_for(self, value: ir.Value, needed: MeshSet) -> str | None:
         """The best mesh where a value can be; None if there is none."""
         key = flow.source_key(value, self._symbols)
-        possible = sets.src_set_of(key)
+        possible = sets.src_set(key)
         if possible is None:
             return needed.best() or self._default
         return possible.best(needed.names)
@@ -168,7 +168,7 @@ class _Leaves:
         f, needs = self._f, Table(USE_SET)
         for i, arg in enumerate(f.args):
             if assigning.is_tensor(arg.type) and ir.is_unused(arg):
-                possible = sets.arg_src_set(f, i)
+                possible = sets.src_set((f, "arg", i))
                 mesh = self._checked(possible, f"unused input {i}", arg.location)
                 entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_IN)
                 needs.cell((f, "arg", i)).put(entry)
@@ -183,7 +183,7 @@ class _Leaves:
             if assigning.is_mesh_tensor(value.type):
                 continue
             key = flow.source_key(value, self._symbols)
-            possible = sets.src_set_of(key)
+            possible = sets.src_set(key)
             mesh = self._checked(possible, f"unused output {i}", f.terminator.location)
             entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_OUT)
             needs.cell((f, "result", i)).put(entry)

@@ -112,7 +112,7 @@ def _place(location: ir.Location) -> str:
 
 def _input_line(f: ir.Func, index: int) -> str:
     name = ir.name_of(f.args[index].location) or f"#{index}"
-    found = sets.arg_src_set(f, index)
+    found = sets.src_set((f, "arg", index))
     return f'Input "{name}": {"any mesh" if found is None else found}'
 
 

@@ -104,9 +104,9 @@ def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
     for i, value in enumerate(list(returned)):
         if assigning.is_mesh_tensor(value.type):
             continue
-        meshes = sets.result_use_set(f, i).names
+        meshes = sets.use_set((f, "result", i)).names
         if not meshes:
-            possible = sets.src_set_of(flow.source_key(value, symbols))
+            possible = sets.src_set(flow.source_key(value, symbols))
             meshes = [(possible.best() if possible else None) or min(f.topology)]
         values = [assigning.assign(value, mesh, ir.at_end(f.body)) for mesh in meshes]
         if len(values) > 1:
@@ -127,7 +127,7 @@ def _assign_args(f: ir.Func) -> None:
         needed: dict[str, list[ir.Assign]] = {}
         for user in ir.users(arg):
             needed.setdefault(user.result.type.mesh, []).append(user)
-        meshes = mesh_order(needed) or sets.arg_use_set(f, i).names[:1] or [min(f.topology)]
+        meshes = mesh_order(needed) or sets.use_set((f, "arg", i)).names[:1] or [min(f.topology)]
         tensor = arg.type
         for number, mesh in enumerate(meshes):
             kind = ir.MeshTensor.get(mesh, tensor)

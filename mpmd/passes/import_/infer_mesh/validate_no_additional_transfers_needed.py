@@ -43,7 +43,6 @@ class _TransferCheck:
         self._explain = Explainer(functions, symbols)
         self._failed: set[sets.Key] = set()
         self._links: set[tuple[ir.Func, int, int]] = set()
-        self._args: dict[ir.Func, list[tuple[MeshSet | None, MeshSet]]] = {}
 
     def function(self, f: ir.Func) -> None:
         """Checks the ops, last first, then the arguments."""
@@ -81,10 +80,11 @@ class _TransferCheck:
         return user in self._failed
 
     def _argument(self, f: ir.Func, index: int) -> None:
-        possible, needed = self._sets_of_args(f)[index]
+        key = (f, "arg", index)
+        possible, needed = sets.src_set(key), sets.use_set(key)
         if possible is None or possible.covers(needed.names):
             return
-        self._failed.add((f, "arg", index))
+        self._failed.add(key)
         arg = f.args[index]
         if any(self._has_failed(use.owner, use.operand_number) for use in arg.uses):
             return
@@ -99,14 +99,6 @@ class _TransferCheck:
         )
         self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
 
-    def _sets_of_args(self, f: ir.Func) -> list[tuple[MeshSet | None, MeshSet]]:
-        if f not in self._args:
-            dicts = ir.attribute_dicts(f, "arg_attrs", len(f.args))
-            self._args[f] = [
-                (sets.read(d.get(sets.SRC_SET)), sets.read(d.get(sets.USE_SET)) or MeshSet()) for d in dicts
-            ]
-        return self._args[f]
-
     def _chain(self, call: ir.Call) -> None:
         """Results that a call passes to the next call of the same function must be needed on its meshes."""
         callee = self._symbols[call.callee_name]
@@ -118,7 +110,7 @@ class _TransferCheck:
 
     def _link(self, f: ir.Func, result: int, arg: int) -> None:
         """Reports that a result and the argument it is passed to are needed on different meshes; once."""
-        returned, taken = sets.result_use_set(f, result), self._sets_of_args(f)[arg][1]
+        returned, taken = sets.use_set((f, "result", result)), sets.use_set((f, "arg", arg))
         link = (f, result, arg)
         if set(returned.names) == set(taken.names) or link in self._links:
             return
