@@ -45,8 +45,8 @@ class InstructionOrder:
     occupancy: tuple[int, ...]
 
 
-def messages(program: Program) -> list[list[Message]]:
-    """Per channel its messages in the order of the sends; unpaired ones are left out."""
+def message_ends(program: Program) -> tuple[list[dict[int, Node]], list[dict[int, Node]]]:
+    """Per channel the first send of each message, and its first receive."""
     sends: list[dict[int, Node]] = [{} for _ in program.channels]
     recvs: list[dict[int, Node]] = [{} for _ in program.channels]
     for s, stream in enumerate(program.streams):
@@ -54,6 +54,12 @@ def messages(program: Program) -> list[list[Message]]:
             if isinstance(op, (Send, Recv)) and 0 <= op.channel < len(program.channels):
                 table = sends if isinstance(op, Send) else recvs
                 table[op.channel].setdefault(op.sequence, (s, at))
+    return sends, recvs
+
+
+def messages(program: Program) -> list[list[Message]]:
+    """Per channel its messages in the order of the sends; unpaired ones are left out."""
+    sends, recvs = message_ends(program)
     return [
         [Message(c, k, node, recvs[c][k]) for k, node in sends[c].items() if k in recvs[c]]
         for c in range(len(program.channels))

@@ -26,7 +26,15 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
-from mpmd.runtime.order import InstructionOrder, Node, linear_order, messages, occupancy, waits_for
+from mpmd.runtime.order import (
+    InstructionOrder,
+    Node,
+    linear_order,
+    message_ends,
+    messages,
+    occupancy,
+    waits_for,
+)
 from mpmd.runtime.program import Program, Stream, instruction_text
 
 
@@ -174,8 +182,7 @@ def message_findings(program: Program) -> list[str]:
     """Every send has one receive, of its type."""
     findings: list[str] = []
     meshes = [stream.mesh for stream in program.streams]
-    sends: list[dict[int, Node]] = [{} for _ in program.channels]
-    recvs: list[dict[int, Node]] = [{} for _ in program.channels]
+    sends, recvs = message_ends(program)
     for s, stream in enumerate(program.streams):
         for at, op in enumerate(stream.instructions):
             if not isinstance(op, (Send, Recv)):
@@ -198,26 +205,19 @@ def message_findings(program: Program) -> list[str]:
                     findings.append(
                         f"{where()}: {_buffer(stream, op.buffer)} is {here}, the message is {there}"
                     )
-            table = (sends if isinstance(op, Send) else recvs)[op.channel]
-            if op.sequence in table:
-                first = table[op.sequence]
+            first = (sends if isinstance(op, Send) else recvs)[op.channel][op.sequence]
+            if first != (s, at):
                 findings.append(
                     f"{where()}: message {op.sequence} was used at {meshes[first[0]]}[{first[1]}]"
                 )
-            table.setdefault(op.sequence, (s, at))
     for number, channel in enumerate(program.channels):
-        findings += _pairing_findings(program, sends[number], recvs[number])
+        for (s, at), text in (
+            *((node, "no receive takes") for k, node in sends[number].items() if k not in recvs[number]),
+            *((node, "nothing sends") for k, node in recvs[number].items() if k not in sends[number]),
+        ):
+            findings.append(f"{_place(program.streams[s], at)}: {text} this message")
         if {channel.source, channel.target} - set(meshes) or channel.source == channel.target:
             findings.append(f"channel {number} goes from {channel.source} to {channel.target}")
-    return findings
-
-
-def _pairing_findings(program: Program, sent: dict[int, Node], received: dict[int, Node]) -> list[str]:
-    def where(node: Node) -> str:
-        return _place(program.streams[node[0]], node[1])
-
-    findings = [f"{where(n)}: no receive takes this message" for k, n in sent.items() if k not in received]
-    findings += [f"{where(n)}: nothing sends this message" for k, n in received.items() if k not in sent]
     return findings
 
 
