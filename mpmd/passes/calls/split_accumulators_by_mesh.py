@@ -145,9 +145,7 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
             more.append(rebuilt[carried][i] if carried in rebuilt else zeros(carried.type, site))
         types = [r.type for r in site.results] + [site.operands[acc.arg].type for acc, _ in extra]
         made = ir.rebuild(site, [*site.operands, *more], types)
-        for old, new in zip(site.results, made.results):
-            ir.replace_uses(old, new)
-        ir.erase(site)
+        ir.replace(site, list(made.results)[: len(site.results)])
         fresh = iter(list(made.results)[-len(extra) :])
         for acc in found:
             rebuilt[made.results[acc.result]] = [next(fresh) for _ in acc.others]

@@ -133,6 +133,26 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
         ir.replace_uses(op.result, result)
 
 
+def use_known(op: ir.Assign, value: ir.Value) -> bool:
+    """Replaces an assign of a mesh tensor by that, or a transfer of it in a block around, if there is one."""
+    kind = op.result.type
+    if value.type == kind:
+        ir.replace_uses(op.result, value)
+        return True
+    for user in ir.users(value):
+        if isinstance(user, ir.Transfer) and user.result.type == kind:
+            around: ir.Op | None = op
+            while around is not None and around.operation.block != user.operation.block:
+                parent = around.operation.parent
+                around = None if parent is None or parent.name == "func.func" else parent.opview
+            if around is not None:
+                if ir.comes_before(around, user):
+                    ir.move_before(user, around)
+                ir.replace_uses(op.result, user.result)
+                return True
+    return False
+
+
 def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
     """Ops of one block, in their order there."""
 

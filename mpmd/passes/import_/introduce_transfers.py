@@ -85,29 +85,15 @@ def _transfer(op: ir.Assign) -> bool:
     source = ir.producer(op.tensor)
     if not isinstance(source, ir.Unassign):
         return False
-    value, kind = source.tensor, op.result.type
-    existing = None if value.type == kind else _transfer_to(value, kind, op)
-    others = assigning.cross_mesh_assigns(source)
-    if value.type == kind:
-        ir.replace_uses(op.result, value)
-    elif existing is not None:
-        if ir.comes_before(op, existing):
-            ir.move_before(existing, op)
-        ir.replace_uses(op.result, existing.result)
-    elif len(others) < 2:
-        ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
+    value, others = source.tensor, assigning.cross_mesh_assigns(source)
+    if assigning.use_known(op, value):
+        return True
+    if len(others) < 2:
+        made = ir.make_transfer(value, op.result.type, ir.before(op), op.location)
+        ir.replace_uses(op.result, made.result)
     else:
         assigning.chain_transfers(value, others)
     return True
-
-
-def _transfer_to(value: ir.Value, kind: ir.Type, op: ir.Op) -> ir.Transfer | None:
-    """A transfer of `value` to `kind` in the block of `op`; the newest if there are several."""
-    block = op.operation.block
-    for user in ir.users(value):
-        if isinstance(user, ir.Transfer) and user.result.type == kind and user.operation.block == block:
-            return user
-    return None
 
 
 def _is_sum_of_unassigns(op: ir.Op) -> bool:

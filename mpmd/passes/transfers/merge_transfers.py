@@ -113,13 +113,10 @@ def _join_in_producer(
     producer.returned = returned
     made: ir.Fragment = ir.rebuild(producer, list(producer.inputs), types)
     _extend(made, "res_attrs", "out_shardings", len(groups))
-    old_results = list(producer.results)
     rebuilt(producer, made)
-    for old, new in zip(old_results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(producer)
+    ir.replace(producer, list(made.results)[: -len(groups)])
     arrived = []
-    for group, result in zip(groups, list(made.results)[len(old_results) :]):
+    for group, result in zip(groups, list(made.results)[-len(groups) :]):
         mesh = group.transfers[0].result.type.mesh
         target = ir.MeshTensor.get(mesh, group.joined, memory_kind=group.target_kind)
         transfer = ir.make_transfer(result, target, ir.after(made))

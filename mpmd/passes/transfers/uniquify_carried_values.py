@@ -95,8 +95,6 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
     maker.returned = returned + copies
     types = [r.type for r in maker.results]
     made = ir.rebuild(maker, list(maker.inputs), types + [user.inputs[i].type for user, i in uses])
-    for old, new in zip(maker.results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(maker)
+    ir.replace(maker, list(made.results)[: len(types)])
     for (user, operand), result in zip(uses, list(made.results)[len(types) :], strict=True):
         ir.set_operand(user, operand, result)

@@ -68,36 +68,17 @@ class InferMeshFinalize(ModulePass):
             return False
         value, kind = source.tensor, op.result.type
         of_argument = is_entry and ir.producer(value) is None
-        existing = None if value.type == kind else _transfer_around(value, kind, op)
-        if value.type == kind:
-            ir.replace_uses(op.result, value)
-        elif existing is not None:
-            transfer, around = existing
-            if ir.comes_before(around, transfer):
-                ir.move_before(transfer, around)
-            ir.replace_uses(op.result, transfer.result)
-        elif not isinstance(op.operation.parent.opview, ir.Func):  # transfers cannot be in loops
+        if assigning.use_known(op, value):
+            return True
+        if not isinstance(op.operation.parent.opview, ir.Func):  # transfers cannot be in loops
             return False
-        elif value.type.mesh == kind.mesh:
+        if value.type.mesh == kind.mesh:
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
         elif of_argument or self.infer_transfers:
             assigning.chain_transfers(value, assigning.cross_mesh_assigns(source))
         else:
             return False
         return True
-
-
-def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
-    """A transfer of `value` to `kind` in a block around `op`, and the op of that block that contains `op`."""
-    for user in ir.users(value):
-        if isinstance(user, ir.Transfer) and user.result.type == kind:
-            around: ir.Op | None = op
-            while around is not None and around.operation.block != user.operation.block:
-                parent = around.operation.parent
-                around = None if parent is None or parent.name == "func.func" else parent.opview
-            if around is not None:
-                return user, around
-    return None
 
 
 def _assign_args(f: ir.Func) -> bool:
