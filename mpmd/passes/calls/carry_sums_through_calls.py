@@ -58,8 +58,8 @@ def _sums(f: ir.Func) -> list[_Sum]:
             if call is None:
                 continue
             result, result_of_rest = ir.result_index(term), _call_behind(rest)
-            before = by_last_add.get(rest)
-            if before is not None and len(ir.users(rest)) == 1 and _continues(before, call, result):
+            before = by_last_add.get(rest) if len(ir.users(rest)) == 1 else None
+            if before and before.result == result and ir.comes_before(before.calls[-1], call):
                 del by_last_add[rest]
                 longer = _Sum(result, (*before.calls, call), (*before.adds, add), before.start)
             elif result_of_rest is None:
@@ -77,10 +77,6 @@ def _call_behind(value: ir.Value) -> ir.Call | None:
     """The call that defines a value which has one use."""
     op = ir.producer(value)
     return op if isinstance(op, ir.Call) and len(ir.users(value)) == 1 else None
-
-
-def _continues(before: _Sum, call: ir.Call, result: int) -> bool:
-    return before.result == result and ir.comes_before(before.calls[-1], call)
 
 
 def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:

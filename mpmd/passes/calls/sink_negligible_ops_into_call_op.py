@@ -8,6 +8,8 @@ from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_f
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.import_.insert_nameless_clone_of_negligible_ops import is_negligible
 
+_TOKEN = "stablehlo.create_token"
+
 
 class SinkNegligibleOpsIntoCallOp(ModulePass):
     """Computes in a callee operands of all its calls that cost nothing to compute.
@@ -46,8 +48,8 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     for i in range(len(f.args)):
         values = {call.operands[i] for call in calls}
         source = ir.producer(values.pop()) if len(values) == 1 else None
-        if source is not None and _can_sink(source):
-            sunk[i] = source
+        if source is not None and (is_negligible(source) or source.operation.name == _TOKEN):
+            sunk[i] = source  # copying it into each call costs and changes nothing
     if not sunk:
         return False
     where = ir.before(f.body.operations[0])
@@ -57,8 +59,3 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     for call in calls:
         drop_from_call(call, sunk)
     return True
-
-
-def _can_sink(op: ir.Op) -> bool:
-    """Whether copying it into each call costs and changes nothing."""
-    return is_negligible(op) or op.operation.name == "stablehlo.create_token"

@@ -53,7 +53,8 @@ class SplitBwdFragments(FunctionPass):
         """Whether a value is transferred, or used by backward work of another stage of the mesh."""
         for user in ir.users(value):
             if isinstance(user, ir.Transfer):
-                if not self.between_stages or any(map(_is_of_a_microbatch, ir.users(user))):
+                readers = [op for op in ir.users(user) if isinstance(op, ir.Fragment)]
+                if not self.between_stages or any(op.call_counter is not None for op in readers):
                     return True
             elif (
                 self.between_stages
@@ -63,7 +64,3 @@ class SplitBwdFragments(FunctionPass):
             ):
                 return True
         return False
-
-
-def _is_of_a_microbatch(op: ir.Op) -> bool:
-    return isinstance(op, ir.Fragment) and op.call_counter is not None

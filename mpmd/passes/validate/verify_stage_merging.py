@@ -33,16 +33,13 @@ class VerifyStageMerging(FunctionPass):
                 continue
             if _has_mixed_counts(fragment):
                 continue
-            same = seen.setdefault(_key(fragment), {})
+            count, half = _count(fragment), _split(fragment)
+            same = seen.setdefault((fragment.mesh, fragment.stage, count, half, fragment.is_remat), {})
             earlier = _match(fragment.call_counter, same)
             if earlier is None:
                 same[fragment.call_counter] = fragment
             else:
                 diagnostics.error(_conflict(f, earlier, fragment), fragment.location)
-
-
-def _key(fragment: ir.Fragment) -> _Key:
-    return (fragment.mesh, fragment.stage, _count(fragment), _split(fragment), fragment.is_remat)
 
 
 def _count(fragment: ir.Fragment) -> int | None:
