@@ -44,7 +44,7 @@ def vector_loop(
     vectors of one round and the carried values, and returns the next ones; the tail is one masked vector
     where masks are cheap, single elements elsewhere.
 
-    Unrolled vectors come from the last round to the first if they go `backwards`, which asks for `low` 0 and
+    Unrolled vectors come from the last round to the first if they go `backwards`, which requires `low` 0 and
     `high` the extent.
     """
     values = list(carried)
@@ -70,7 +70,7 @@ def vector_loop(
     if not f.target.mask_registers:
         rounds(f.imax(low, full), high, 1, 1)
         return values
-    # at most one round, and only for whoever has the end of the dim
+    # at most one round, and only in the thread that has the end of the dim
     with f.loop(f.imax(low, full), high, lanes, carried=values) as loop:
         left = f.splat(f.index(extent - full), lanes)
         mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
